@@ -1,6 +1,7 @@
-"""The agent of a node: watches, reports, obeys. `python -m agents.agent ...`, a child of the shim.
+"""The node agent: watches the node's processes, reports them, and moves what runs towards what is desired.
 
-It may be killed at any moment: all that it knows is read again from the shim, the ranks' files and the etcd.
+Runs as `python -m agents.agent ...`, a child of the shim. It may be killed at any moment, because it reads all its
+state again from the shim, the ranks' files and etcd.
 """
 
 from __future__ import annotations
@@ -52,25 +53,26 @@ from supervisor.wire.version import version
 log = logging.getLogger("agents.agent")
 
 POLL_S = 0.1
-"""How often the ranks' files are looked at: a stat each, and milestones must not wait long."""
+"""Seconds between two looks at the ranks' files: each costs a stat, and milestones must not wait long."""
 HEALTH_S = 5.0
 READ_AGAIN_S = 1.0
-"""How long a start that is wanted no more, as etcd says, waits for the watch to say so too, before etcd is asked again."""
+"""Seconds that a start which etcd no longer wants waits for the watch to report the same, before it asks etcd again."""
 WARM_PATIENCE_S = 25.0
-"""How long a start waits for a warm process that is importing (4 to 8 s, 25 s on a busy machine): a cold start would
-import the same beside it, and take as long."""
+"""Seconds that a start waits for a warm process that is importing. The import takes 4 to 8 s, and 25 s on a busy
+machine. A cold start would import the same beside it and take as long."""
 
 TERM_PATIENCE_S = 0.5
-"""A scheduler sends TERM to all of a job at once: whether the shim ends too it says in a moment. Until then we cannot tell
-that from our own upgrade; if it does, we stay to report how the trainers end."""
+"""Seconds after TERM in which the shim reports that it ends too. A scheduler sends TERM to every process of a job at
+once. Without the shim's report this is an upgrade of the agent; with it, the agent stays to report how the trainers
+end."""
 CLEAN_WITHIN_S = 10.0
-"""How long the end of a rank that says nothing wrong waits for its files: without its word that it is finished it is a failure."""
+"""Seconds that an exit with code 0 waits for the rank's files: without its note that it is finished it is a failure."""
 LONGEST_TURN_S = 0.5
-"""Of the time between two turns no more than this counts against anybody: the agent itself may have been frozen."""
+"""The most seconds between two turns that count against a process: the agent itself may have been frozen."""
 
 
 class Agent:
-    """One node's."""
+    """Runs one node's agent until TERM, or until the shim is gone."""
 
     def __init__(self, settings: Settings, shim: ShimClient) -> None:
         self._settings = settings
@@ -86,11 +88,11 @@ class Agent:
         self._told_to_end: float | None = None
         self._shim_stops = False
         self._terms: dict[str, float] = {}
-        """When TERM was sent; KILL follows after the grace."""
+        """When TERM was sent to each process; KILL follows after the grace."""
         self._killed: set[str] = set()
         self._starts = Starts(self._wake.set)
         self._not_ours: tuple[str, ...] = ()
-        """What is wanted here of another allocation, and is not started."""
+        """Sentences on trainers of another allocation that are desired here and not started."""
         self._awake = AwakeClock(LONGEST_TURN_S)
         self._files, self._last_words = Aside("files"), Aside("last words")
         self._looks = Looks(self._view, self._files, settings.node_folder)
@@ -101,11 +103,11 @@ class Agent:
         self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
         self._commands: dict[str, RankCommands] = {}
         self._read: tuple[int, Wanted] = (0, Wanted())
-        """What was wanted, as it was read after the report of this ticket."""
+        """The desired records as they were read after the report with this ticket."""
         self._news = asyncio.Event()
-        """Set, and replaced, when the wishes changed or were read anew."""
+        """Set, and replaced, when the desired records changed or were read again."""
         self._early_exits: dict[str, ProcessRecord] = {}
-        """Ends that were told before the answer to the spawn request."""
+        """Exits that the shim reported before it answered the spawn request."""
         self._reported_exits: set[str] = set()
         self._last_report: tuple[object, float] = (None, float("-inf"))
         self._last_health: tuple[object, float] = (None, float("-inf"))
@@ -185,7 +187,8 @@ class Agent:
             await self._close()
 
     def _adopt(self, record: ProcessRecord) -> None:
-        """Take over what the shim lists. (pid, start_ticks) is who it is: a process that got its number is not it."""
+        """Takes over a process of the shim's list, known by (pid, start_ticks): another process may have got its
+        pid."""
         stat = process.stat_of(record.pid)
         if not record.exited and stat is not None and stat.start_ticks != record.start_ticks:
             log.warning("%s has ended: pid %d is another process now", record.name, record.pid)
@@ -210,7 +213,7 @@ class Agent:
         if self._ends:
             await asyncio.wait(self._ends)
         self._report(self._loop.time())
-        # with processes running this is only a change of agents: the next one takes the registration over
+        # while processes run, this is only a change of agents: the next one takes over the registration
         self._reporter.stop(give_back=not self._view.running())
         await asyncio.to_thread(self._reporter.join, 5.0)
 
@@ -235,12 +238,13 @@ class Agent:
             task.add_done_callback(self._ends.discard)
 
     async def _ended(self, record: ProcessRecord) -> None:
-        # not behind what is written for a start, which takes long on a slow disk: what is not read now is never told
+        # not in line behind the writes of a start, which are slow on a slow disk: what is not read now is never
+        # reported
         patience_s = CLEAN_WITHIN_S if record.exit_code == 0 else ANSWERS_WITHIN_S
         end, last = exits.unread(record, f"{self._settings.node_folder} does not answer"), None
         try:
             end, last = await self._last_words.within(patience_s, partial(self._view.last_words, record)) or (end, last)
-        except Exception:  # whatever it is: an end that is never told would leave its group waiting for ever
+        except Exception:  # whatever it is: an exit that is never reported would leave its group waiting forever
             log.exception("what %s left behind cannot be read", record.name, extra=about(record.name))
             end = exits.unread(record, "")
         if self._view.put(record, end, last):
@@ -271,7 +275,7 @@ class Agent:
         self._wake.set()
 
     def _on_trips(self, trips: Mapping[str, float]) -> None:
-        self._view.trips |= trips  # told with the next regular report
+        self._view.trips |= trips  # reported with the next regular report
 
     def _on_term(self) -> None:
         if self._told_to_end is None:
@@ -318,13 +322,13 @@ class Agent:
         self._wake.set()
 
     def _on_second(self, sentence: str) -> None:
-        """Whoever started the shim reads the shim's words, and seldom our log."""
+        """Has the shim print the sentence: people read the shim's output, and seldom the agent's log."""
         task = asyncio.create_task(self._say(sentence))
         self._words.add(task)
         task.add_done_callback(self._words.discard)
 
     async def _say(self, sentence: str) -> None:
-        with contextlib.suppress(ShimRefused, ShimLost):  # one of an older version; and without a shim we end
+        with contextlib.suppress(ShimRefused, ShimLost):  # an older shim refuses it; without a shim the agent ends
             await self._shim.ask("say", text=sentence)
 
     def _on_read(self, answer: tuple[int, Wanted]) -> None:
@@ -377,11 +381,11 @@ class Agent:
                 if self._view.gates.get(_way(desired)) != (desired.gate, desired.gate_node):
                     await self._forward(desired)
             case Start() if self._warm == "starting" and now - self._warm_since < WARM_PATIENCE_S:
-                pass  # looked at again in the next turn
+                pass  # the next turn tries again
             case Start(desired, ranks):
                 self._starts.begin(_way(desired), self._start(desired, ranks), now)
             case NotOurs():
-                pass  # it is in our report
+                pass  # the health report has it
             case StartLighthouse(light):
                 request = launch.lighthouse_request(self._settings, light)
                 self._starts.begin(request["name"], self._spawn(request), now)
@@ -393,7 +397,7 @@ class Agent:
         self._not_ours = not_ours
 
     def _nothing_written(self) -> bool:
-        """Whether the disk that the ranks tell their progress on cannot be used."""
+        """Returns true if the disk that holds the ranks' progress records cannot be used."""
         own = str(self._settings.node_folder)
         return any(fact.kind in UNUSABLE and fact.subject == own for fact in self._known_facts)
 
@@ -401,7 +405,7 @@ class Agent:
         return {_way(trainer): trainer.hang for node in self._wanted.by_run.values() for trainer in node.trainers}
 
     def _stops_of_our_own(self, awake: float) -> list[Stop]:
-        """What nobody has to order: a frozen gate, and trainers that nobody can reach any more."""
+        """Returns the agent's own stops: frozen gates, and trainers that neither etcd nor a gate reaches."""
         frozen = [
             Stop(name, f"the gate is frozen: it has not touched its file for {still_s:.1f} s", at_once=True)
             for name, still_s in self._frozen.look(
@@ -494,8 +498,8 @@ class Agent:
         self._wake.set()
 
     async def _may_begin(self, desired: TrainerDesired) -> bool:
-        """Once the announced ranks and our registration are in the etcd: whether it is wanted even then. The watch may be
-        late, and the supervisor may have given up this node."""
+        """Returns true if the generation is still desired after etcd holds the announced ranks and the registration.
+        The watch may be late, and the supervisor may have given up this node."""
         ticket = self._report(self._loop.time(), then_read=True)
         await self._until(lambda: self._read[0] >= ticket or not self._wanted.has(desired))
         if self._read[0] >= ticket and self._read[1].has(desired) and self._wanted.has(desired):

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from agents import process
 
-process.hold_notice()  # before what takes long to import: the scheduler may speak before the shim can hear
+process.hold_notice()  # before the slow imports: the scheduler's notice may come before the shim can hear it
 
 import typer  # noqa: E402
 
@@ -76,7 +76,7 @@ def run(
         process.say(problem)
         raise typer.Exit(1)
     for name in (process.SHIM_PID, process.NODE_DIR):
-        os.environ.pop(name, None)  # submitted from within another node: its next shim would take us for a leftover
+        os.environ.pop(name, None)  # when submitted from another node, its next shim would take us for a leftover
     # a fresh image without typer: the shim lives as long as the node
     os.execv(sys.executable, [sys.executable, "-m", "agents.shim", *settings.arguments()])
 
@@ -101,7 +101,7 @@ def check(
 ) -> None:
     """Check this machine's devices, memory, disk and network. Devices are checked for right results too. Exits 0 if no check failed,
     1 if one failed or could not be made."""
-    # only here: a node that starts must become the shim at once, and grpc takes longer to import than all else
+    # imported only here: a node must become the shim at once, and grpc takes longer to import than all the rest
     from agents.checks import hand
     from supervisor.ports.errors import PortError
     from supervisor.wire.printer import Printer, print_line
@@ -117,7 +117,7 @@ def check(
     except PortError as error:
         process.say(str(error))
         raise typer.Exit(1) from None
-    except (SecurityError, ValueError) as error:  # NoSuchNode is one, and so is an endpoint that is none
+    except (SecurityError, ValueError) as error:  # NoSuchNode is one, and so is a malformed endpoint
         process.say(str(error))
         raise typer.Exit(2) from None
     if as_json:
@@ -128,20 +128,20 @@ def check(
 
 
 def _resolved(settings: Settings) -> Settings:
-    """Put an address of this machine in the place of `auto`. Exits 1 with a sentence when there is none."""
+    """Replaces `auto` by an address of this machine. Prints the reason and exits 1 when there is none."""
     if not settings.etcd:
         return settings
     try:
         return replace(settings, address=addresses.told(settings.address, settings.etcd[0]))
     except ValueError:
-        return replace(settings, address="127.0.0.1")  # Settings.problem names what is no endpoint
+        return replace(settings, address="127.0.0.1")  # Settings.problem reports the malformed endpoint
     except OSError as error:
         process.say(str(error))
         raise typer.Exit(1) from None
 
 
 def _wrong_environment() -> str | None:
-    # the agent looks too, but the shim would start that again and again
+    # the agent checks this too, but there the shim would start it again and again
     try:
         failpoints.armed()
         logged.wanted()

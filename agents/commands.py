@@ -1,4 +1,4 @@
-"""Commands to a running rank over its `command.sock`: said when something changes, again until it is answered."""
+"""Sends commands to a running rank over its `command.sock` when something changes, until each is answered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGAIN_S = 0.5
 
 
 async def ask(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """One request, one answer. OSError when the rank does not listen or does not answer in time."""
+    """Sends one request and returns its answer. Raises OSError when the rank does not listen, refuses or is late."""
     connected = sockets.connect(folder / "command.sock", timeout_s=1.0)
     connected.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=connected)
@@ -43,7 +43,7 @@ async def ask(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 
 class RankCommands:
-    """What one rank has been told so far. What it was launched with counts as told."""
+    """Keeps what one rank has been sent so far, and sends the rest. Its launch settings count as sent."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,7 +57,7 @@ class RankCommands:
         self._next_try = 0.0
 
     def update(self, desired: TrainerDesired, progress: ProgressFile, now: float) -> None:
-        """Send what is not told yet, one command at a time."""
+        """Sends the next command that the rank does not have yet, one at a time."""
         if self._task is not None and not self._task.done():
             return
         if progress.newest is None or now < self._next_try:

@@ -1,4 +1,4 @@
-"""When a node that reaches neither etcd nor the gate stops its trainers. No I/O but its one file."""
+"""Decides when a node that reaches neither etcd nor the gate stops its trainers. Its only I/O is one file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ log = logging.getLogger(__name__)
 
 
 class CutOff:
-    """The policy of each generation here, and for how long both ways out have been closed to it.
+    """Holds each generation's policy, and for how long both its ways out have been closed.
 
-    The policies are kept in a file: an agent that is started while etcd is away must know them.
+    A file keeps the policies, because an agent that starts while etcd is away must know them.
     """
 
     def __init__(self, path: Path, write: Callable[[Callable[[], None]], object] = lambda work: work()) -> None:
-        """`write` has what writes the file done, in order: its disk may stall."""
+        """`write` runs the writes of the file in order, because its disk may stall."""
         self._path, self._write = path, write
         self._limits: dict[str, float] = _read(path)
         self._lease_lost_at: float | None = None
@@ -28,7 +28,7 @@ class CutOff:
         self._stopped: dict[str, str] = {}
 
     def wanted(self, trainers: Iterable[TrainerDesired]) -> None:
-        """Take the policies out of what is desired; one that is no longer desired keeps its own while it runs."""
+        """Takes the policies from what is desired. A generation no longer desired keeps its own while it runs."""
         limits = {way: limit for way, limit in self._limits.items() if way in self._gate_lost_at}
         limits |= {f"{each.run}.{each.group}.{each.generation}": each.cut_off_stop_s for each in trainers}
         if limits != self._limits:
@@ -38,8 +38,8 @@ class CutOff:
     def look(
         self, running: Collection[str], lease_held: bool, reaches: Mapping[str, bool], now: float
     ) -> Mapping[str, str]:
-        """By generation that is to be stopped: why. `running` and `reaches` are by generation, `now` is a clock that
-        runs only while somebody looks. What is not known of the gate counts as reached."""
+        """Returns the reason for each generation that must stop. `running` and `reaches` are by generation; `now` is by
+        a clock that runs only while its owner looks. A gate of unknown state counts as reached."""
         self._lease_lost_at = None if lease_held else _earlier(self._lease_lost_at, now)
         self._gate_lost_at = {
             way: _earlier(self._gate_lost_at.get(way), now) if reaches.get(way) is False else None for way in running
@@ -52,7 +52,7 @@ class CutOff:
                 self._stopped[way] = (
                     f"neither etcd nor the gate was reached for {out_s:.1f} s: policy.cut_off_stop_s is {limit:g}"
                 )
-        # once begun it is carried through: a rank that was told to end is of no use to its group
+        # once begun, the stop is completed: a rank that was asked to end is of no use to its group
         self._stopped = {way: why for way, why in self._stopped.items() if way in self._gate_lost_at}
         return self._stopped
 

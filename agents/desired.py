@@ -1,4 +1,4 @@
-"""What the leader wants of this node: a thread that follows the node's desired records."""
+"""Follows the node's desired records, which the leader writes, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """By run. A run is missing here as long as nobody knows what is wanted of it: an etcd that was wiped says nothing
-    of anybody, and no training is stopped for that. Where nothing is to run any more, the record says so."""
+    """The desired records by run. A run is missing while its record is unknown: a wiped etcd says nothing of any run,
+    and no training stops for that. A run that must no longer run here has a record that says so."""
 
     by_run: Mapping[str, NodeDesired] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
     def has(self, desired: TrainerDesired) -> bool:
-        """Whether this generation is wanted here."""
+        """Returns true if this generation is desired here."""
         node, way = self.by_run.get(desired.run), (desired.group, desired.generation)
         return node is not None and any((trainer.group, trainer.generation) == way for trainer in node.trainers)
 
 
 def anew(store: Store, node: str) -> Wanted:
-    """What is wanted of this node by now: a watch may tell that late. Raises PortError."""
+    """Reads what is desired of this node now, because a watch may be late. Raises PortError."""
     desired, snapshot = Desired(node), store.list(keys.desired(node, ""))
     desired.take(Changes(snapshot.revision, snapshot.items, reset=True))
     return desired.wanted(set())
 
 
 class Desired:
-    """The newest that could be read, kept up from changes. Not thread-safe."""
+    """Keeps the newest readable records up to date from changes. Not thread-safe."""
 
     def __init__(self, node: str) -> None:
         self._prefix = keys.desired(node, "")
@@ -45,7 +45,7 @@ class Desired:
         self._problems: dict[str, str] = {}
 
     def take(self, changes: Changes) -> None:
-        """A record that cannot be read leaves the run as it was, and is reported."""
+        """Applies changes. A record that cannot be read leaves its run as it was, and is reported."""
         if changes.reset:
             kept = {item.key for item in changes.puts}
             for run in [run for run in self._by_run if self._prefix + run not in kept]:
@@ -82,7 +82,7 @@ class Desired:
 
 
 class DesiredWatch(EtcdThread):
-    """Calls `changed` (in this thread) at every change, for as long as it lives; etcd being away changes nothing."""
+    """Calls `changed` from this thread at every change, as long as it lives. While etcd is away nothing changes."""
 
     def __init__(
         self,

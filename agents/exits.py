@@ -1,4 +1,4 @@
-"""How a process ended, from what it left behind."""
+"""Reads how a process ended from the files that it left."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MESSAGE_BYTES = 2048
 TRACE_BYTES = 2048
 
 LOG_BYTES = 65536
-"""Of the log's end, looked through: Python's handler of fatal signals writes the stacks of all threads after the error."""
+"""Bytes of the log's end to search. Python's handler of fatal signals writes all threads' stacks after the error."""
 
 MODULES = b"Extension modules: "
-"""Begins the last line that this handler writes: kilobytes of names."""
+"""The start of the last line of Python's fatal signal handler, which holds kilobytes of names."""
 
 UNCAUGHT = 1
-"""Exit code of a Python program that an exception has ended."""
+"""Exit code of a Python program that an exception ended."""
 
 
 def decode(record: ProcessRecord, log_name: str = OUTPUT) -> ExitObserved:
-    """Read the error file and the end of the log in the process's folder; a missing or broken one is an empty text."""
+    """Reads the error file and the end of the log in the process's folder. A missing or broken file counts as empty."""
     folder = Path(record.folder)
-    # a person reads all of it in a terminal, in `supervisor explain`
+    # `supervisor explain` prints all of it in a terminal
     message, trace = map(errors.printable, _error_file(folder / "error.json"))
     log = errors.printable(_end_of(folder / log_name).decode(errors="replace"))
     raised = ""
@@ -52,7 +52,7 @@ def decode(record: ProcessRecord, log_name: str = OUTPUT) -> ExitObserved:
 
 
 def unread(record: ProcessRecord, disk: str) -> ExitObserved:
-    """What is known without its files. `disk`: why they cannot be read."""
+    """Returns what is known without the process's files. `disk`: why they cannot be read."""
     return ExitObserved(
         exit_code=record.exit_code,
         signal=record.signal,
@@ -65,15 +65,15 @@ def unread(record: ProcessRecord, disk: str) -> ExitObserved:
 
 
 def how(record: ProcessRecord) -> str:
-    """One word for metrics: clean, peers_gone, error or signal."""
+    """Returns one word for metrics: clean, peers_gone, error or signal."""
     if record.signal is not None:
         return "signal"
     return {0: "clean", PEERS_GONE: "peers_gone"}.get(record.exit_code if record.exit_code is not None else -1, "error")
 
 
 def _error_file(path: Path) -> tuple[str, str]:
-    """Message and traceback. torchelastic writes {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}, or a
-    plain string as message."""
+    """Returns message and traceback. torchelastic writes {"message": {"message": ..., "extraInfo": {"py_callstack":
+    ...}}}, or a plain string as message."""
     try:
         message: Any = json.loads(path.read_bytes())["message"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -86,7 +86,7 @@ def _error_file(path: Path) -> tuple[str, str]:
 
 
 def _end_of(path: Path) -> bytes:
-    """At most the last LOG_BYTES, without the list of extension modules."""
+    """Returns at most the last LOG_BYTES, without the list of extension modules."""
     try:
         end = _last_bytes(path, LOG_BYTES)
         if len(end) < LOG_BYTES and (older := rotated.parts(path)):
@@ -103,7 +103,7 @@ def _last_bytes(path: Path, most: int) -> bytes:
 
 
 def _newest_lines(trace: str) -> str:
-    """The end of a traceback: whole lines, at most TRACE_BYTES."""
+    """Returns the end of a traceback: whole lines, at most TRACE_BYTES."""
     text = trace.strip("\n").encode(errors="replace")
     if len(text) <= TRACE_BYTES:
         return text.decode(errors="replace")
@@ -112,5 +112,5 @@ def _newest_lines(trace: str) -> str:
 
 
 def _cut(text: bytes) -> str:
-    """As text; a character cut in two is dropped, any other byte that is none is shown as `?` (so never more bytes)."""
+    """Returns the bytes as text that is no longer than they are: each broken or cut character becomes one `?`."""
     return text.decode("utf-8", errors="replace").replace("\ufffd", "?").strip()

@@ -1,4 +1,4 @@
-"""The node's Prometheus metrics: its own, and those of its groups and ranks."""
+"""Exports a node's Prometheus metrics: the node's own, and those of its groups and ranks."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ _OF_GROUP = {
 _OF_RANK = {"trainer_tokens_per_second": "tokens_per_s", "trainer_mfu_ratio": "mfu"}
 
 STEPS, AT_LEAST_S = 3.0, 10.0
-"""A rank that takes longer for a step than so many of its own, and than so many seconds, has no throughput now: it hangs, waits,
-evaluates or saves."""
+"""A rank whose step takes longer than STEPS of its own and than AT_LEAST_S seconds has no throughput now. It hangs,
+waits, evaluates or saves."""
 
 JUST_STARTED = 2
-"""A process that is first heard of within so many steps, committed or not, is counted from its start: the most that it did is its start."""
+"""Steps, committed or failed, within which a process that is first heard of is counted from its start."""
 
 _COUNTED = {"trainer_commits_total": "commits", "trainer_failed_commits_total": "failed_commits"}
 
 
 class Exporter:
-    """Sets the metrics of the catalogue from what the agent knows."""
+    """Sets the metrics of the catalogue from the agent's state."""
 
     def __init__(self, node: str, version: str = "", metrics: Metrics | None = None) -> None:
-        """`metrics`: where several nodes' are told together, in the benchmark."""
+        """`metrics`: a registry that several nodes share, in the benchmark."""
         self._node = node
         self._metrics = metrics if metrics is not None else Metrics()
         self._metrics.gauge("agent_info", node=node, version=version).set(1)
-        for name, values in _FROM_0.items():  # that the first one is seen as an increase
+        for name, values in _FROM_0.items():  # so that the first one shows as an increase
             for chosen in itertools.product(*values.values()):
                 self._metrics.counter(name, node=node, **dict(zip(values, chosen, strict=True)))
         self._newest: dict[str, Progress] = {}
-        """By process."""
+        """The newest progress record of each process."""
         self._stepped: dict[str, float] = {}
-        """By process, when its newest step was first heard of, by time.monotonic()."""
+        """When each process's newest step was first heard of, by time.monotonic()."""
         self._standing = Standing()
         self._gates: set[str] = set()
 
     def serve(self, address: str, port: int, security: Security) -> int:
-        """Listen, with TLS if there are certificates; returns the port. OSError when it is taken."""
+        """Listens, with TLS if there are certificates, and returns the port. Raises OSError when it is taken."""
         return serve(self._metrics.registry, address, port, security)
 
     def started(self, record: ProcessRecord) -> None:
@@ -70,11 +70,11 @@ class Exporter:
         ).inc()
 
     def reported(self, seconds: float) -> None:
-        """How long etcd took for a report; any thread."""
+        """Records how many seconds etcd took for a report. From any thread."""
         self._metrics.histogram("agent_report_seconds", node=self._node).observe(seconds)
 
     def dropped(self, text: str) -> None:
-        """Nothing is told any more of a process, nor of its group when it was the last one: it may train elsewhere by now."""
+        """Drops the metrics of a process, and of its group with the last one: the group may train elsewhere by now."""
         self._newest.pop(text, None)
         self._stepped.pop(text, None)
         name = parse(text)
@@ -119,8 +119,8 @@ class Exporter:
                 self._metrics.gauge(metric, **labels).set(value)
 
     def _count(self, before: Progress | None, progress: Progress, group: dict[str, object]) -> None:
-        """From a process's start, or from its first word where an earlier agent saw the most of it: all of it at once would be a jump,
-        since the counter began at 0 with this agent."""
+        """Counts from a process's start. One that an earlier agent saw is counted from its first record here. The
+        counter began at 0 with this agent, so counting all of it would be a jump."""
         if before is None and progress.commits + progress.failed_commits > JUST_STARTED:
             before = progress
         for metric, field in _COUNTED.items():
@@ -128,7 +128,7 @@ class Exporter:
             self._metrics.counter(metric, **group).inc(max(0, more))
         for cause, seconds in progress.seconds.items():
             more_s = max(0.0, seconds - (before.seconds.get(cause, 0.0) if before is not None else 0.0))
-            known = cause if cause in CAUSES else "other"  # of a trainer that is newer than this agent
+            known = cause if cause in CAUSES else "other"  # a trainer that is newer than this agent may send others
             self._metrics.counter("trainer_seconds_total", **group, cause=known).inc(more_s)
             first = before is None or before.commits == 0  # later it waits while others heal
             if cause == "heal" and more_s > 0 and first and progress.healed:
@@ -181,7 +181,7 @@ class Exporter:
                     self._metrics.gauge(metric, **labels).set(0)
 
     def _hearing(self, view: View) -> None:
-        """Of the gates that run here: one that has ended hears nothing, and its run has another by now."""
+        """Sets the metric for gates that run here. An ended gate hears nothing, and its run has another by now."""
         here = {name.run for name in map(parse, view.running()) if isinstance(name, LighthouseName)}
         for run in self._gates - here:
             self._metrics.drop("agent_gate_groups", run=run)

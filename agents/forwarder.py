@@ -1,9 +1,9 @@
-"""The trainers' fixed way to the lighthouse: a loopback port per generation, passed on to wherever the gate is.
+"""Gives the trainers a fixed way to the lighthouse: a loopback port per generation, forwarded to wherever the gate is.
 
-It accepts and holds while there is no gate, so that a trainer never sees a lighthouse that is away. It says who it is
-in the first line to the gate, repeats to a new gate what trainers have said of themselves (a trainer says that it is
-built only once), and says at once when a process of the generation has ended. One connection of its own, that says no
-more than who it is, shows whether the gate is reached.
+While there is no gate it accepts and holds connections, so that a trainer never sees the lighthouse away. Its first
+line to the gate identifies the generation. To a new gate it repeats the lines that trainers sent, because each sends
+BUILT only once. It reports at once when a process has ended. A connection that carries only this first line and pings
+shows whether the gate is reached.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from supervisor.wire.security import Reloading, Security, common_name, node_name
 RETRY_S = 0.05
 CONNECT_WITHIN_S = 1.0
 SILENT_GATE_MS = 2000
-"""A gate that acknowledges nothing for this long is cut off: TorchFT's heartbeat has no timeout of its own, and
-hangs for ever on a machine that vanished (TCP_USER_TIMEOUT; a gate that lives acknowledges in a round trip)."""
+"""Milliseconds without acknowledgement after which a gate is cut off (TCP_USER_TIMEOUT). A live gate acknowledges in a
+round trip. TorchFT's heartbeat has no timeout of its own and hangs forever on a machine that vanished."""
 GOODBYE_WITHIN_S = 1.0
-"""How long the end of a TLS connection is waited for; asyncio would wait for 30 s."""
+"""Seconds to wait for the end of a TLS connection; asyncio would wait for 30 s."""
 HELD_BYTES = 1 << 20
 CHUNK = 1 << 16
 BUILT = b"BUILT "
@@ -36,26 +36,26 @@ PING = b"PING\n"
 PONG = b"PONG\n"
 PING_EVERY_S = 1.0
 PONG_WITHIN_S = 3.0
-"""A gate that stood still for as long ends itself when it thaws (gate_lighthouse.FROZEN_S)."""
+"""Seconds to wait for a PONG. A gate that stood still for as long ends itself when it thaws (FROZEN_S)."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass
 class Forward:
-    """The way of one generation."""
+    """One generation's way to the gate."""
 
     name: str
     header: bytes
     gate: str = ""
     gate_node: str = ""
-    """Whose gate that is: with TLS, whose certificate it has to show."""
+    """Node of the gate; with TLS the gate must show this node's certificate."""
     files: Reloading | None = None
-    """Our certificate; None: in plain."""
+    """Our certificate; None: plain TCP."""
     said_of_gate: str = ""
-    """The last sentence about a gate that TLS keeps us from: said once."""
+    """Last sentence about a gate that TLS refuses, so that each is logged once."""
     reaches: bool | None = None
-    """Whether the gate is reached now; None before the first gate was tried."""
+    """True if the gate is reached now; None before the first try."""
     trip: Trip = field(default_factory=Trip)
     said: list[bytes] = field(default_factory=list)
     """BUILT lines that a gate has answered."""
@@ -63,13 +63,13 @@ class Forward:
     server: asyncio.Server | None = None
     links: set[asyncio.Task[None]] = field(default_factory=set)
     passing: set[asyncio.Task[Any]] = field(default_factory=set)
-    """Those of the links that have reached the gate: cut when it moves. Those that wait for it go on waiting."""
+    """Links that have reached the gate: cut when it moves. Links that still wait for it go on waiting."""
     attempts: set[asyncio.Task[bytes]] = field(default_factory=set)
-    """Lines on their way to the gate: begun again when it moves."""
+    """Lines on their way to the gate: sent again when it moves."""
     telling: set[asyncio.Task[bytes]] = field(default_factory=set)
     connecting: set[asyncio.Task[Streams | None]] = field(default_factory=set)
     outward: set[asyncio.StreamWriter] = field(default_factory=set)
-    """Every connection to the gate that may still be open."""
+    """Connections to the gate that may still be open."""
     probe: asyncio.Task[None] | None = None
 
     @property
@@ -79,7 +79,7 @@ class Forward:
 
 
 class Forwarder:
-    """All of a node's."""
+    """Holds the ways of all generations on a node."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class Forwarder:
         measured: Callable[[str, float], None],
         security: Security | None = None,
     ) -> None:
-        """`changed(name, reaches)` is called whenever a way reaches its gate, or does not any more; `measured(name, ms)` when
-        the time that the gate takes to answer has come to another power of two."""
+        """`changed(name, reaches)` is called when a way begins or ceases to reach its gate. `measured(name, ms)` is
+        called when the gate's answer time has reached another power of two."""
         self._node = node
         self._changed = changed
         self._measured = measured
@@ -97,9 +97,10 @@ class Forwarder:
         self._forwards: dict[str, Forward] = {}
 
     async def set(self, name: str, run: str, group: int, generation: int, gate: str, gate_node: str = "") -> int:
-        """Open the way of a generation (once), say where the gate is (empty: nowhere), and return the loopback port.
+        """Opens a generation's way (once), sets its gate (empty: none), and returns the loopback port.
 
-        A changed gate cuts every connection to the old one, before this returns: they are made again, to the new one.
+        A changed gate cuts every connection to the old one before this returns: they are made again to the new one.
+        Raises OSError.
         """
         forward = self._forwards.get(name)
         if forward is None:
@@ -123,11 +124,11 @@ class Forwarder:
 
     @property
     def reaches(self) -> dict[str, bool]:
-        """By way, as far as it is known."""
+        """Maps each way to whether it reaches its gate, where that is known."""
         return {name: forward.reaches for name, forward in self._forwards.items() if forward.reaches is not None}
 
     def gone(self, name: str) -> None:
-        """A process of this generation has ended: tell the gate, now and every later one."""
+        """Reports to the gate, and to each later one, that a process of this generation has ended."""
         forward = self._forwards.get(name)
         if forward is not None and not forward.gone:
             forward.gone = True
@@ -164,14 +165,14 @@ class Forwarder:
 
     @property
     def trips(self) -> dict[str, float]:
-        """By way, milliseconds to the gate and back, where that was measured."""
+        """Maps each way to its round trip to the gate in milliseconds, where measured."""
         return {name: forward.trip.ms for name, forward in self._forwards.items() if forward.trip.ms}
 
     def _note_trip(self, forward: Forward, trip_s: float) -> None:
         if forward.trip.note(trip_s):
             self._measured(forward.name, forward.trip.ms)
 
-    # --- what has been said of a generation, to a new gate ---
+    # --- a generation's lines, repeated to a new gate ---
 
     def _tell(self, forward: Forward) -> None:
         for telling in forward.telling:
@@ -197,13 +198,13 @@ async def _link(forward: Forward, reader: asyncio.StreamReader, writer: asyncio.
         elif first:
             await _pass(forward, first, reader, writer)
     except OSError:
-        pass  # one side is gone: closing the other tells it
+        pass  # one side is gone: closing the other reports it
     finally:
         writer.close()
 
 
 async def _announce(forward: Forward, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Bring a BUILT line to the gate, or to the next one if this one dies, as long as the trainer waits."""
+    """Brings a BUILT line to the gate, or to the next one if this one dies, while the trainer waits."""
     telling = asyncio.create_task(_tell_until_answered(forward, line))
     leaving = asyncio.create_task(reader.read(CHUNK))
     try:
@@ -264,13 +265,13 @@ async def _pass(forward: Forward, first: bytes, reader: asyncio.StreamReader, wr
 
 
 async def _hold(held: bytes, reader: asyncio.StreamReader, until: asyncio.Task[Streams]) -> bytes:
-    """What the client has said by the time that the gate was reached; nothing if the client left before."""
+    """Returns all that the client sent until the gate was reached; nothing if the client left before."""
     while not until.done():
         reading = asyncio.create_task(reader.read(CHUNK))
         try:
             await asyncio.wait({reading, until}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # a read that is cancelled while it waits has taken nothing: the next one gets it all
+            # a read that is cancelled while it waits has consumed nothing: the next one gets it all
             reading.cancel()
             await asyncio.wait({reading})
         if not reading.cancelled():
@@ -282,7 +283,7 @@ async def _hold(held: bytes, reader: asyncio.StreamReader, until: asyncio.Task[S
 
 
 async def both_ways(one: Streams, other: Streams) -> None:
-    """Pass bytes between two connections until either ends."""
+    """Passes bytes between two connections until either ends."""
     pumps = {asyncio.create_task(_pump(one[0], other[1])), asyncio.create_task(_pump(other[0], one[1]))}
     try:
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -292,7 +293,7 @@ async def both_ways(one: Streams, other: Streams) -> None:
 
 
 async def _reach(forward: Forward) -> Streams:
-    """A connection to the gate, however long it takes, with our first line on it."""
+    """Returns a connection to the gate, however long it takes, with our first line sent."""
     while True:
         if forward.gate and (streams := await _connect(forward)) is not None:
             return streams
@@ -300,7 +301,7 @@ async def _reach(forward: Forward) -> Streams:
 
 
 async def _connect(forward: Forward) -> Streams | None:
-    """One try; None when it fails, or the gate moves meanwhile."""
+    """Tries once to connect; None when it fails, or the gate moves meanwhile."""
     connecting = asyncio.create_task(_open(forward, forward.gate))
     forward.connecting.add(connecting)
     try:
@@ -342,7 +343,7 @@ def _tls(forward: Forward) -> dict[str, Any]:
 
 
 def _is_the_gate(forward: Forward, writer: asyncio.StreamWriter) -> bool:
-    """Whether the certificate met there is that of the gate's node; always without TLS."""
+    """Returns true if the certificate shown is that of the gate's node; always without TLS."""
     if forward.files is None:
         return True
     met, wanted = common_name(writer.get_extra_info("ssl_object")), node_name(forward.gate_node)
@@ -360,12 +361,12 @@ def _say_once(forward: Forward, sentence: str) -> None:
 
 
 def _is_gone(writer: asyncio.StreamWriter) -> bool:
-    # one that is closing is open for as long as the gate takes none of what was left to send
+    # a closing connection stays open until the gate has taken what is left to send
     return writer.transport.is_closing() and writer.transport.get_write_buffer_size() == 0
 
 
 async def _cut(forward: Forward) -> None:
-    """End every connection to the gate, and every try to make one."""
+    """Ends every connection to the gate, and every try to make one."""
     for task in [*forward.passing, *forward.attempts, *forward.connecting]:
         task.cancel()
     writers, forward.outward = forward.outward, set()
@@ -377,8 +378,8 @@ async def _cut(forward: Forward) -> None:
 async def _keep_reaching(
     forward: Forward, note: Callable[[Forward, bool], None], note_trip: Callable[[Forward, float], None]
 ) -> None:
-    """Ask the gate every second whether it serves us, and note what it says. An open connection says nothing: the kernel
-    keeps that of a frozen gate alive."""
+    """Asks the gate every second whether it serves us, and notes the answer. An open connection proves nothing: the
+    kernel keeps that of a frozen gate alive."""
     pause_s = RETRY_S
     while True:
         streams = await _connect(forward)
@@ -398,7 +399,7 @@ async def _keep_reaching(
 
 
 async def _answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float | None:
-    """Seconds until it answered; None if it did not."""
+    """Returns the seconds until the gate answered; None if it did not."""
     began = asyncio.get_running_loop().time()
     try:
         # not wait_for: in Python 3.11 it swallows a cancellation that comes together with the end of the connection
@@ -424,4 +425,4 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
     except OSError:
-        pass  # as good as the end of file
+        pass  # same as the end of file

@@ -1,4 +1,4 @@
-"""A thread's results, handed to an event loop."""
+"""Hands a thread's results to an event loop."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ T = TypeVar("T")
 
 
 def from_thread(loop: asyncio.AbstractEventLoop, callback: Callable[[T], None]) -> Callable[[T], None]:
-    """A function for any thread that has the loop call `callback`; does nothing once the loop is closed."""
+    """Returns a function for any thread that has the loop call `callback`. It does nothing once the loop is closed."""
 
     def call(value: T) -> None:
         try:
             loop.call_soon_threadsafe(callback, value)
         except RuntimeError:
-            pass  # this process is at its end
+            pass  # this process is ending
 
     return call

@@ -1,6 +1,6 @@
-"""The gate before a run's lighthouse: admits, holds, beats, cuts by generation. `python -m agents.gate ...`.
+"""The gate before a run's lighthouse: admits, holds, beats and cuts by generation. `python -m agents.gate ...`.
 
-TorchFT's bytes pass as they are. The rules are in gate_state.py; here are the connections, the lighthouse and etcd.
+It passes TorchFT's bytes unchanged. The rules are in gate_state.py; connections, lighthouse and etcd are here.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ log = logging.getLogger("agents.gate")
 
 TICK_S = 0.02
 ALIVE_S = 1.0
-"""How often the lighthouse is asked for a sign of life, and `gate.json` is touched for the agent as one of ours."""
+"""Seconds between two requests for a sign of life from the lighthouse. Touching `gate.json` as often is the gate's own
+sign to the agent."""
 SETTLE_S = 0.06
-"""Three beats: the lighthouse must know all the living before the first of them asks for a quorum."""
+"""Seconds of three beats: the lighthouse must know all the living before the first of them asks for a quorum."""
 HEADER_WITHIN_S = 5.0
 LAST_WORDS_S = 2.0
 MUTE_WARNING_S = 2.0
-"""A manager calls every 100 ms, with its id in each call."""
+"""Seconds to wait for a manager's replica id: it calls every 100 ms, with its id in each call."""
 
 
 @dataclass(eq=False)
@@ -61,7 +62,7 @@ class Visitor:
 
 
 class Gate:
-    """One run's."""
+    """Serves one run's lighthouse."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -77,7 +78,7 @@ class Gate:
         self._address, self._port = "", 0
         self._opening = False
         self._asked = self._answered = 0
-        """Of the last reading of all admissions that was asked for, and that came."""
+        """Numbers of the last reading of all admissions that was asked for, and of the last that came."""
         self._ending = asyncio.Event()
         self._failure = ""
         self._ticked_at: float | None = None
@@ -87,7 +88,7 @@ class Gate:
         self._watch = OrdersWatch(*own, options.etcd, from_thread(self._loop, self._obey), self._security)
         presence = GatePresence(run=options.run, node=options.node, generation=options.generation)
         self._asking: tuple[int, tuple[tuple[int, int], ...]] | None = None
-        """Number of the question that is open, and the silent generations that it is about."""
+        """Number of the open question, and the silent generations that it is about."""
         self._no_doubt = asyncio.Event()
         self._no_doubt.set()
         self._publisher = Publisher(
@@ -97,7 +98,8 @@ class Gate:
     # --- life ---
 
     async def run(self) -> None:
-        """Until TERM. Raises GateFailed when the lighthouse ends."""
+        """Runs until TERM or until another has the seat. Raises GateFailed if the lighthouse ends or the gate stood
+        still."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._ending.set)
         try:
@@ -133,14 +135,14 @@ class Gate:
             await asyncio.to_thread(self._publisher.join, LAST_WORDS_S)
 
     def _tls(self) -> dict[str, Any]:
-        """How forwarders are to come, for start_server; in plain without certificates."""
+        """Returns start_server's TLS arguments for forwarders; empty without certificates."""
         if not self._security.tls:
             return {}
         context = server_context(self._security)
         return {"ssl": context, "ssl_handshake_timeout": HEADER_WITHIN_S, "ssl_shutdown_timeout": GOODBYE_WITHIN_S}
 
     def _write_state(self, groups: Sequence[GateGroup]) -> None:
-        """`gate.json`, for the agent: where we listen, and what we hear."""
+        """Writes `gate.json` for the agent: the port, and how each group is heard."""
         text = json.dumps({"port": self._port, "hearing": {str(each.group): each.hearing for each in groups}})
         self._files.ask(partial(_leave, Path(self._options.folder), text))
 
@@ -153,17 +155,17 @@ class Gate:
                 self._files.ask(partial(os.utime, Path(self._options.folder) / "gate.json"))
 
     def _is_alive(self) -> bool:
-        """For the publisher's thread: whether the event loop turns. It does not while the lighthouse starts."""
+        """Returns true while the event loop turns; for the publisher's thread. True too while the lighthouse starts."""
         return self._ticked_at is None or boot_time() - self._ticked_at <= FROZEN_S
 
     def _stood_still(self) -> bool:
-        """Whether we did not run for so long that another may have our place soon: then nothing passes any more."""
+        """Returns true if the gate stood still for so long that another may have its seat soon. Then nothing passes."""
         if self._ticked_at is not None and not self._failure:
             still_s = boot_time() - self._ticked_at
             if still_s > FROZEN_S:
                 self._failure = f"the gate stood still for {still_s:.1f} s: another may serve by now"
                 self._state.retired = True
-                log.warning("%s", self._failure)  # now: whoever ends us next does not wait for our last words
+                log.warning("%s", self._failure)  # at once: a kill would not wait for our last words
         return bool(self._failure)
 
     def _keep(self, work: Any) -> None:
@@ -190,7 +192,7 @@ class Gate:
         self._tick()
 
     def _review(self) -> None:
-        """Let every connection look again at what is to be done with it; cut at once those that are to be cut."""
+        """Has every connection check again how it is treated, and cuts at once those that must be cut."""
         for visitor in list(self._visitors):
             if self._passage(visitor) == "cut":
                 visitor.writer.transport.abort()
@@ -225,8 +227,8 @@ class Gate:
             self._publish(now)
 
     def _doubt(self, now: float) -> None:
-        """Before anybody steps on without a group that fell silent, etcd must answer: it may be that we are cut off, and
-        that group trains on with the other side."""
+        """Asks etcd before the quorum steps on without a silent group. This gate may be cut off, while that group
+        trains on with the other side."""
         doubted = self._state.doubted(now)
         if doubted and self._asking is None:
             self._asking = (self._publisher.ask(), doubted)
@@ -295,7 +297,7 @@ class Gate:
 
     def _identify(self, header: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Visitor | None:
         if not header:
-            return None  # it left before it said anything
+            return None  # it left without a header
         try:
             who = json.loads(header)
             if who["run"] != self._options.run:
@@ -311,7 +313,7 @@ class Gate:
             return None
 
     async def _answer(self, visitor: Visitor) -> None:
-        """Its forwarder asks whether we serve it: as long as we do."""
+        """Answers the forwarder's pings for as long as this gate serves it."""
         while self._passage(visitor) != "cut":
             visitor.writer.write(PONG)
             await visitor.writer.drain()
@@ -351,7 +353,7 @@ class Gate:
             return
         reader, writer = await asyncio.open_connection("127.0.0.1", self._lighthouse.port)
         try:
-            # connecting gave way to others: what was admitted may be stale by now
+            # connecting yielded to other tasks: what was admitted may be stale by now
             if self._passage(visitor) != "admit":
                 return
             writer.write(bytes(held))
@@ -366,7 +368,7 @@ class Gate:
             writer.transport.abort()  # a cut leaves nothing on its way to the lighthouse
 
     async def _admitted(self, visitor: Visitor, held: bytearray) -> bool:
-        """Hold until this generation is let through; False when it is cut, or its client leaves before."""
+        """Holds until this generation is admitted; False when it is cut, or its client leaves before."""
         while True:
             visitor.changed.clear()
             passage = self._passage(visitor)
@@ -376,7 +378,7 @@ class Gate:
             changing = asyncio.create_task(visitor.changed.wait())
             await asyncio.wait({reading, changing}, return_when=asyncio.FIRST_COMPLETED)
             changing.cancel()
-            # a read that is cancelled while it waits has taken nothing: the next one gets it all
+            # a read that is cancelled while it waits has consumed nothing: the next one gets it all
             reading.cancel()
             await asyncio.wait({reading})
             if not reading.cancelled():
@@ -400,7 +402,7 @@ class Gate:
                 lighthouse.write(data)
                 await lighthouse.drain()
         except OSError:
-            pass  # as good as the end of file
+            pass  # same as the end of file
 
     async def _outward(self, lighthouse: asyncio.StreamReader, visitor: Visitor) -> None:
         try:
@@ -413,7 +415,7 @@ class Gate:
                 visitor.writer.write(data)
                 await visitor.writer.drain()
         except OSError:
-            pass  # as good as the end of file
+            pass  # same as the end of file
 
 
 def _leave(folder: Path, text: str) -> None:

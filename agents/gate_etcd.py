@@ -1,4 +1,4 @@
-"""The gate's two threads to the etcd: what the leader wants of it, and what it has to say."""
+"""The gate's two threads to etcd: one watches the leader's orders, the other reports and asks for them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from supervisor.wire.security import Security
 log = logging.getLogger(__name__)
 
 GATE_LEASE_S = 5
-"""The presence lapses 3.3 to 5 s after the last sign of life: after STOOD_STILL_S, so that a gate which thaws later than
-that has ended before it was replaced."""
+"""Seconds of the presence's lease. It lapses 3.3 to 5 s after the last sign of life, which is later than
+gate_lighthouse.FROZEN_S. A gate that thaws after that has ended before it was replaced."""
 LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What the leader wants of this gate. `retired`: another has its seat, or it is to close."""
+    """The leader's orders for this gate. `retired`: another has its seat, or it must close."""
 
     admitted: Mapping[int, Admission]
     retired: bool
     asked: int
-    """The last `read_again` that this answers."""
+    """Number of the last `read_again` that this answers."""
 
 
 class OrdersWatch(EtcdThread):
@@ -53,13 +53,13 @@ class OrdersWatch(EtcdThread):
         self._asked = 0
 
     def read_again(self) -> int:
-        """Have the orders read again; returns the number that `Orders.asked` will reach once they were."""
+        """Has the orders read again. Returns the number that `Orders.asked` reaches once they are read."""
         self._asked += 1
         return self._asked
 
     @property
     def silent_s(self) -> float:
-        """Since when etcd has not been heard."""
+        """Seconds since etcd was last heard."""
         watch = self._watch
         return watch.silent_s if watch is not None else time.monotonic() - self._heard
 
@@ -88,7 +88,7 @@ class OrdersWatch(EtcdThread):
 
 
 def read_orders(item: Item | None, key: str, generation: int, asked: int = 0) -> Orders | None:
-    """A key that is missing (an etcd that was wiped), or that cannot be read, says nothing."""
+    """Returns the orders in a desired record; None if the key is missing (a wiped etcd) or cannot be read."""
     if item is None or item.key != key:
         return None
     try:
@@ -102,15 +102,15 @@ def read_orders(item: Item | None, key: str, generation: int, asked: int = 0) ->
 
 @dataclass(frozen=True)
 class Answer:
-    """etcd's to the question of that number (and to all before), with the orders that it holds now."""
+    """etcd's answer to the question of that number and to all before, with the orders that it holds now."""
 
     number: int
     orders: Orders | None
 
 
 class Publisher(EtcdThread):
-    """Keeps the gate's presence under a lease, writes the newest GateObserved as often as it takes, and asks etcd for the
-    orders of this moment: `answered` is called (in this thread)."""
+    """Keeps the gate's presence under a lease, writes the newest GateObserved until it is written, and asks etcd for
+    the current orders. It calls `answered` in this thread."""
 
     def __init__(
         self,
@@ -129,13 +129,13 @@ class Publisher(EtcdThread):
         self._newest: GateObserved | None = None
 
     def publish(self, observed: GateObserved) -> None:
-        """Have this written, in the place of any that was not yet."""
+        """Has this written, in place of any report that is not written yet."""
         with self._some:
             self._newest = observed
             self._some.notify()
 
     def ask(self) -> int:
-        """Ask etcd; returns the number of this question."""
+        """Asks etcd for the current orders; returns the number of this question."""
         with self._some:
             self._asked += 1
             self._some.notify()
@@ -147,7 +147,7 @@ class Publisher(EtcdThread):
                 self._some.wait(LOOK_S)
             observed, asked = self._newest, self._asked
         if asked > self._told:
-            # a read that a quorum of etcd's members answers
+            # a quorum of etcd's members answers this read
             key = keys.desired(self._presence.node, self._presence.run)
             orders = read_orders(store.get(key), key, self._presence.generation)
             self._told = asked
@@ -166,8 +166,8 @@ class Publisher(EtcdThread):
             self._lease.revoke()
 
     def _be_present(self, store: Store) -> None:
-        """Before the first report: a report without a presence is that of a gate whose lease lapsed. A gate whose event loop
-        hangs is not present, whatever this thread still does."""
+        """Keeps the presence, and begins it before the first report: a report without a presence is that of a gate
+        whose lease lapsed. A gate whose event loop hangs is not present, whatever this thread still does."""
         if not self._alive():
             if self._lease is not None and not self._lease.lost:
                 log.error("the gate's event loop stands still: giving its presence up")

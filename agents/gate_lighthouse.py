@@ -1,4 +1,4 @@
-"""The lighthouse as its gate has it: a child process that is told for whom to beat, and asked for signs of life."""
+"""Runs the gate's lighthouse: a child process that gets the ids to beat for, and is asked for signs of life."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from supervisor.wire import programs
 from supervisor.wire.programs import QUORUM_IDS_ABOVE
 
 BEAT_TIMEOUT_MS = 300
-"""Of the lighthouse: 20 ms beats, so fourteen may be late before the living are dropped. It was 150: on a machine with much too much to
-do the beats were once late by a quarter of a second, and each of two groups committed the same step alone (ADR 6)."""
+"""Heartbeat timeout of the lighthouse. At 20 ms a beat, fourteen may be late before the living are dropped. With 150
+ms, beats were once a quarter of a second late on an overloaded machine. Two groups then each committed the same step
+alone (ADR 6)."""
 STARTS_WITHIN_S = 120.0
 FROZEN_S = 3.0
-"""A lighthouse that gives no sign of life for this long is ended, and so is a gate that stood still for as long. It is less than
-what our lease needs to lapse (gate_etcd.GATE_LEASE_S), so nobody has taken our place before that."""
+"""A lighthouse that gives no sign of life for this many seconds is ended, and so is a gate that stood still for as
+long. This is less than our lease takes to lapse (gate_etcd.GATE_LEASE_S), so no other gate has our seat before that."""
 
 
 class GateFailed(Exception):
@@ -23,7 +24,7 @@ class GateFailed(Exception):
 
 
 class Lighthouse:
-    """Of one gate. They live and die together."""
+    """One gate's lighthouse. They live and die together."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -33,14 +34,15 @@ class Lighthouse:
         self._answered_at = 0.0
 
     async def start(self, min_groups: int, join_timeout_ms: int, quorum_ids_above: int) -> asyncio.Task[int]:
-        """Returns once it listens on loopback; the task ends with its exit code. Raises GateFailed when it does not."""
+        """Returns once the lighthouse listens on loopback, with a task for its exit code. Raises GateFailed if it does
+        not."""
         argv = programs.command(
             "lighthouse",
             f"--min-replicas={min_groups}",
             f"--join-timeout-ms={join_timeout_ms}",
             f"--heartbeat-timeout-ms={BEAT_TIMEOUT_MS}",
         )
-        # it ends when its stdin does, so it never outlives us; and the shim ends our whole session
+        # the lighthouse ends when its stdin closes, so it never outlives the gate; and the shim ends the whole session
         self._process = await asyncio.create_subprocess_exec(
             *argv,
             stdin=asyncio.subprocess.PIPE,
@@ -60,25 +62,25 @@ class Lighthouse:
         return asyncio.create_task(self._process.wait())
 
     def beat(self, ids: tuple[str, ...]) -> None:
-        """It is to count these as alive, and no other."""
+        """Has the lighthouse count these ids as alive, and no other."""
         if self.port and ids != self.beats:
             self.beats = ids
             self.ask()
 
     def ask(self) -> None:
-        """Tell it again; it answers, if it lives."""
+        """Sends the ids again; a live lighthouse answers."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"beat": list(self.beats)}).encode() + b"\n")
 
     def check(self) -> None:
-        """Raises GateFailed when it has given no sign of life for too long: it must not serve when it thaws."""
+        """Raises GateFailed when the lighthouse gave no sign of life for too long: it must not serve when it thaws."""
         if asyncio.get_running_loop().time() - self._answered_at > FROZEN_S:
             raise GateFailed(f"the lighthouse has given no sign of life for {FROZEN_S:.0f} s")
 
     async def end(self) -> None:
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()  # it holds nothing: the replicas ask the next one
+            self._process.kill()  # it holds no state: the replicas ask the next one
             await self._process.wait()
 
     async def _listen(self, output: asyncio.StreamReader) -> None:

@@ -1,4 +1,4 @@
-"""The machine, as the agent sees it."""
+"""Reads the machine's health for the agent's report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from supervisor.wire.records import Fact, Health
 
 
 def read(node: str, disk_free_bytes: int, warm: str, problems: tuple[str, ...], facts: tuple[Fact, ...]) -> Health:
-    """As given; memory that can be had without swapping, load; the sequence is the writer's to fill."""
+    """Adds the memory available without swapping, in bytes, and the load. The reporter fills in the sequence."""
     return Health(
         node=node,
         sequence=0,

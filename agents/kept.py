@@ -1,4 +1,4 @@
-"""Processes that the shim keeps running: started again when they end, with a pause that grows while they fail."""
+"""Processes that the shim keeps running: restarted when they end, with a pause that grows while they fail."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 LOOK_AGAIN_S = 0.02
 SETTLED_S = 10.0
-"""A process that ran for this long has earned a quick restart again."""
+"""Seconds after which a process counts as settled and its next restart is quick again."""
 
 
 class Kept:
-    """One such process. Subclasses say how it is started."""
+    """One kept process. Subclasses define its command."""
 
     def __init__(self, name: str, log: str) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class Kept:
         self._again: asyncio.TimerHandle | None = None
         self.on_start: Callable[[Kept], None] = lambda kept: None
         self.may_start: Callable[[], bool] = lambda: True
-        """Not while the disk stalls that its log is on."""
+        """False while the disk of its log stalls."""
 
     def argv(self) -> list[str]:
         raise NotImplementedError
@@ -56,7 +56,7 @@ class Kept:
         return process.start(self.argv(), os.environ, self.log)
 
     def ended(self, how: str) -> None:
-        """To be called when its pid was reaped."""
+        """Schedules the restart. Call it when the process's pid was reaped."""
         self.pid = 0
         if asyncio.get_running_loop().time() - self._started_at > SETTLED_S:
             self._pause_s = FIRST_PAUSE_S
@@ -73,7 +73,7 @@ class Kept:
 
 
 class Agent(Kept):
-    """The agent."""
+    """Keeps the node's agent running."""
 
     def __init__(self, arguments: list[str], log: str) -> None:
         super().__init__("agent", log)
@@ -84,14 +84,14 @@ class Agent(Kept):
 
 
 class ForkError(Exception):
-    """The warm process could not give us a trainer. `alive` says whether it can be asked again."""
+    """The warm process forked no trainer; the text says why."""
 
 
 class Warm(Kept):
-    """The warm process: asked over a SEQPACKET socket pair to fork trainers."""
+    """The warm process, which forks trainers when asked over a SEQPACKET socket pair."""
 
     ANSWER_WITHIN_S = 10.0
-    """A fork of a large process on a busy machine takes tenths of a second; after this it is stuck."""
+    """Seconds to wait for a fork. A large process on a busy machine takes tenths of a second; later it is stuck."""
 
     def __init__(self, log: str, changed: Callable[[], None]) -> None:
         super().__init__("warm process", log)
@@ -144,7 +144,7 @@ class Warm(Kept):
             self._pause_s = FIRST_PAUSE_S
             self._become("ready")
         elif self._answer is None:
-            # a warm process that may not be forked from says why, and stays: nothing is won by starting it again
+            # a warm process that must not be forked says why and stays: starting it again would change nothing
             process.say(f"no warm starts on this node: {message.get('error')}")
             self._become("off")
         elif not self._answer.done():
@@ -167,7 +167,8 @@ class Warm(Kept):
         super().ended(how)
 
     async def fork(self, launch: str, log: str, environment: dict[str, str]) -> int:
-        """A trainer's pid. ForkError when there is none; a stuck warm process is killed, so that none comes late."""
+        """Returns a trainer's pid. Raises ForkError if there is none; kills a stuck warm process, so that none comes
+        late."""
         async with self._one_at_a_time:
             if self._ours is None or self.state != "ready":
                 raise ForkError("it is not ready")

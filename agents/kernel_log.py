@@ -1,4 +1,4 @@
-"""The kernel's log, where it may be read: in one call that never waits."""
+"""Reads the kernel's log, where that is allowed, in one call that never waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 TAIL_BYTES = 256 * 1024
 EARLY_S = 2.0
-"""The log's clock and that of /proc/PID/stat differ by less, unless the machine was suspended."""
+"""Seconds by which the log's clock and that of /proc/PID/stat may differ, unless the machine was suspended."""
 
 _READ_ALL = 3
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def tail(size: int = TAIL_BYTES) -> str:
-    """Its last `size` bytes; empty where this user may not read it, or the system has none."""
+    """Returns the log's last `size` bytes; empty where this user may not read it, or the system has none."""
     if not hasattr(_libc, "klogctl"):
         return ""
     buffer = ctypes.create_string_buffer(size)
@@ -27,14 +27,14 @@ def tail(size: int = TAIL_BYTES) -> str:
 
 
 class Follower:
-    """Reads on from where it was, in calls that never wait; what was there at the first one is left out."""
+    """Reads new lines of the log in calls that never wait. Lines that are there at the first call are left out."""
 
     def __init__(self, read: Callable[[], str] = tail) -> None:
         self._read = read
         self._newest: tuple[float, str] | None = None
 
     def new(self) -> list[str]:
-        """The lines since the last call, without their times."""
+        """Returns the lines since the last call, without their times."""
         lines = [
             (float(parts["at"]), parts["text"]) for line in self._read().splitlines() if (parts := _LINE.match(line))
         ]
@@ -49,14 +49,14 @@ class Follower:
 
 
 def killed_for_memory(pid: int, start_ticks: int) -> str:
-    """The line that says that the kernel killed this process for memory; empty when there is none to be read."""
+    """Returns the line about the kernel killing this process for memory; empty when there is none to be read."""
     if not _numbers_are_ours():
         return ""
     return find_kill(tail(), pid, start_ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def find_kill(log: str, pid: int, since_s: float) -> str:
-    """The newest line of such a kill that is not older than the process, without its time."""
+    """Returns the newest line of such a kill that is not older than the process, without its time."""
     killed = re.compile(rf"\bKilled process {pid} \(|^oom-kill:.*\bpid={pid}\b")
     for line in reversed(log.splitlines()):
         parts = _LINE.match(line)
@@ -66,7 +66,7 @@ def find_kill(log: str, pid: int, since_s: float) -> str:
 
 
 def _numbers_are_ours() -> bool:
-    """The log names processes by their number on the machine: in a container's namespace it is another one's."""
+    """Returns true if pids here are those of the log, which uses the machine's: a container's namespace has others."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
     except OSError:

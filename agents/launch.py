@@ -1,4 +1,4 @@
-"""What has to lie in a rank's folder before it is started, and the request that starts it."""
+"""Writes the files that a rank's folder needs before its start, and builds the requests that start processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supervisor.wire.address import free_port
 from supervisor.wire.records import LighthouseDesired, RecordError, TrainerDesired, TrainerLaunch, decode, encode
 
 OUTPUT = "output.log"
-"""In a process's folder: what it printed."""
+"""The file in a process's folder that takes its output."""
 
 
 def rank_name(desired: TrainerDesired, rank: int) -> TrainerName:
@@ -20,7 +20,7 @@ def rank_name(desired: TrainerDesired, rank: int) -> TrainerName:
 
 
 def read_launch(folder: Path) -> TrainerLaunch | None:
-    """What a rank was started with; None when it was not."""
+    """Returns the settings that a rank was started with; None if there are none."""
     try:
         return decode((folder / "launch.json").read_bytes(), TrainerLaunch)
     except (OSError, RecordError):
@@ -28,7 +28,7 @@ def read_launch(folder: Path) -> TrainerLaunch | None:
 
 
 def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str) -> None:
-    """Write launch.json for every rank of a generation; one that is there already (we died in between) stays."""
+    """Writes launch.json for every rank of a generation. One that an agent wrote before it died stays."""
     folders = [settings.node_folder / "ranks" / str(rank_name(desired, rank)) for rank in range(desired.world_size)]
     written = [launch for launch in map(read_launch, folders) if launch is not None]
     master_port = written[0].master_port if written else free_port(settings.address)
@@ -62,7 +62,7 @@ def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str)
 
 
 def trainer_request(settings: Settings, desired: TrainerDesired, rank: int) -> dict[str, Any]:
-    """Fields of the shim's spawn request for a rank."""
+    """Returns the fields of the shim's spawn request for a rank."""
     name = str(rank_name(desired, rank))
     folder = settings.node_folder / "ranks" / name
     launch = str(folder / "launch.json")
@@ -78,7 +78,7 @@ def trainer_request(settings: Settings, desired: TrainerDesired, rank: int) -> d
 
 
 def lighthouse_request(settings: Settings, desired: LighthouseDesired) -> dict[str, Any]:
-    """Fields of the shim's spawn request for a gate with its lighthouse."""
+    """Returns the fields of the shim's spawn request for a gate with its lighthouse."""
     folder = settings.node_folder / "lighthouse" / f"{desired.run}.{desired.generation}"
     options = {
         "run": desired.run,

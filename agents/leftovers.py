@@ -1,7 +1,7 @@
-"""What processes of ours leave behind when they end: all that they started, wherever it moved.
+"""Finds what our processes leave behind when they end: all that they started, wherever it moved.
 
-A child that is orphaned becomes the shim's, which is a subreaper: whatever session it made and whatever environment it gave itself, it
-is below the shim, and below none of the processes that the shim knows. Standard library only: the shim uses it.
+An orphan becomes a child of the shim, which is a subreaper. Whatever its session and environment, it is below the shim
+and below none of the processes that the shim knows. Standard library only: the shim imports it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from supervisor.wire import marks
 
 
 def left_behind(known: Collection[int], alive: Collection[str], unmarked: bool) -> list[process.Stat]:
-    """Running descendants of ours that are below none of the processes `known`, and were started by none of those named `alive`.
-    `unmarked`: also those that do not say who started them."""
+    """Returns running descendants of ours that are below none of the processes `known`, and that none of those named
+    `alive` started. `unmarked`: also those that carry no mark of who started them."""
     return [stat for stat in _strangers(known) if _is_left(marks.of(stat.pid), alive, unmarked)]
 
 

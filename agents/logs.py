@@ -1,4 +1,4 @@
-"""The logs of a node, kept within a size."""
+"""Keeps the logs of a node within a size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OF_THE_NODE = ("shim.log", "agent.log", "warm.log")
 
 
 class Logs:
-    """Those of the shim, the agent, the warm process, and of each rank, gate and lighthouse that runs here."""
+    """The logs of the shim, the agent and the warm process, and of each rank, gate and lighthouse that runs here."""
 
     def __init__(self, folder: Path) -> None:
         self._own = [folder / name for name in OF_THE_NODE]
@@ -22,7 +22,8 @@ class Logs:
         self._next = 0.0
 
     def look(self, folders: Iterable[str], now: float) -> None:
-        """Every `rotated.EVERY_S`. `folders`: of the processes. A disk that stalls holds a thread alone."""
+        """Shortens the logs every `rotated.EVERY_S`. `folders`: of the processes. A stalled disk holds only a
+        thread."""
         if now < self._next or self._aside.left:
             return
         self._next = now + rotated.EVERY_S

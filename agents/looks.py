@@ -1,4 +1,4 @@
-"""The agent's looks at the files of what runs on its node. A file system that stalls is waited for once, for a second."""
+"""The agent's looks at the files of what runs on its node. It waits a second, once, for a file system that stalls."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from supervisor.wire.aside import Aside
 from supervisor.wire.records import Fact
 
 ANSWERS_WITHIN_S = 1.0
-"""A turn of the agent goes on without its node's files when they have not answered by then."""
+"""Seconds after which a turn of the agent goes on without its node's files."""
 
 GATE_FROZEN_S = 3.0
-"""A gate touches its file every second: one that does not for this long is stopped, or hangs, and never serves again."""
+"""Seconds. A gate touches its file every second: one that does not is stopped or hangs, and never serves again."""
 
 
 class Looks:
-    """One at a time, in the thread of `files`."""
+    """Looks at the files one look at a time, in the thread of `files`."""
 
     def __init__(self, view: View, files: Aside, folder: Path) -> None:
         self._view, self._files, self._folder = view, files, folder
@@ -31,11 +31,11 @@ class Looks:
 
     @property
     def stalled(self) -> bool:
-        """Whether the last look is not over yet."""
+        """True while the last look is not over yet."""
         return self._stalled_at is not None
 
     async def look(self, now: float) -> list[str] | None:
-        """As `View.poll`; None: the files do not answer, and what ranks do is not seen."""
+        """Returns the ranks with new progress, as `View.poll` does; None: the files do not answer."""
         if self._looking is None:
             self._looking = asyncio.wrap_future(self._files.ask(self._view.look(now)))
         await asyncio.wait({self._looking}, timeout=0.0 if self.stalled else ANSWERS_WITHIN_S)
@@ -47,7 +47,7 @@ class Looks:
         return self._view.take(seen)
 
     def facts(self, now: float) -> tuple[Fact, ...]:
-        """That ranks which run here cannot be seen, once that is no matter of a busy disk."""
+        """Returns a fact that the ranks here cannot be seen, once a busy disk no longer explains it."""
         if self._stalled_at is None or now - self._stalled_at < DEADLINE_S or not self._view.running():
             return ()
         sentence = f"what the ranks here do is not seen: {self._folder} does not answer"
@@ -55,8 +55,9 @@ class Looks:
 
 
 class FrozenGates:
-    """Gates that do not touch their file though their disk takes a touch. One that takes none (it stalls, is frozen for a snapshot, or
-    read-only) may still be read, and then says nothing of a gate, which does not wait for it."""
+    """Finds gates that do not touch their file though their disk takes a touch. A disk that takes none (it stalls, is
+    frozen for a snapshot, or is read-only) may still be readable. It proves nothing about a gate, which does not wait
+    for it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -65,7 +66,7 @@ class FrozenGates:
         self._touched_at: float | None = None
 
     def look(self, still: Mapping[str, float], awake: float) -> dict[str, float]:
-        """Those that are frozen, and for how long they have been still. `still`: as `View.still_gates`."""
+        """Returns the frozen gates, each with its seconds of standing still. `still`: from `View.still_gates`."""
         if not any(still_s > GATE_FROZEN_S / 2 for still_s in still.values()):
             self._touched_at = None
             self._touch = self._touch if self._touch is not None and not self._touch.done() else None
@@ -75,5 +76,5 @@ class FrozenGates:
         if self._touched_at is None and self._touch.done() and self._touch.exception() is None:
             self._touched_at = awake
         if self._touched_at is None or awake - self._touched_at < GATE_FROZEN_S / 2:
-            return {}  # what it had to wait for may be over just now
+            return {}  # a gate that had to wait for the disk may go on just now
         return {name: still_s for name, still_s in still.items() if still_s > GATE_FROZEN_S}

@@ -1,4 +1,4 @@
-"""Names of the processes on a node, as docs/adr/0001-node-protocols.md has them."""
+"""Names of the processes on a node, as docs/adr/0001-node-protocols.md defines them."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ Name = TrainerName | LighthouseName
 
 
 def about(text: str) -> dict[str, dict[str, object]]:
-    """What a line of the log about a process is about, as `supervisor.wire.logged` takes it."""
+    """Returns the log fields for a line about this process, for `supervisor.wire.logged`."""
     name = parse(text)
     return logged.about(**asdict(name)) if name is not None else {}
 
 
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Name | None:
-    """None for what is no name of ours. Asked dozens of times in each turn of an agent, of a few names."""
+    """Returns the parsed name, or None if it is not ours. An agent parses a few names dozens of times a turn."""
     match text.split("."):
         case ["lighthouse", run, generation] if generation.isdigit():
             return LighthouseName(run, int(generation))

@@ -1,7 +1,7 @@
-"""Kills for memory, and the want of it, as the kernel counts them for each cgroup.
+"""Reads kills for memory and memory pressure, as the kernel counts them for each cgroup.
 
-The end of a process says SIGKILL and not whose. The count of the cgroup that it ran in, before and after, tells the kernel's
-from others. Standard library only: the shim imports this.
+A process that ends by SIGKILL does not show whose it was. The count of its cgroup, before and after, tells the kernel's
+kills from others. Standard library only: the shim imports this.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 KEPT_S = 30.0
-"""From the kernel's kill to the end of the process: freeing the memory of a large one takes seconds."""
+"""Seconds from the kernel's kill to the end of the process: freeing a large one's memory takes seconds."""
 
 UNIFIED = "memory.events"
 LEGACY = "memory.oom_control"
@@ -21,7 +21,7 @@ PROC = Path("/proc")
 
 
 class Ooms:
-    """What the cgroups of some processes have counted. Times are monotonic seconds."""
+    """Keeps the kill counts of the cgroups of some processes. Times are monotonic seconds."""
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
@@ -29,10 +29,10 @@ class Ooms:
         self._files: dict[int, Path | None] = {}
         self._counts: dict[Path, int] = {}
         self._kills: dict[Path, list[float]] = {}
-        """When kills were counted that no end has explained yet."""
+        """Times of counted kills that no ended process has explained yet."""
 
     def look(self, pids: Iterable[int], now: float) -> None:
-        """Note where these run, and what has been counted there since the last look."""
+        """Notes where these processes run, and what was counted there since the last look."""
         for pid in pids:
             cgroup = cgroup_of(pid, self._proc)
             if cgroup and cgroup != self._cgroups.get(pid):
@@ -42,9 +42,9 @@ class Ooms:
             self._count(file, now)
 
     def ended(self, pid: int, now: float, by_sigkill: bool) -> bool | None:
-        """Whether a kill was counted where this process ran, within KEPT_S; None when that cannot be read.
+        """Returns true if a kill was counted in this process's cgroup within KEPT_S; None when that cannot be read.
 
-        One that SIGKILL ended is taken for the one that was counted: no later end is explained by it.
+        A process that SIGKILL ended is taken for the counted one: no later end is explained by that kill.
         """
         self._cgroups.pop(pid, None)
         file = self._files.pop(pid, None)
@@ -67,7 +67,7 @@ class Ooms:
 
 
 def read_count(file: Path) -> int | None:
-    """How many processes the kernel has killed for memory there; None when it does not say."""
+    """Returns how many processes the kernel has killed for memory there; None if the file does not tell."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -77,7 +77,7 @@ def read_count(file: Path) -> int | None:
 
 
 def cgroup_of(pid: int, proc: Path = PROC) -> str:
-    """/proc/PID/cgroup; empty for a process that is ending: under version 1 it is shown in the root then."""
+    """Returns /proc/PID/cgroup; empty for a process that is ending, which version 1 shows in the root."""
     try:
         text = (proc / str(pid) / "cgroup").read_text()
         fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -87,7 +87,7 @@ def cgroup_of(pid: int, proc: Path = PROC) -> str:
 
 
 def counter(cgroup: str, proc: Path = PROC) -> Path | None:
-    """The file in which the kernel counts for the memory cgroup that /proc/PID/cgroup names; None: none can be read."""
+    """Returns the file with the kill count of the memory cgroup in /proc/PID/cgroup; None if none is readable."""
     groups = [line.split(":", 2) for line in cgroup.splitlines() if line.count(":") >= 2]
     legacy = next((path for _, controllers, path in groups if "memory" in controllers.split(",")), None)
     if legacy is not None:
@@ -97,8 +97,8 @@ def counter(cgroup: str, proc: Path = PROC) -> Path | None:
 
 
 def pressure(cgroup: str) -> Path | None:
-    """The file in which the kernel tells how processes of the cgroup that /proc/PID/cgroup names wait for memory; None: it is in
-    none of its own, or the kernel does not tell. It is in version 2 alone, also where version 1 limits the memory."""
+    """Returns the memory pressure file of the cgroup that /proc/PID/cgroup names. None if the process is in no cgroup
+    of its own, or the kernel has no such file. Only version 2 has it, even where version 1 limits the memory."""
     unified = _unified(cgroup)
     return None if unified in (None, "/") else _below_mount("cgroup2", "", unified, PRESSURE, PROC, Path.exists)
 
@@ -115,7 +115,7 @@ def _counts(file: Path) -> bool:
 def _below_mount(
     kind: str, option: str, path: str, name: str, proc: Path, there: Callable[[Path], bool]
 ) -> Path | None:
-    """`name` in the folder of cgroup `path`, below a mount of that kind that shows it."""
+    """Returns `name` in the folder of cgroup `path`, below a mount of that kind that shows it."""
     try:
         mounts = (proc / "self" / "mountinfo").read_text().splitlines()
     except OSError:
@@ -126,7 +126,7 @@ def _below_mount(
         system = rest.split()
         if system[0] != kind or (option and option not in system[-1].split(",")):
             continue
-        # A container may see its own part of the tree alone, mounted as if it were all.
+        # a container may see only its own part of the tree, mounted as if it were all
         inside = path.removeprefix(root) if root != "/" and path.startswith(root) else path
         file = Path(point) / inside.lstrip("/") / name
         if there(file):

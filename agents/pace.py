@@ -1,11 +1,11 @@
-"""How long a rank's steps usually take, and when one has taken too long. Pure: the time is given.
+"""Learns how long a rank's steps usually take, and decides when one has taken too long. Pure: the time is an argument.
 
-The bound is learned from the rank itself. Apart from the ordinary steps are the first ones (lazy set-up), and those with a
-checkpoint, a heal, an evaluation or a compile in them: these are bounded by the policy's longest time alone, until one of the
-same sort has been seen to end; a compile always, for how long one took says nothing of the next.
+The rank itself teaches the bound. Apart from its ordinary steps are the first ones (lazy set-up) and those with a
+checkpoint, heal, evaluation or compile. Only the policy's longest time bounds these until one of the same sort has
+ended. For a compile that stays so, because one tells nothing about the next.
 
-Nothing is learned from a step in which the members of the quorum changed, but it is bounded like any other. Who reconfigures
-or sends a heal waits for others meanwhile, which is forgiven once it is over; and a change of members is when hangs are likely.
+A step in which the quorum's members changed is bounded like any other, but teaches nothing. A rank that reconfigures or
+sends a heal meanwhile waits for others, which is forgiven once it is over. Hangs are likely when members change.
 """
 
 from __future__ import annotations
@@ -24,37 +24,39 @@ from supervisor.wire.records import Progress, Stuck
 WARM_UP_COMMITS = 3
 LEARNED_AT_LEAST = 5
 STANDS_S = 1.0
-"""Who hangs stays where it is; who has just gone on, or has begun to wait for another, is not told before it has stayed there."""
+"""Seconds for which a rank must stay in one place to count as hung there. One that has just gone on, or has just begun
+to wait for another, is not reported yet."""
 STANDS_SHARE = 0.5
-"""Of the bound: who waits for nobody is told only once it has been at the same thing for so long. What went before, a commit that
-failed or a quorum that was made anew, may have taken most of the bound; a hang is found within the bound from its beginning all the same."""
+"""Share of the bound for which a rank that waits for no other must stay at the same thing before it is reported. What
+went before (a failed commit, a new quorum) may have used most of the bound. A hang is still found within the bound from
+its beginning."""
 MOVES_ON = 3.0
-"""In bounds: whoever goes from one thing to the next for so long, and comes to no commit, hangs too. Who comes to one that fails, again and
-again, as where collectives take longer than their timeout on machines with too much to do, hangs in nothing of its own: the policy's
-longest time is its bound."""
+"""Bounds after which a rank that goes from one thing to the next without a commit hangs too. One whose commits fail
+again and again hangs in nothing of its own: the policy's longest time bounds it. Collectives fail so when they take
+longer than their timeout on an overloaded machine."""
 IN_VAIN = 2
-"""One commit fails wherever a peer is lost."""
+"""Failed attempts from which a rank tries in vain: a single commit fails wherever a peer is lost."""
 KEPT = 64
-"""Steps that a bound is learned from: minutes of a large run, and a change of its pace is known after half of them."""
+"""Steps that teach a bound: minutes of a large run. A change of its pace shows after half of them."""
 NEWEST = 8
-"""Of these: where they are slower than the rest the machine has become so, and the next one may be as long as they make it."""
+"""Newest of these: where they are slower than the rest the machine has slowed down, and they set the next bound."""
 UNSEEN_S = 0.5
-"""Of a time in which nothing could be seen so much counts: a disk that is slow at each look must not hide a hang for ever."""
+"""Seconds that count of each unseen time: a disk that is slow at each look must not hide a hang forever."""
 APART: frozenset[Activity] = frozenset({"checkpoint", "heal", "evaluate", "compile", "save"})
 UNLIKE: frozenset[Activity] = frozenset({"compile", "save"})
-"""Of these no two are alike: the first of a restart finds all in a cache, one for a new shape takes minutes."""
+"""Activities of which no two are alike: a restart's first compile finds all in a cache, a new shape takes minutes."""
 STEPPING = frozenset({"quorum", "healing", "step", "checkpoint"})
 
 
 class Own(NamedTuple):
-    """What of a step a rank takes itself, in seconds: all but its waits for others."""
+    """Seconds of a step that a rank takes itself, without its waits for others."""
 
     compute_s: float = 0.0
     data_s: float = 0.0
 
 
 class Pace:
-    """One rank's process; a new generation has a new one."""
+    """Follows one rank's process; a new generation has a new one."""
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=KEPT)
@@ -62,27 +64,27 @@ class Pace:
         self.past = Own()
         """Medians over the first KEPT steps; all 0 until then."""
         self._longest_apart: dict[Activity, float] = {}
-        """The most that was seen of each in one step."""
+        """Longest time seen of each activity in one step."""
         self._first: set[Activity] = set()
-        """Of the step in progress, what ended in it for the first time: it may come in several parts, and the first says nothing of the next."""
+        """Activities that ended for the first time in the step in progress. They may come in several parts, and the
+        first part tells nothing about the next."""
         self._longest_collective = 0.0
         self._collective = 0.0
-        """The longest of the step in progress: it counts once that is committed."""
+        """Longest collective of the step in progress; it counts once that is committed."""
         self._failed_commits = 0
         self._tries, self._tried_s = 0, 0.0
-        """Since the last commit: how many attempts at the step came to their end and were not committed, and of what it had taken itself how
-        much when the last of them did."""
+        """Uncommitted attempts since the last commit, and the step's own seconds at the end of the last one."""
         self._last_tries = 0
         self._committed_at = 0.0
         self._began: float | None = None
         self._seen_starting = False
         self._told_step_s = 0.0
-        """By the rank itself, of its last step before it was taken over: what is known of its pace until that is learned."""
+        """Step time that the rank itself reported before it was taken over: its pace until that is learned."""
         self._start_s = 0.0
         self._commits = 0
         self._quorum_id = -1
         self._apart: dict[Activity, float] = {}
-        """Of the step in progress, what it has taken of each so far; one that was not seen whole is 0."""
+        """Seconds of each activity so far in the step in progress; 0 for one that was not seen whole."""
         self._mark: tuple[int, Activity] | None = None
         self._mark_since = 0.0
         self._waits_since: float | None = None
@@ -90,12 +92,13 @@ class Pace:
         self._unseen = False
         self._looked_at = 0.0
         self._in_part = False
-        """The step in progress was not seen whole: nothing is learned from it."""
+        """True if the step in progress was not seen whole: it teaches nothing."""
         self._mark_in_part = True
-        """Nor was what it does now: how long it takes is not known. At first: an agent may take over a rank in the middle of it."""
+        """True if the current activity was not seen whole: its length is unknown. An agent may take over a rank in the
+        middle of one."""
 
     def unseen(self) -> None:
-        """Nothing can be seen of it now. That time counts for nothing, but for UNSEEN_S."""
+        """Notes that the rank cannot be seen now. No more than UNSEEN_S of that time counts."""
         self._unseen = True
 
     def look(
@@ -107,14 +110,15 @@ class Pace:
         untold: bool = False,
         starved_s: float = 0.0,
     ) -> None:
-        """To be called at every look, with a clock that stands still while nobody looks.
+        """Takes in one look. Call it at every look, with a clock that stands still while no one looks.
 
-        `activity`: as read from its file. `reaches`: whether its forwarder reaches the gate: to wait for one that is away is
-        no hang. `untold`: it cannot write its progress: then whether it commits is not known, and while it goes from one thing to
-        the next it does not hang. `starved_s`: seconds in which it could have gone on and others had its processor: they count for
-        nothing."""
+        `activity`: as read from its file. `reaches`: its forwarder reaches the gate; waiting for a gate that is away is
+        no hang. `untold`: the rank cannot write its progress. Its commits are then unknown, and while it goes from one
+        thing to the next it does not hang. `starved_s`: seconds in which it was ready to run and others had its
+        processor; they count for nothing.
+        """
         if self._began is None:
-            # an agent that takes over a rank which steps already knows nothing of its start
+            # an agent that takes over a rank which already steps knows nothing of its start
             self._seen_starting = progress is None or progress.commits == 0
             if progress is not None and progress.commits > WARM_UP_COMMITS:
                 self._told_step_s = progress.step_s
@@ -149,19 +153,19 @@ class Pace:
             self._tried_s = now - self._moved_at if self._moved_at is not None else 0.0
 
     def bound_s(self, limits: HangSpec) -> float:
-        """How long the step in progress may take."""
+        """Returns the seconds that the step in progress may take."""
         unlike = self._mark is not None and self._mark[1] in UNLIKE | self._first
         learned = len(self._steps) >= LEARNED_AT_LEAST
         if not (learned or self._told_step_s) or unlike or self._apart.keys() - self._longest_apart.keys():
             return limits.at_most_s
         ordinary = max(median(self._steps), median(list(self._steps)[-NEWEST:])) if learned else self._told_step_s
         usual = ordinary + sum(self._longest_apart[name] for name in self._apart)
-        # one step tells nothing of the spread: as much again
+        # one step does not show the spread, so it is assumed to be as large as the step
         spread = median(abs(step - ordinary) for step in self._steps) if learned else ordinary
         return min(limits.at_most_s, max(limits.at_least_s, limits.factor * (usual + spread)))
 
     def stands(self, now: float) -> tuple[int, Activity] | None:
-        """What it does, once it has done that for a while."""
+        """Returns the current activity once it has lasted for a while."""
         return self._mark if now - self._mark_since >= STANDS_S else None
 
     @property
@@ -173,7 +177,7 @@ class Pace:
 
     @property
     def measured(self) -> Measured:
-        """What timeouts have to leave room for; of the gate and of etcd it knows nothing."""
+        """Measured times that timeouts must leave room for; those of the gate and of etcd are not known here."""
         learned = len(self._steps) >= LEARNED_AT_LEAST
         return Measured(
             step_s=round(median(self._steps), 3) if learned else 0.0,
@@ -185,8 +189,11 @@ class Pace:
         )
 
     def stuck(self, now: float, bound_s: float, longest_s: float, share: float = 1.0) -> Stuck | None:
-        """What it hangs in, once its step has taken longer than the bound, or than this share of it; None while all is well. `longest_s`: what
-        the policy gives to any step, if it comes to its end again and again and is not committed."""
+        """Returns the hang once the step has taken longer than the bound, or than this share of it; None while all is
+        well.
+
+        `longest_s`: the policy's limit for any step, which counts if attempts end again and again without a commit.
+        """
         if self._moved_at is None or self._commits == 0:
             return None  # before the first commit the policy's time for a start counts
         still_s = now - self._moved_at
@@ -206,7 +213,8 @@ class Pace:
         )
 
     def _in_vain(self, still_s: float, now: float, moves_on_s: float, longest_s: float) -> bool:
-        """Whether it makes its step again and again: then only what it stands still in for a whole bound is no part of that."""
+        """Returns true if attempts at the step fail again and again. Then only an activity that lasts a whole bound
+        counts as a hang."""
         lately = self._tries >= IN_VAIN and still_s - self._tried_s <= moves_on_s
         return lately and now - self._committed_at <= longest_s
 
@@ -235,7 +243,7 @@ class Pace:
         self._in_part = False
 
     def _forgive(self, now: float, activity: tuple[int, Activity] | None) -> None:
-        """A wait for others that is over is no part of how long it takes itself: they came, and it goes on."""
+        """Forgives a wait for others that is over: it is no part of the rank's own time."""
         waits = activity is not None and activity[1] in WAITING
         if waits and self._waits_since is None:
             self._waits_since = now
@@ -245,7 +253,7 @@ class Pace:
             self._waits_since = None
 
     def _leave_out(self, seconds: float, now: float) -> None:
-        """As if they had not been. What has begun in the middle of them begins now."""
+        """Leaves these seconds out, as if they had not been. What began within them begins now."""
         if seconds > 0.0:
             self._mark_since = min(now, self._mark_since + seconds)
             self._moved_at = None if self._moved_at is None else min(now, self._moved_at + seconds)

@@ -1,4 +1,4 @@
-"""Threads that work on an etcd that may be away for now."""
+"""Threads that work with an etcd that may be away for a while."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class OneSentence:
 
 
 def pause_after(error: PortError) -> float:
-    """Seconds to wait before the next try; what is Fatal may be mended by a person, so it is tried again too."""
+    """Returns the seconds until the next try. A Fatal error is tried again too: a person may mend it."""
     return max(0.1, min(error.after_s, 1.0)) if isinstance(error, Retryable) else 5.0
 
 
 def connect_patiently(
     endpoints: Sequence[str], stop: threading.Event, security: Security | None = None
 ) -> EtcdStore | None:
-    """A store, however long it takes; None when `stop` was set first."""
+    """Connects, however long it takes; None when `stop` was set first."""
     said = OneSentence("etcd is there")
     while not stop.is_set():
         try:
@@ -55,7 +55,7 @@ def connect_patiently(
 
 
 class EtcdThread(threading.Thread):
-    """Connects, calls `_turn` again and again until it is stopped, pauses after each failure, and then calls `_finish`."""
+    """Connects, calls `_turn` until it is stopped, pauses after each failure, and finally calls `_finish`."""
 
     def __init__(self, name: str, back: str, etcd: Sequence[str], security: Security | None) -> None:
         """`back`: the sentence that is logged when etcd answers again."""
@@ -65,7 +65,7 @@ class EtcdThread(threading.Thread):
         self._said = OneSentence(back)
         self._stop_now = threading.Event()
         self._some = threading.Condition()
-        """Guards what other threads ask for; notified when there is something to do."""
+        """Guards the requests of other threads; notified when there is work."""
 
     def stop(self) -> None:
         with self._some:
@@ -87,11 +87,11 @@ class EtcdThread(threading.Thread):
         store.close()
 
     def _turn(self, store: Store) -> None:
-        """Do what there is to do, and call `self._said.well` once etcd has answered. May raise PortError."""
+        """Does the pending work, and calls `self._said.well` once etcd has answered. May raise PortError."""
         raise NotImplementedError
 
     def _failed(self, error: PortError) -> None:
-        """Take note of a turn that failed."""
+        """Notes that a turn failed."""
 
     def _finish(self, store: Store) -> None:
-        """Do what is left before the end. Raises nothing."""
+        """Does what is left before the end. Raises nothing."""

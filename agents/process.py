@@ -1,6 +1,6 @@
-"""Processes as Linux shows them: who they are, how to start one that dies with us, how to signal the right one.
+"""Processes as Linux shows them: how to identify one, start one that dies with us, and signal the right one.
 
-Standard library only: the shim imports this, and the shim is to stay small.
+Standard library only: the shim imports this, and must stay small.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 SHIM_PID = "SUPERVISOR_SHIM_PID"
-"""Environment variable that tells every process of a node which process is to be its parent."""
+"""Environment variable that tells every process of a node the pid that its parent must have."""
 
 NODE_DIR = "SUPERVISOR_NODE_DIR"
-"""Environment variable that marks every process of a node with its folder: whatever they fork carries it on."""
+"""Environment variable that marks every process of a node with its folder: forked processes inherit it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +45,31 @@ class Stat:
 
 
 def stat_of(pid: int, of: int | None = None) -> Stat | None:
-    """None when there is no such process (any more), or none that we may see. `of`: the process whose thread it is."""
+    """Returns None if there is no such process, or none that we may see. `of`: the process of thread `pid`."""
     fields = _fields(f"/proc/{pid}/stat" if of is None else f"/proc/{of}/task/{pid}/stat")
     return Stat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19])) if fields is not None else None
 
 
 def processor_s(pid: int) -> float | None:
-    """Seconds of processor time of all threads so far; None when there is no such process."""
+    """Returns the processor seconds of all threads so far; None when there is no such process."""
     fields = _fields(f"/proc/{pid}/stat")
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields is not None else None
 
 
 def _fields(path: str) -> list[str] | None:
-    """The fields of a stat file, from the state on."""
+    """Returns the fields of a stat file, from the state on."""
     try:
         with open(path, "rb") as file:
             text = file.read().decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: of another user, where hidepid=1
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # PermissionError: another user's, under hidepid=1
         return None
-    # the command's name may hold spaces and brackets: count the fields from its closing one
+    # the command's name may hold spaces and brackets, so the fields count from its closing one
     return text[text.rindex(")") + 2 :].split()
 
 
 def waited_s(pid: int) -> float | None:
-    """Seconds so far in which the main thread of a process could run and had no processor (schedstat: the run delay). None: there is no
-    such process, or this kernel does not count them."""
+    """Returns the seconds in which a process's main thread was ready to run and had no processor (schedstat: the run
+    delay). None if there is no such process, or this kernel does not count them."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             return int(file.read().split()[1]) / 1e9
@@ -83,7 +83,7 @@ def all_processes() -> list[Stat]:
 
 
 def send_signal(pid: int, start_ticks: int, number: int) -> bool:
-    """Signal exactly this process; False when it is gone. The pidfd holds on to it between the check and the signal."""
+    """Signals exactly this process; False if it is gone. The pidfd holds on to it between check and signal."""
     if pid <= 1:
         return False
     try:
@@ -103,10 +103,10 @@ def send_signal(pid: int, start_ticks: int, number: int) -> bool:
 
 
 def signal_session(pid: int, start_ticks: int, number: int) -> bool:
-    """Signal a session leader of ours and everything in its session; False when the leader is gone.
+    """Signals a session leader of ours and everything in its session; False when the leader is gone.
 
-    A session's number is not given to another process while one of its members lives, so members are signalled
-    even when only they are left - but not unless the leader is known to be the one meant.
+    No other process gets a session's number while a member lives, so members are signalled even when only they are
+    left. The leader must still be known as the one meant.
     """
     stat = stat_of(pid) if pid > 1 else None
     if stat is None or stat.start_ticks != start_ticks:
@@ -116,13 +116,13 @@ def signal_session(pid: int, start_ticks: int, number: int) -> bool:
 
 
 def signal_members(session: int, number: int) -> int:
-    """Signal every process of a session but its leader; returns how many."""
+    """Signals every process of a session but its leader; returns how many."""
     members = [stat for stat in all_processes() if stat.session == session and stat.pid != session and stat.running]
     return sum(send_signal(stat.pid, stat.start_ticks, number) for stat in members)
 
 
 def marked(folder: str) -> list[Stat]:
-    """Every running process, but ourselves, that was started for this node folder, by whatever shim."""
+    """Returns every running process, except ourselves, that any shim started for this node folder."""
     mark = f"{NODE_DIR}={folder}".encode()
     found = []
     for stat in all_processes():
@@ -131,7 +131,7 @@ def marked(folder: str) -> list[Stat]:
         try:
             with open(f"/proc/{stat.pid}/environ", "rb") as file:
                 environment = file.read().split(b"\0")
-        except OSError:  # gone meanwhile, or of another user: not ours either way
+        except OSError:  # ended meanwhile, or another user's: not ours either way
             continue
         if mark in environment:
             found.append(stat)
@@ -139,7 +139,7 @@ def marked(folder: str) -> list[Stat]:
 
 
 def kill_and_wait(victims: Sequence[Stat], deadline_s: float) -> bool:
-    """SIGKILL these processes, which need not be children of ours; True once all are gone."""
+    """Sends SIGKILL to these processes, which need not be our children; true once all are gone."""
     handles = []
     for stat in victims:
         try:
@@ -160,13 +160,13 @@ def kill_and_wait(victims: Sequence[Stat], deadline_s: float) -> bool:
 
 
 def become_subreaper() -> None:
-    """Orphans below us become our children, so that we can read their exit status."""
+    """Makes orphans below us our children, so that we can read their exit status."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends. Exits at once when the parent already has.
+    """Has the kernel kill this process when its parent ends. Exits at once when the parent already has.
 
     Only right in a child of the parent's main thread, and only after the last fork (it is not inherited).
     """
@@ -176,9 +176,9 @@ def die_with_parent(parent: int) -> None:
 
 
 def start(argv: Sequence[str], environment: Mapping[str, str], log: str, keep_fd: int | None = None) -> int:
-    """Start a program in a session of its own, that dies with us, its output appended to `log`. Returns its pid.
+    """Starts a program in its own session that dies with us, with its output appended to `log`. Returns its pid.
 
-    OSError when the log cannot be opened or the program cannot be run. `subprocess` is not used because it reaps
+    Raises OSError when the log cannot be opened or the program cannot be run. `subprocess` is not used because it reaps
     its children itself, and the shim must see every exit status.
     """
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -204,7 +204,7 @@ def _become(
 ) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and that would be inherited
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and children would inherit that
         os.setsid()
         die_with_parent(parent)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -221,12 +221,12 @@ def _become(
 
 
 def hold_notice() -> None:
-    """Keep a SIGUSR1 that comes before the shim has its handler pending, also over exec: unhandled it kills."""
+    """Keeps a SIGUSR1 that comes before the shim has its handler pending, even across exec: unhandled it kills."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 
 
 def open_standard_files() -> None:
-    """Where a scheduler started us without stdin, stdout or stderr: else the next file that is opened takes its number."""
+    """Opens missing standard files: a scheduler may start us without, and the next file would take the number."""
     while True:
         handle = os.open(os.devnull, os.O_RDWR)
         if handle > 2:
@@ -239,13 +239,13 @@ _sayer: Callable[[Callable[[], None]], object] | None = None
 
 
 def say_by(later: Callable[[Callable[[], None]], object] | None) -> None:
-    """Have what is said from now on written by this: a log may lie on a disk that stalls. None: by whoever says it."""
+    """Sets what writes the sentences from now on: a log may lie on a disk that stalls. None: the caller writes them."""
     global _sayer
     _sayer = later
 
 
 def say(sentence: str) -> None:
-    """A sentence for the person who reads the shim's output."""
+    """Prints a sentence for the person who reads the shim's output."""
     line = f"supervisor-agent: {visible(sentence)}"
     if _sayer is None:
         _print(line)

@@ -1,4 +1,4 @@
-"""What the kernel says a process does: stopped, stuck in the kernel, burning a processor, or asleep."""
+"""Classifies a process by the kernel's numbers: stopped, stuck in the kernel, burning a processor, or asleep."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Literal
 from agents import process
 
 LOOK_S = 2.0
-"""A share of a processor is told over this long: the kernel counts in hundredths of a second."""
+"""Seconds over which a share of a processor is measured: the kernel counts in hundredths of a second."""
 BUSY = 0.5
-"""Of one processor: a trainer that waits for a peer or a disk uses a few hundredths."""
+"""Share of one processor: a trainer that waits for a peer or a disk uses a few hundredths."""
 STARVED = 0.5
-"""Of the time: whoever could run and had no processor for more of it was kept from its work. On a machine that has as many processors as it
-has to do it is a few hundredths."""
+"""Share of the time above which a process that was ready to run without a processor counts as starved. With a processor
+for each task it is a few hundredths."""
 COUNTS = 0.25
-"""Of such a time so much counts all the same: one that waits for a processor for ever is found, if late."""
+"""Share of such a time that counts all the same, so that one that waits for a processor forever is found, if late."""
 
 State = Literal["", "stopped", "uninterruptible", "busy", "sleeping"]
 
 
 class ProcessorUse:
-    """One process's use of processors, over the last few seconds."""
+    """One process's use of processors over the last few seconds."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
         self._share = 0.0
         self._slept = False
-        """It was in uninterruptible sleep at the last look, and had computed nothing since the one before."""
+        """True if it was in uninterruptible sleep at the last look, and had computed nothing since the one before."""
         self._waited: float | None = None
 
     def look(self, now: float, pid: int) -> float:
-        """To be called at every look; reads /proc only every LOOK_S seconds. Returns the seconds since then in which its main
-        thread, whose activity is told, was starved."""
+        """Returns the seconds since the last reading in which its main thread was starved. Call it at every look; it
+        reads /proc only every LOOK_S seconds. The main thread is the one whose activity is reported."""
         if self._before is not None and now - self._before[0] < LOOK_S:
             return 0.0
         used = process.processor_s(pid)
@@ -50,14 +50,14 @@ class ProcessorUse:
         return min(starved_s, (1 - COUNTS) * passed_s) if starved_s > STARVED * passed_s else 0.0
 
     def state(self, pid: int) -> State:
-        """Now; empty when there is no such process."""
+        """Returns the state now; empty when there is no such process."""
         stat = process.stat_of(pid)
         if stat is None:
             return ""
         if stat.state in "Tt":
             return "stopped"
-        # whoever reads from a slow disk is in it too, but computes in between
+        # a reader of a slow disk is in this state too, but computes in between
         if stat.state == "D" and self._slept:
             return "uninterruptible"
-        # on a machine with too much to do a loop that never ends gets little of a processor, and waits for it
+        # on an overloaded machine an endless loop gets little of a processor, and waits for it
         return "busy" if stat.state == "R" or self._share >= BUSY else "sleeping"

@@ -1,4 +1,4 @@
-"""A rank's `progress.json`, looked at often and read only when it has changed."""
+"""Follows a rank's `progress.json`: looked at often, and read only when it has changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from supervisor.wire.records import Progress, RecordError, decode
 
 
 class ProgressFile:
-    """The newest progress of one rank, and since when it has not moved by our own clock."""
+    """The newest progress of one rank, and since when its step has not moved by our own clock."""
 
     def __init__(self, folder: str) -> None:
         self._path = Path(folder) / "progress.json"
@@ -20,7 +20,7 @@ class ProgressFile:
         self._moved_at: float | None = None
 
     def poll(self, now: float) -> bool:
-        """Look again; True when there is something new. A file that cannot be read keeps the last good one."""
+        """Looks again; true when there is something new. A file that cannot be read keeps the last good one."""
         try:
             stat = os.stat(self._path)
         except OSError:
@@ -43,16 +43,16 @@ class ProgressFile:
         return True
 
     def newer_than(self, other: ProgressFile) -> bool:
-        """Whether what was read here was told later."""
+        """Returns true if the record read here is the later one."""
         return self.newest is not None and (other.newest is None or other.newest.sequence < self.newest.sequence)
 
     def stuck_s(self, now: float) -> float:
-        """For how long the step has not moved; 0 before there is any progress."""
+        """Returns for how many seconds the step has not moved; 0 before there is any progress."""
         return now - self._moved_at if self._moved_at is not None else 0.0
 
 
 def milestones(progress: Progress | None) -> Hashable:
-    """What of a progress is worth a report at once; the rest can wait for the next regular one."""
+    """Returns the parts of a progress record that are worth a report at once; the rest can wait."""
     if progress is None:
         return None
     # the phases of a step come and go many times a second

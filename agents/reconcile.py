@@ -1,6 +1,6 @@
-"""From what is desired and what runs to what is to be done. Pure: no clock, no I/O.
+"""Computes the node's actions from what is desired and what runs. Pure: no clock, no I/O.
 
-Called again at every change, so nothing here waits: what cannot be done yet is simply not in the list yet.
+Called again at every change, so nothing here waits: an action that cannot be done yet is not in the list yet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Start:
 
 @dataclass(frozen=True)
 class NotOurs:
-    """Nothing is started of these ranks: they are meant for another allocation's agent of this node name."""
+    """Starts none of these ranks: they are meant for another allocation's agent of this node name."""
 
     desired: TrainerDesired
     why: str
@@ -44,7 +44,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Stop:
-    """End a process: TERM, and KILL once its grace has passed since the TERM, or at once."""
+    """End a process: TERM, then KILL once its grace has passed, or KILL at once."""
 
     name: str
     why: str
@@ -53,7 +53,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Forget:
-    """The shim may drop the record of this exited process."""
+    """Let the shim drop the record of this exited process."""
 
     name: str
 
@@ -64,11 +64,11 @@ Action = Start | NotOurs | StartLighthouse | Forward | Stop | Forget
 def reconcile(
     desired: Mapping[str, NodeDesired], processes: Sequence[ProcessRecord], allocation: str = ""
 ) -> list[Action]:
-    """What is to be done, in order.
+    """Returns the actions, in order.
 
-    `desired` is by run. A run that is not in it is unknown (its record is corrupt, or was never read), and what runs
-    of it is left alone; a run of which nothing is to run here has a record that says so. `allocation` is the one that gave
-    this node; empty: not known.
+    `desired` is by run. A run that is missing is unknown (its record is corrupt, or was never read), and what runs of
+    it is left alone. A run that must not run here has a record that says so. `allocation` is the one that gave this
+    node; empty: unknown.
     """
     known = [(name, record) for record in processes if (name := parse(record.name)) is not None]
     stops = {stop.name: stop for stop in [*_unwanted(desired, known), *_orphaned_ranks(known)]}
@@ -84,7 +84,7 @@ _Known = Sequence[tuple[Name, ProcessRecord]]
 
 
 def _newest_wanted(desired: Mapping[str, NodeDesired], name: Name) -> int | None:
-    """Generation that is desired of what `name` is a generation of; None when none is."""
+    """Returns the desired generation of the group or lighthouse that `name` belongs to; None if none is desired."""
     node = desired[name.run]
     if isinstance(name, LighthouseName):
         return max((light.generation for light in node.lighthouses), default=None)
@@ -102,7 +102,7 @@ def _unwanted(desired: Mapping[str, NodeDesired], known: _Known) -> Iterator[Sto
             yield Stop(record.name, f"generation {wanted} takes its place")
         elif isinstance(name, LighthouseName) and _is_to_close(desired[name.run], name):
             yield Stop(record.name, "the supervisor closes it")
-        # an older generation is a stale record: what runs is newer than whoever wrote that
+        # an older desired generation is a stale record: what runs is newer than its writer knew
 
 
 def _is_to_close(node: NodeDesired, name: LighthouseName) -> bool:
@@ -110,7 +110,7 @@ def _is_to_close(node: NodeDesired, name: LighthouseName) -> bool:
 
 
 def _orphaned_ranks(known: _Known) -> Iterator[Stop]:
-    """A group steps with all of its ranks or not at all: when one has failed the others are of no use."""
+    """Stops the other ranks of a generation once one has failed: a group steps with all of its ranks or not at all."""
     failed = {
         name.way: record.name
         for name, record in known
@@ -122,8 +122,8 @@ def _orphaned_ranks(known: _Known) -> Iterator[Stop]:
 
 
 def _forgettable(desired: Mapping[str, NodeDesired], known: _Known) -> Iterator[Forget]:
-    """Exited, and nobody needs to know any more: its group is not to run here, or a newer generation is here in its
-    place. Not before it is: the newest record is what a stale wish is known by."""
+    """Forgets an exited process whose group is not desired here, or that has a newer generation here. Not earlier: the
+    newest record is what shows that a desired record is stale."""
     for name, record in known:
         if not record.exited or name.run not in desired:
             continue
@@ -147,17 +147,17 @@ def _trainer(trainer: TrainerDesired, known: _Known, allocation: str) -> Iterato
         if isinstance(name, TrainerName) and (name.run, name.group) == (trainer.run, trainer.group)
     ]
     if any(name.generation > trainer.generation for name, _ in of_group):
-        return  # stale
+        return  # a stale record
     if any(name.generation < trainer.generation and not record.exited for name, record in of_group):
-        return  # never two generations at once: those are being stopped
+        return  # never two generations at once: the older is being stopped
     own = {name.rank: record for name, record in of_group if name.generation == trainer.generation}
     if own:
-        yield Forward(trainer)  # of one that has ended too: a new gate is to hear that it is gone
+        yield Forward(trainer)  # also for one that has ended: a new gate must hear that it is gone
     missing = tuple(rank for rank in range(trainer.world_size) if rank not in own)
-    # a generation is started once: with one rank gone the rest of it is not begun any more
+    # a generation is started once: when one rank has exited, the missing ones are not started any more
     if not missing or any(record.exited for record in own.values()):
         return
-    # a host may be given once more under the same name before the supervisor has taken back what it wanted of the last one
+    # a host may be granted again under its name before the supervisor withdraws the last allocation's record
     if allocation and trainer.allocation and trainer.allocation != allocation:
         yield NotOurs(trainer, _not_ours(trainer, allocation))
     else:

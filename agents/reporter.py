@@ -1,7 +1,7 @@
-"""What the agent says to the etcd: its registration under a lease, what runs, and the machine's health.
+"""Writes the agent's reports to etcd: its registration under a lease, what runs, and the machine's health.
 
-A thread, because the store blocks. Only the newest of each record is ever written: a report that could not be sent
-is replaced by the next one.
+A thread, because the store blocks. Only the newest of each record is ever written: the next report replaces one that
+could not be sent.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ log = logging.getLogger(__name__)
 R = TypeVar("R", NodeObserved, Health)
 
 MARKED_WITHIN_S = 1.0
-"""How long a registration waits for the disk that it is noted on."""
+"""Seconds that a registration waits for the disk that its lease is noted on."""
 SURE_AFTER = 2.0
-"""Times the lease: one that nobody renews has lapsed by then."""
+"""Times the lease: a lease that no one renews has lapsed by then."""
 LOOK_S = 0.5
-"""How often the lease is looked at when there is nothing to say."""
+"""Seconds between two looks at the lease when there is nothing to write."""
 
 
 @dataclass
 class Standing:
-    """How it stands with the etcd, for metrics and health."""
+    """Standing with etcd, for metrics and health."""
 
     store_up: bool = False
     lease_held: bool = False
     written: int = 0
     failures: int = 0
     registered: bool = False
-    """At least once: until then this agent may be a second one of its name, and does nothing."""
+    """True after the first registration. Until then this agent may be a second one of its name, and does nothing."""
 
 
 class Reporter(EtcdThread):
-    """`written` is called in this thread with the ticket of each observed record that has reached the etcd."""
+    """Writes reports. Calls `written` in this thread with the ticket of each observed record that has reached etcd."""
 
     def __init__(
         self,
@@ -77,11 +77,14 @@ class Reporter(EtcdThread):
         read: Callable[[tuple[int, Wanted]], None] = lambda answer: None,
         second: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        """`checked` is called in this thread with each record of checks that has reached the etcd, its revision, and the
-        other nodes that are there; with revision 0 for one that was not to be written any more. `took` is called with the seconds that etcd took
-        for each observed record, also for one that it did not write. `read` is called in this thread with the ticket of an observed record that asked for it, and what
-        was wanted of this node once that record was written and the registration stood. `second` is called in this thread with a
-        sentence, once, when another agent of this name is there and lives."""
+        """All callbacks run in this thread.
+
+        `checked`: called with each record of checks that has reached etcd, its revision, and the other nodes; with
+        revision 0 if it must not be written any more. `took`: called with the seconds that etcd took for each observed
+        record, written or not. `read`: called with the ticket of an observed record that asked for it, and the desired
+        records. They are read after that record was written and while the registration stands. `second`: called once
+        with a sentence when another live agent has this name.
+        """
         super().__init__("reporter", "etcd takes our reports again", etcd, security)
         self._registration = registration
         self._mark = folder / "lease.json"
@@ -95,28 +98,28 @@ class Reporter(EtcdThread):
         self._read = read
         self._tickets = 0
         self._to_read = 0
-        """The last ticket that asked what is wanted, and is not answered; 0: none."""
+        """Last ticket that asked for the desired records and has no answer yet; 0: none."""
         self._give_back = False
         self._lease: Lease | None = None
         self._second = second
         self._first: tuple[int, float] = (0, 0.0)
-        """The lease of another agent of this name, and since when that is seen."""
+        """Lease of another agent of this name, and since when it has been seen."""
         self._first_told = False
         self._second_lease: Lease | None = None
         self._own_lease: int | None = None
-        """The last that was ours; None: an earlier agent has noted it."""
+        """Our last lease; None: an earlier agent may have noted one."""
         self._disk = Aside("lease")
         self._sequences: dict[str, int] = {}
         self._ever_observed = False
         self._trip = Trip()
-        """Of a report to etcd."""
+        """Times of reports to etcd."""
         self.standing = Standing()
 
     # --- from the agent's thread ---
 
     def observed(self, record: NodeObserved, then_read: bool = False) -> int:
-        """Have this written; its sequence is filled in. Returns the ticket that `written` will name (or a later one), and
-        with `then_read` so will `read`."""
+        """Has this written, with its sequence filled in. Returns the ticket that `written` gets (or a later one); with
+        `then_read`, `read` gets one too."""
         with self._some:
             self._tickets += 1
             self._observed = (self._tickets, record)
@@ -126,20 +129,20 @@ class Reporter(EtcdThread):
             return self._tickets
 
     def health(self, record: Health) -> None:
-        """Have this written; its sequence is filled in."""
+        """Has this written, with its sequence filled in."""
         with self._some:
             self._health = record
             self._some.notify()
 
     def check(self, record: NodeCheck, only_if_bad: bool = False) -> None:
-        """Have this written, before the node is registered if it is not yet. `only_if_bad`: only where etcd says that this
-        node's checks have not passed; who has freed it meanwhile is not overruled."""
+        """Has this written, and before the registration if the node has none yet. `only_if_bad`: only where etcd has
+        this node's checks as not passed, so that a person who freed it meanwhile is not overruled."""
         with self._some:
             self._check = (record, only_if_bad)
             self._some.notify()
 
     def stop(self, give_back: bool = False) -> None:
-        """Write what is left to write, once, and end. `give_back`: the node is gone at once, not when its lease lapses."""
+        """Writes once what is left, and ends. `give_back`: the node is gone at once, not when its lease lapses."""
         self._give_back = give_back
         super().stop()
 
@@ -156,7 +159,7 @@ class Reporter(EtcdThread):
         self._said.well()
 
     def _failed(self, error: PortError) -> None:
-        self.standing.store_up = isinstance(error, Fenced)  # it answers, and says no
+        self.standing.store_up = isinstance(error, Fenced)  # etcd answers, and refuses
         self.standing.failures += 1
 
     def _finish(self, store: Store) -> None:
@@ -169,7 +172,7 @@ class Reporter(EtcdThread):
             log.info("the last report was not written: %s", error)
 
     def _write(self, store: Store) -> None:
-        """What runs comes first: whoever sees the registration may count on what is observed."""
+        """Writes what is pending. What runs comes first: a reader of the registration may rely on it."""
         with self._some:
             observed, health, check, to_read = self._observed, self._health, self._check, self._to_read
         if not self.standing.registered and not self._stop_now.is_set():
@@ -179,7 +182,7 @@ class Reporter(EtcdThread):
             value, began = self._numbered(store, keys.observed(record.node), record), time.monotonic()
             try:
                 store.put(keys.observed(record.node), value)
-            finally:  # one that was not written took long too
+            finally:  # a record that was not written took its time too
                 took = time.monotonic() - began
                 self._took(took)
             self._trip.note(took)
@@ -200,7 +203,7 @@ class Reporter(EtcdThread):
         if self._ever_observed and not self._stop_now.is_set() and (self._lease is None or self._lease.lost):
             self._register(store)
         if to_read and self._lease is not None and not self._lease.lost:
-            # in this order: whoever takes back a start later sees what was written, and what was taken back before is seen here
+            # in this order a later withdrawal of a start sees what was written, and an earlier one is seen here
             wanted = anew(store, self._registration.node)
             with self._some:
                 if self._to_read == to_read:
@@ -215,7 +218,7 @@ class Reporter(EtcdThread):
                     self._health = None
 
     def _numbered(self, store: Store, key: str, record: R) -> bytes:
-        """With the next sequence, which goes on from what an earlier agent wrote."""
+        """Encodes with the next sequence, which continues that of an earlier agent."""
         if key not in self._sequences:
             found = store.get(key)
             try:
@@ -226,8 +229,8 @@ class Reporter(EtcdThread):
         return encode(replace(record, sequence=self._sequences[key]))
 
     def _may_register(self, store: Store) -> int:
-        """The revision of the registration that is ours to replace (0: there is none). Raises Fenced while another
-        agent of this node's name holds it: never two of one name."""
+        """Returns the revision of the registration that this agent may replace; 0: there is none. Raises Fenced while
+        another agent of this node's name holds it: never two of one name."""
         found = store.get(keys.registration(self._registration.node))
         if found is None:
             return 0
@@ -240,7 +243,7 @@ class Reporter(EtcdThread):
         return found.mod_revision
 
     def _wait_as_second(self, store: Store, first: Item) -> None:
-        """Once the first agent has surely renewed its lease it lives: say so at both ends."""
+        """Reports at both ends that the first agent lives, once it has surely renewed its lease."""
         now = time.monotonic()
         if first.lease != self._first[0]:
             self._first = (first.lease, now)
@@ -267,10 +270,10 @@ class Reporter(EtcdThread):
             log.warning("the lease of node %s was lost; registering again", self._registration.node)
         lease = store.lease(self._lease_s)
         try:
-            # noted before it is used: an agent that dies in between must know its own registration again
+            # noted before it is used: an agent that dies in between must recognise its own registration
             self._own_lease = lease.id
             self._disk.ask(partial(self._mark.write_text, json.dumps({"lease": lease.id}))).result(MARKED_WITHIN_S)
-        except OSError as error:  # with one that takes too long: who stalls has no next agent before it answers
+        except OSError as error:  # or a TimeoutError: an agent whose disk stalls has no successor before it answers
             log.warning("cannot write %s: %s", self._mark, str(error) or "its disk does not answer")
         key = keys.registration(self._registration.node)
         try:
@@ -305,8 +308,8 @@ def _who(first: Item, node: str) -> str:
 
 
 def _repeated(store: Store, check: NodeCheck) -> int:
-    """Write what repeated checks say; until they end, what they said before stands. The revision; 0: nothing to repeat is
-    there. Raises Fenced when somebody wrote in between."""
+    """Writes the result of repeated checks; until they end, their last result stands. Returns the revision, or 0 if
+    there is nothing to repeat. Raises Fenced when someone wrote in between."""
     key = keys.check(check.node)
     item = store.get(key)
     try:
@@ -319,5 +322,5 @@ def _repeated(store: Store, check: NodeCheck) -> int:
     if check.state == "pending":
         record = replace(check, results=before.results)
     elif check.state == "unknown" and before.stands == "failed":
-        record = replace(before, state="failed")  # what could not be done takes nothing of that back
+        record = replace(before, state="failed")  # an unknown result takes nothing back
     return store.commit({key: encode(record)}, expect=[Expect(key, mod_revision=item.mod_revision)])

@@ -1,4 +1,4 @@
-"""What a node is told on its command line: the same arguments for the shim and for its agent."""
+"""The settings of a node, from its command line: shim and agent get the same arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Settings:
     home: Path
     etcd: tuple[str, ...]
     host: str = ""
-    """The machine, as its scheduler names it; empty: the same name as the node's."""
+    """The machine, as its scheduler names it; empty: the node's name."""
     address: str = "127.0.0.1"
     role: str = "trainer"
     allocation: str = ""
@@ -47,11 +47,11 @@ class Settings:
         return self.home / "nodes" / self.node
 
     def credentials(self) -> Security:
-        """What the security file says, as it is now. Raises SecurityError."""
+        """Returns the security file's content as it is now. Raises SecurityError."""
         return load(self.security)
 
     def arguments(self) -> list[str]:
-        """The command line that `parse` reads back."""
+        """Returns the command line that `parse` reads back."""
         pairs: dict[str, object] = {
             "node": self.node,
             "home": str(self.home),
@@ -65,12 +65,12 @@ class Settings:
             "metrics-port": self.metrics_port,
             "grace-s": self.grace_s,
         }
-        # only where they say something: an older agent or shim of this node does not know them
+        # only if set: an older agent or shim of this node does not know them
         pairs |= {name: value for name, value in (("host", self.host), ("security", self.security)) if value}
         return [f"--{name}={value}" for name, value in pairs.items()] + (["--cold"] if self.cold else [])
 
     def problem(self) -> str | None:
-        """A sentence about the first thing that cannot be, or None."""
+        """Returns a sentence about the first setting that is wrong, or None."""
         for option, name in (("node", self.node), ("host", self.host or self.node)):
             if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", name):
                 return f"--{option} {name!r}: a name is letters, digits, dots, dashes and underscores, 63 at most"
@@ -107,7 +107,7 @@ class Settings:
 
 
 def parse(arguments: Sequence[str]) -> Settings:
-    """Read `Settings.arguments`; exits 2 with a sentence for what cannot be read."""
+    """Reads `Settings.arguments`. Prints a sentence and exits 2 for arguments that are wrong."""
     parser = argparse.ArgumentParser(prog="supervisor-agent run")
     for name, kind in (
         ("node", str),

@@ -1,7 +1,7 @@
-"""The shim: main process of a node, parent of everything there, keeper of the forwarder. It has no opinion.
+"""The shim: main process of a node, parent of everything there, keeper of the forwarder. It decides nothing.
 
-`python -m agents.shim ...`. Its protocol is in docs/adr/0001-node-protocols.md. Standard library only, so that it
-stays small and changes hardly ever.
+Runs as `python -m agents.shim ...`. docs/adr/0001-node-protocols.md has its protocol. Standard library only, so that it
+stays small and rarely changes.
 """
 
 from __future__ import annotations
@@ -32,32 +32,33 @@ from supervisor.wire.aside import Aside
 from supervisor.wire.security import SecurityError
 
 LAST_WORDS_S = 2.0
-"""How long the shim's end waits for a disk that stalls."""
+"""Seconds that the shim's end waits for a disk that stalls."""
 AGENT_LAST_WORDS_S = 2.0
-"""At the end the agent may still report how the trainers ended, and give its lease back."""
+"""Seconds for the agent at the end, to report how the trainers ended and give its lease back."""
 
 
 AGENT_FROZEN_S = 10.0
-"""An agent pings every second, from its event loop: one that does not is stopped, or hangs in a call."""
+"""Seconds of silence after which an agent counts as frozen. It pings every second from its event loop, unless it is
+stopped or hangs in a call."""
 LOOK_S = 1.0
 LEFT_LOOK_S = 0.05
-"""Between two looks at what is left behind: a killed process is gone in milliseconds."""
+"""Seconds between two looks at what is left behind: a killed process is gone in milliseconds."""
 
 
 LEAVING = "the scheduler gave notice (SIGUSR1)"
-"""What SIGUSR1 to the shim says: this node will be ended soon. When is not known, and no clock is compared."""
+"""Reason reported after a SIGUSR1 to the shim. When the node ends is unknown, and no clocks are compared."""
 
 
 SAID_CHARACTERS = 1000
-"""Of what the agent has for the person who reads the shim's output."""
+"""Most characters of a sentence that the agent has the shim print."""
 
 
 class Refusal(Exception):
-    """A request that cannot be done; the text says why."""
+    """A request that cannot be met; the text says why."""
 
 
 class Shim:
-    """One node's."""
+    """Runs one node: starts, signals and reaps its processes, and answers the agent."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -71,7 +72,7 @@ class Shim:
         self._starting: dict[str, asyncio.Task[Child]] = {}
         self._forking = 0
         self._unclaimed: dict[int, tuple[int, int | None, int | None]] = {}
-        """pid -> start_ticks, exit code, signal of children that ended before the warm process told us of them."""
+        """pid -> start_ticks, exit code, signal of children that ended before the warm process reported their pid"""
         self._watchers: set[asyncio.StreamWriter] = set()
         self._stop = asyncio.Event()
         self._pings: tuple[int, int] = (0, 0)
@@ -79,7 +80,7 @@ class Shim:
         self._leaving = ""
         self._ooms = Ooms()
         self._sent: dict[str, int] = {}
-        """Process -> the newest signal that was sent to end it."""
+        """process -> the newest signal that was sent to end it"""
 
     # --- life ---
 
@@ -89,7 +90,8 @@ class Shim:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGUSR1, self._notice)
-        # the notice was held until now, and whoever started us may have blocked any: without SIGCHLD no end would be seen
+        # the notice was held until now, and our starter may have blocked any signal: without SIGCHLD no exit would be
+        # seen
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1])
         process.say_by(self._words.ask)
         for sentence in self._table.take_over():
@@ -115,7 +117,7 @@ class Shim:
         process.say_by(None)
 
     def _notice(self) -> None:
-        """The scheduler will end this node soon. That is for others to act on; a second time changes nothing."""
+        """Passes on the scheduler's notice that this node will end soon. A second notice changes nothing."""
         if not self._leaving:
             self._leaving = LEAVING
             self._table.remember("leaving", pid=os.getpid(), why=LEAVING)
@@ -123,8 +125,8 @@ class Shim:
             process.say(f"node {self._settings.node} will be ended soon: {LEAVING}")
 
     async def _watch_agent(self) -> None:
-        """Kill an agent that is frozen: the next one adopts what runs. One that has never sent a ping is of an older
-        version, which does not. Two looks in a row, since we may have been frozen ourselves."""
+        """Kills an agent that is frozen: the next one adopts what runs. An agent of an older version never pings and is
+        left alone. It takes two looks in a row, because the shim itself may have been frozen."""
         clock, still, late = AwakeClock(2 * LOOK_S), Still(), 0
         while True:
             await asyncio.sleep(LOOK_S)
@@ -147,11 +149,11 @@ class Shim:
         self._table.remember("spawned", child)
 
     async def _end_all(self) -> None:
-        """TERM to every session, KILL after the grace; the agent last, so that it can report the others."""
+        """Sends TERM to every session, and KILL after the grace; the agent ends last, so that it reports the others."""
         for kept in self._kept:
             kept.stop_keeping()
         if self._warm is not None and self._warm.pid:
-            process.signal_session(self._warm.pid, self._warm.start_ticks, signal.SIGKILL)  # it holds nothing of worth
+            process.signal_session(self._warm.pid, self._warm.start_ticks, signal.SIGKILL)  # it keeps nothing
         workloads = [name for name in self._table.children if name not in ("agent", "warm")]
         for name in workloads:
             self._signal(name, signal.SIGTERM, "the node is stopped")
@@ -187,7 +189,7 @@ class Shim:
             stat = process.stat_of(found.si_pid)
             ticks = stat.start_ticks if stat is not None else 0
             if stat is not None and stat.session == found.si_pid:
-                # its helpers end with it; while it is not reaped its number cannot be another's
+                # its helpers end with it; until it is reaped no other process can get its pid
                 process.signal_members(found.si_pid, signal.SIGKILL)
             os.waitid(os.P_PID, found.si_pid, os.WEXITED)
             by_itself = found.si_code == os.CLD_EXITED
@@ -203,7 +205,7 @@ class Shim:
             return
         child.exited, child.exit_code, child.signal, child.ended_s = True, exit_code, number, time.monotonic()
         if number is not None and number != self._sent.get(child.name):
-            child.told = ""  # it was told to end, and something else ended it
+            child.told = ""  # the signal that we sent did not end it
         self._sent.pop(child.name, None)
         child.oom = self._ooms.ended(pid, child.ended_s, number == signal.SIGKILL and not child.told)
         self._table.put(child)
@@ -223,13 +225,13 @@ class Shim:
         environment = {str(key): str(value) for key, value in request["env"].items()}
         environment[marks.STARTED_BY] = marks.mark(name)
         await self._records.done(partial(os.makedirs, request["folder"], exist_ok=True))
-        # before there is a process: if we are killed in between, the next shim knows that this name was used up
+        # before the process exists: if the shim is killed in between, the next one knows that this name was used
         self._table.put(Child(name, 0, 0, request["folder"]))
         try:
             await self._records.done(lambda: None)
             await self._until_none_is_left_behind()
             if self._stop.is_set():
-                raise Refusal("this node is stopping")  # what ends all that runs here has looked already
+                raise Refusal("this node is stopping")  # `_end_all` has already looked for what runs
             child = await self._fork_warm(request, environment)
             if child is None:
                 pid = process.start(request["argv"], {**os.environ, **environment}, log)
@@ -247,7 +249,7 @@ class Shim:
         return child
 
     async def _fork_warm(self, request: dict[str, Any], environment: dict[str, str]) -> Child | None:
-        """None when it is to be started cold."""
+        """Returns the warm process's fork, or None if the trainer must start cold."""
         if self._warm is None or self._warm.state != "ready" or not request.get("launch") or request.get("cold"):
             return None
         self._forking += 1
@@ -260,7 +262,7 @@ class Shim:
         finally:
             self._forking -= 1
             if not self._forking:
-                # whoever is waiting for its entry takes it before the loop comes round again
+                # a waiter takes its entry before the loop comes round again
                 asyncio.get_running_loop().call_later(1.0, self._forget_unclaimed)
         stat = process.stat_of(pid)
         early = self._unclaimed.get(pid)
@@ -272,8 +274,8 @@ class Shim:
             self._unclaimed.clear()
 
     def _left_behind(self) -> list[process.Stat]:
-        """By workloads that have ended. Those that do not say by whom may be a live one's, or just forked; and where we are a
-        container's first process, whatever a person started in it is our child once its parent ends."""
+        """Returns what ended workloads left behind. Unmarked processes may belong to a live one, or be just forked. As
+        a container's first process, the shim also inherits what a person started there."""
         if os.environ.get(process.SHIM_PID) != str(os.getpid()):
             return []  # not a node's main process: its children are not a node's either
         known = {child.pid for child in self._table.children.values() if not child.exited}
@@ -290,7 +292,7 @@ class Shim:
         return found
 
     async def _until_none_is_left_behind(self) -> None:
-        """Raises Refusal where some do not end."""
+        """Waits until all that was left behind has ended. Raises Refusal if some of it does not end."""
         until = time.monotonic() + LEFTOVER_DEADLINE_S
         while found := self._end_left_behind():
             if time.monotonic() > until:
@@ -299,7 +301,7 @@ class Shim:
             await asyncio.sleep(LEFT_LOOK_S)
 
     def _kill_strangers(self) -> None:
-        """A warm process that failed may have left a trainer that nobody knows: never two of one name."""
+        """Kills a trainer that a failed warm process may have left unrecorded: never two of one name."""
         known = {child.pid for child in self._table.children.values() if not child.exited}
         for stat in process.all_processes():
             if stat.parent == os.getpid() and stat.session not in known:
@@ -325,7 +327,7 @@ class Shim:
                     self._begin_watch(writer)
                 await writer.drain()
         except (OSError, ValueError):
-            pass  # the agent is gone, or says nothing that we could answer: it comes back with a new connection
+            pass  # the agent is gone, or sent nothing that can be answered: it comes back with a new connection
         finally:
             self._watchers.discard(writer)
             writer.close()
@@ -366,7 +368,7 @@ class Shim:
                 )
                 ranks = [c for c in self._workloads() if c.name.rpartition(".")[0] == request["name"]]
                 if any(child.exited for child in ranks):
-                    self._forwarder.gone(request["name"])  # known already, unless we are a new shim
+                    self._forwarder.gone(request["name"])  # the forwarder knows it already, unless this is a new shim
                 return {"ok": True, "port": port}
             case "forget":
                 return self._forget(request["name"])
@@ -392,7 +394,7 @@ class Shim:
             raise Refusal("this node is stopping")
         self._starting[name] = asyncio.create_task(self._spawn(request))
         try:
-            # shielded: an agent that dies in the middle must not leave a trainer without a record
+            # shielded: an agent that dies meanwhile must not leave a trainer without a record
             return await asyncio.shield(self._starting[name])
         finally:
             self._starting[name].add_done_callback(lambda _: self._starting.pop(name, None))
@@ -442,7 +444,7 @@ class Shim:
 
 
 def _lock(folder: Path) -> int:
-    """Held until we end, however we end. Raises Refusal when another shim holds it."""
+    """Takes the node's lock, held until the process ends in any way. Raises Refusal if another shim has it."""
     handle = os.open(folder / "shim.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -457,7 +459,7 @@ def _lock(folder: Path) -> int:
 
 
 def _decide_environment(settings: Settings) -> None:
-    """For us and all that we start."""
+    """Cleans the environment of the shim, and so of all that it starts."""
     wanted = environment.of_node(os.environ, (settings.address,))
     removed = sorted(name for names, _ in environment.found(os.environ, "removed") for name in names)
     for name in os.environ.keys() - wanted.keys():

@@ -1,4 +1,4 @@
-"""The agent's end of `shim.sock`."""
+"""The agent's end of `shim.sock`: sends requests, and receives what the shim reports unasked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINE_LIMIT = 1 << 22
 
 
 class ShimRefused(Exception):
-    """The shim could not do what was asked; the text says why."""
+    """The shim could not meet a request; the text says why."""
 
 
 class ShimLost(Exception):
@@ -25,27 +25,27 @@ class ShimLost(Exception):
 
 
 PING_S = 1.0
-"""Ten of them make the shim's AGENT_FROZEN_S."""
+"""Seconds between two pings: ten of them make the shim's AGENT_FROZEN_S."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """Who is called back for what the shim says unasked."""
+    """Callbacks for what the shim reports unasked."""
 
     exited: Callable[[ProcessRecord], None]
     warm: Callable[[str], None]
     reaches: Callable[[Mapping[str, bool]], None]
-    """By way: whether its forwarder reaches the gate."""
+    """Way -> true if its forwarder reaches the gate."""
     trips: Callable[[Mapping[str, float]], None]
-    """By way: how many milliseconds its gate takes to answer."""
+    """Way -> milliseconds that its gate takes to answer."""
     leaving: Callable[[str], None]
-    """The scheduler will end this node soon: why."""
+    """Why the scheduler will end this node soon."""
     stopping: Callable[[], None]
-    """The shim ends what runs here, and then itself."""
+    """Called when the shim ends what runs here, and then itself."""
 
 
 class _Line:
-    """One connection: one request after the other."""
+    """One connection, with one request after the other."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -59,12 +59,12 @@ class _Line:
 
 
 class ShimClient:
-    """Requests on one connection, starts on another, the stream of exits and our pings on a third."""
+    """Talks to the shim: requests on one connection, starts on another, exits and pings on a third."""
 
     def __init__(self, requests: _Line, starts: _Line, path: Path) -> None:
         self._requests = requests
         self._starts = starts
-        """The shim starts nothing while its disk stalls: what is to be ended meanwhile does not wait for that."""
+        """Own connection for starts: they wait while the shim's disk stalls, and stops must not."""
         self._path = path
 
     @classmethod
@@ -72,7 +72,7 @@ class ShimClient:
         return cls(_Line(*await _open(path)), _Line(*await _open(path)), path)
 
     async def ask(self, do: str, **fields: Any) -> dict[str, Any]:
-        """One request. Raises ShimRefused, ShimLost."""
+        """Sends one request and returns its answer. Raises ShimRefused, ShimLost."""
         try:
             by = self._starts if do == "spawn" else self._requests
             line = await by.ask(json.dumps({"do": do, **fields}).encode() + b"\n")
@@ -86,13 +86,12 @@ class ShimClient:
         return answer
 
     async def listed(self) -> tuple[list[ProcessRecord], str]:
-        """What runs and has run here, and why the node will be ended soon (empty: nobody said so)."""
+        """Returns what runs and has run here, and why the node will end soon (empty: no notice)."""
         answer = await self.ask("list")
         return [record(body) for body in answer["processes"]], str(answer.get("leaving", ""))
 
     async def watch(self, watched: Watched) -> None:
-        """Calls back for every exit, first for those that are known already, and sends pings meanwhile. Ends by
-        raising ShimLost."""
+        """Calls back for every exit, first for the known ones, and sends pings meanwhile. Ends by raising ShimLost."""
         reader, writer = await _open(self._path)
         writer.write(b'{"do":"watch"}\n')
         pinging = asyncio.create_task(_ping(writer))
@@ -120,14 +119,14 @@ class ShimClient:
 
 
 async def _ping(writer: asyncio.StreamWriter) -> None:
-    # beside the requests: a start that takes long must not keep a ping waiting
+    # not among the requests: a slow start must not keep a ping waiting
     while True:
         writer.write(json.dumps({"do": "ping", "pid": os.getpid()}).encode() + b"\n")
         await asyncio.sleep(PING_S)
 
 
 def record(body: Any) -> ProcessRecord:
-    """A ProcessRecord out of an answer of the shim. Raises ShimLost when it is none: then shim and agent do not match."""
+    """Decodes a ProcessRecord from the shim. Raises ShimLost when it is none: then shim and agent do not match."""
     try:
         return decode(json.dumps(body), ProcessRecord)
     except RecordError as error:

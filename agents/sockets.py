@@ -1,4 +1,4 @@
-"""Unix sockets at paths of any length: the kernel takes 107 bytes, a folder below a home directory may have more."""
+"""Unix sockets at paths of any length: the kernel takes 107 bytes, and a folder below a home may have more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def short(path: Path) -> Iterator[str]:
-    """Another name of the same path, by way of an open descriptor of its folder."""
+    """Yields a short name of the same path, through an open descriptor of its folder."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -20,7 +20,7 @@ def short(path: Path) -> Iterator[str]:
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket at `path`, in the place of one that a dead process left. Only for this user."""
+    """Returns a listening socket at `path`, which replaces one that a dead process left. For this user only."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with short(path) as name:
@@ -31,7 +31,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def connect(path: Path, timeout_s: float) -> socket.socket:
-    """A connected socket. OSError when nobody listens there."""
+    """Returns a connected socket. Raises OSError when no process listens there."""
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.settimeout(timeout_s)
     try:

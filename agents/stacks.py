@@ -1,4 +1,5 @@
-"""Where a process is that hangs: the Python stack of its main thread, and who has the interpreter's lock, read from outside by py-spy.
+"""Reads where a hanging process is, with py-spy: its main thread's Python stack, and which thread holds the
+interpreter's lock.
 
 Nothing is asked of the process, which may hold the interpreter's lock or be stopped, and it is not paused.
 """
@@ -24,23 +25,23 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 10.0
 GIVEN_UP_S = 12.0
-"""py-spy itself may sleep in the kernel, with the process that it reads, where no signal ends it."""
+"""Seconds for a reading. py-spy may sleep in the kernel with the process that it reads, where no signal ends it."""
 WORKERS = 8
-"""As many as a node has ranks, as a rule."""
+"""About as many as a node has ranks."""
 WAITS_AT_MOST = 3
-"""So many times that, with the wait for a worker: those before it may never end."""
+"""Times GIVEN_UP_S for a reading that waits for a worker: those before it may never end."""
 TRIES = 3
-"""A process that moves while it is read may give nonsense, and py-spy fails."""
+"""Tries of a reading: a process that moves meanwhile may yield nonsense, and py-spy fails."""
 LOOKS_AGAIN, LOOKS_APART_S = 5, 0.1
-"""A thread that computes in Python is found at the same line now and then, so often in a row only in a loop of a few lines: one of
-five was taken for a holder in one reading of 300."""
+"""Looks at the lock's holder. A thread that computes in Python is found at one line this often in a row only in a loop
+of a few lines. One of five looks alike was taken for a holder in one reading of 300."""
 FRAMES = 4
 FILE = "hang.json"
-"""In the rank's folder: the stacks of all threads, as py-spy prints them."""
+"""File in the rank's folder with the stacks of all threads, as py-spy prints them."""
 
 
 class Stacks:
-    """Dumps in a thread of its own: py-spy takes from tenths of a second to seconds."""
+    """Dumps stacks in threads of its own: py-spy takes from tenths of a second to seconds."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="stacks")
@@ -49,7 +50,7 @@ class Stacks:
         self._left = Aside("left stacks")
 
     def of(self, name: str, pid: int, folder: str) -> str:
-        """What `where` says of this process; empty until it is known. Asked once until it is dropped."""
+        """Returns `where` of this process; empty until it is known. Each process is read once until it is dropped."""
         now = time.monotonic()
         if name not in self._asked:
             asked = self._pool.submit(where, pid, Path(folder), self._left.ask)
@@ -69,8 +70,8 @@ class Stacks:
 
 
 def where(pid: int, folder: Path, write: Callable[[Callable[[], None]], object] = lambda work: work()) -> str:
-    """The innermost frames of the main thread, and who holds the interpreter's lock; or why that is not known. The whole dump is
-    left in the folder, by `write`: a disk that stalls may be why it hangs."""
+    """Returns the main thread's innermost frames and the holder of the interpreter's lock, or why they are not known.
+    `write` leaves the whole dump in the folder: a disk that stalls may be why the process hangs."""
     said = ""
     for _ in range(TRIES):
         try:
@@ -78,7 +79,7 @@ def where(pid: int, folder: Path, write: Callable[[Callable[[], None]], object] 
             write(partial(_leave, dump, folder))
             threads = json.loads(dump)
             found = innermost(threads, pid)
-            with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):  # what was read is kept
+            with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):  # keep what was read
                 found += _held_by_another(threads, pid)
             return found
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -88,7 +89,7 @@ def where(pid: int, folder: Path, write: Callable[[Callable[[], None]], object] 
 
 
 def _dump(pid: int) -> bytes:
-    """All threads as JSON. Raises ValueError with py-spy's last line, OSError or subprocess.TimeoutExpired."""
+    """Returns all threads as JSON. Raises ValueError with py-spy's last line, OSError or subprocess.TimeoutExpired."""
     command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--json", "--nonblocking", "--pid", str(pid)]
     done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False)
     if done.returncode:
@@ -97,7 +98,8 @@ def _dump(pid: int) -> bytes:
 
 
 def _held_by_another(threads: list[dict[str, Any]], pid: int) -> str:
-    """Which other thread holds the lock, at the same place in each of some looks: any thread that works has it now and then."""
+    """Returns the other thread that holds the lock at one place in several looks: any working thread has it at
+    times."""
     held = _holder(threads, pid)
     for _ in range(LOOKS_AGAIN if held else 0):
         time.sleep(LOOKS_APART_S)
@@ -107,7 +109,7 @@ def _held_by_another(threads: list[dict[str, Any]], pid: int) -> str:
 
 
 def _holder(threads: list[dict[str, Any]], pid: int) -> str:
-    """Where the thread is that has the lock; empty if it is the main thread, or none."""
+    """Returns where the thread is that has the lock; empty if it is the main thread, or none."""
     owner = next((thread for thread in threads if thread.get("owns_gil")), None)
     return "" if owner is None or owner["os_thread_id"] == pid or not owner["frames"] else _frames(owner)
 
@@ -115,12 +117,12 @@ def _holder(threads: list[dict[str, Any]], pid: int) -> str:
 def _leave(dump: bytes, folder: Path) -> None:
     try:
         (folder / FILE).write_bytes(dump)
-    except OSError as error:  # a full disk may be why it hangs
+    except OSError as error:  # a full disk may be why the process hangs
         log.warning("the stacks are not left in %s: %s", folder, error)
 
 
 def innermost(threads: list[dict[str, Any]], pid: int) -> str:
-    """Of the main thread, whose number is the process's; other threads of a trainer wait for work."""
+    """Returns the innermost frames of the main thread (number: the pid); other threads of a trainer wait for work."""
     main = next((thread for thread in threads if thread.get("os_thread_id") == pid), None)
     if main is None or not main["frames"]:
         return "its main thread runs no Python"

@@ -1,4 +1,4 @@
-"""Starts on their way: at most one of a group at a time, tried again after a pause when the shim refuses one."""
+"""Runs pending starts: at most one of a group at a time, tried again after a pause when the shim refuses one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agents.shim_client import ShimRefused
 log = logging.getLogger(__name__)
 
 REFUSED_PAUSE_S = 1.0
-"""After the shim refused a start (a full disk, no free port): tried again, but not in a busy loop."""
+"""Seconds until a start that the shim refused (a full disk, no free port) is tried again, so as not to loop."""
 
 
 class Starts:
-    """Of one node. A key is the name of a generation: everything up to its last dot is what it is a generation of."""
+    """The pending starts of one node. A key names a generation, and up to its last dot the group or lighthouse."""
 
     def __init__(self, done: Callable[[], None]) -> None:
         self._done = done
@@ -24,7 +24,7 @@ class Starts:
         self._refused: dict[str, tuple[float, str]] = {}
 
     def begin(self, key: str, work: Coroutine[Any, Any, None], now: float) -> None:
-        """The loop goes on meanwhile. Nothing is begun while one of the same group is, of whatever generation."""
+        """Begins a start in the background, unless one of the same group is under way, of whatever generation."""
         refused = self._refused.get(key)
         group = key.rpartition(".")[0]
         busy = any(other.rpartition(".")[0] == group for other in self._busy)

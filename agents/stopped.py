@@ -1,4 +1,4 @@
-"""Ranks that the kernel shows as stopped: a fact, unlike a step that takes long."""
+"""Detects ranks that the kernel shows as stopped: a fact, unlike a step that takes long."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ MAIN_THREAD_ENDED = "has lost its main thread, while others of its threads live 
 
 
 class Stopped:
-    """One rank, look by look. Any run between two looks (a tracer's, a throttle's) begins a new stop."""
+    """Follows one rank, look by look. Any run between two looks (a tracer's, a throttle's) begins a new stop."""
 
     def __init__(self) -> None:
         self._still = Still()
         self.why = ""
-        """What the kernel says of it, as the end of a sentence; empty: it may run, or has ended."""
+        """End of a sentence on why it cannot run; empty: it may run, or has ended."""
         self.for_s = 0.0
 
     def look(self, pid: int, awake: float) -> None:
-        """Takes the newest state. `awake`: a clock that counts only while the agent looks, since a freeze of the whole
-        node freezes the agent too."""
+        """Takes the newest state. `awake`: a clock that counts only while the agent looks, because a freeze of the
+        whole node freezes the agent too."""
         self.why, ran = state(pid)
         still_s = self._still.look((self.why, ran), awake)
         self.for_s = still_s if self.why else 0.0
 
 
 def state(pid: int) -> tuple[str, Hashable]:
-    """Why a process cannot run (empty: it may), and how often its main thread has given up a processor so far."""
+    """Returns why a process cannot run (empty: it may), and how often its main thread gave up a processor."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             text = file.read().decode(errors="replace")
@@ -49,7 +49,7 @@ def state(pid: int) -> tuple[str, Hashable]:
 
 
 def _lives_on(pid: int) -> bool:
-    """Whether a thread sleeps: none does in a process that is ending, which may take seconds as well."""
+    """Returns true if a thread sleeps. None does in a process that is ending, which may take seconds too."""
     try:
         threads = [process.stat_of(int(thread), of=pid) for thread in os.listdir(f"/proc/{pid}/task")]
     except OSError:

@@ -1,7 +1,7 @@
-"""What the shim knows of the processes it started: records on disk, and the history of what happened to them.
+"""Keeps the shim's process table: records on disk, and the history of what happened to each process.
 
-A record's file is a `ProcessRecord` (supervisor.wire.records), written here by hand: importing pydantic would double
-the shim's memory.
+A record's file is a `ProcessRecord` (supervisor.wire.records), written by hand: importing pydantic would double the
+shim's memory.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 from agents import process
 
 RECORD_VERSION = 1
-"""`supervisor.wire.records.VERSION`; a test holds the two together."""
+"""`supervisor.wire.records.VERSION`; a test holds the two equal."""
 
 LEFTOVER_DEADLINE_S = 10.0
-"""A killed process that is not gone after this is stuck in the kernel, and its GPU or disk with it."""
+"""Seconds for a killed process to end. One that takes longer is stuck in the kernel, and its GPU or disk with it."""
 
 
 @dataclass(slots=True)
 class Child:
-    """One process. The fields are those of ProcessRecord."""
+    """One process, with the fields of ProcessRecord."""
 
     name: str
     pid: int
@@ -37,7 +37,7 @@ class Child:
     signal: int | None = None
     exited: bool = False
     told: str = ""
-    """Why we sent the signal that ended it; while it runs, the newest that was to end it."""
+    """Why we sent the signal that ended it; while it runs, the reason of the newest such signal."""
     oom: bool | None = None
     ended_s: float = 0.0
 
@@ -46,23 +46,23 @@ class Child:
 
 
 def generation_of(name: str) -> int | None:
-    """The generation in a process name: `RUN.GROUP.GENERATION.RANK` or `lighthouse.RUN.GENERATION`."""
+    """Returns the generation in a process name: `RUN.GROUP.GENERATION.RANK` or `lighthouse.RUN.GENERATION`."""
     parts = name.split(".")
     place = {4: 2, 3: 2}.get(len(parts))
     return int(parts[place]) if place is not None and parts[place].isdigit() else None
 
 
 class Table:
-    """The records of one node folder. Memory is the truth while we live; the files are for the next shim."""
+    """The records of one node folder. Memory is the truth while the shim lives; the files are for the next shim."""
 
     def __init__(self, folder: Path, later: Callable[[Callable[[], None]], object] = lambda work: work()) -> None:
-        """`later` has what is to be written written, in order, in whatever thread: the disk may stall."""
+        """`later` runs the writes in order, in any thread: the disk may stall."""
         self._node, self._later = folder, later
         self._folder = folder / "processes"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._history = os.open(folder / "shim.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._unwritten = b""
-        """Lines of the history that found no room yet, the first one maybe in part."""
+        """Lines of the history that had no room yet; the first may be a part."""
         self._disk_failed = False
         self.children: dict[str, Child] = {}
 
@@ -77,8 +77,8 @@ class Table:
         self._on_disk(lambda: (self._folder / f"{name}.json").unlink(missing_ok=True))
 
     def remember(self, event: str, child: Child | None = None, **more: Any) -> None:
-        """Append to shim.jsonl; `t` is unix time, for people and for checkers that read one machine's files. What finds no room is
-        written with the next event that finds some."""
+        """Appends to shim.jsonl. `t` is unix time, for people and for checkers that read one machine's files. A line
+        without room on the disk is written with a later event."""
         line: dict[str, Any] = {"t": time.time(), "event": event}
         if child is not None:
             line |= {"name": child.name, "pid": child.pid, "start_ticks": child.start_ticks}
@@ -89,14 +89,14 @@ class Table:
     def _append(self, line: bytes) -> None:
         self._unwritten += line
         while self._unwritten:
-            written = os.write(self._history, self._unwritten)  # on an almost full disk only a part
+            written = os.write(self._history, self._unwritten)  # only a part on an almost full disk
             self._unwritten = self._unwritten[written:]
 
     def _on_disk(self, write: Callable[[], object]) -> None:
         self._later(lambda: self._try(write))
 
     def _try(self, write: Callable[[], object]) -> None:
-        # a full disk must not end the parent of every trainer here: the agent reads our memory, not these files
+        # a full disk must not end the parent of every trainer here; the agent reads our memory, not these files
         try:
             write()
             self._disk_failed = False
@@ -106,8 +106,9 @@ class Table:
             self._disk_failed = True
 
     def take_over(self) -> list[str]:
-        """Read what an earlier shim left. What still runs of it is killed; all of it is kept as exited, so that the
-        agent can say so and never starts that generation a second time. Returns sentences about what was done."""
+        """Reads what an earlier shim left, and kills what still runs of it. All of it is kept as exited, so that the
+        agent can report it and never starts that generation again. Returns sentences about what was done. Raises
+        OSError if a process does not end."""
         sentences = []
         left = {(stat.pid, stat.start_ticks): stat for stat in process.marked(str(self._node))}
         for path in sorted(self._folder.glob("*.json")):
@@ -118,7 +119,7 @@ class Table:
             if (child.pid, child.start_ticks) in left:
                 sentences.append(f"killed {child.name} (pid {child.pid}), left over from an earlier shim of this node")
                 self.remember("leftover_killed", child)
-            if generation_of(child.name) is None:  # the agent, the warm process: nobody asks for these again
+            if generation_of(child.name) is None:  # agent or warm process: no one asks for these again
                 path.unlink(missing_ok=True)
                 continue
             if not child.exited:

@@ -1,4 +1,4 @@
-"""What runs on the node, put together for a report: the shim's records, the ranks' progress, the decoded ends."""
+"""Assembles what runs on the node for a report: the shim's records, the ranks' progress, the decoded exits."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from supervisor.wire.records import (
 log = logging.getLogger(__name__)
 
 NEARLY = 0.9
-"""Where one rank of a group hangs, those that come so near to its bound are told with it: what each has waited for others
-is not counted, so they do not come to it at the same instant."""
+"""Share of its bound from which a rank is reported with one of its group that hangs. Each one's waits for others do not
+count, so they do not reach the bound at the same instant."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the files of all that runs here said, at one look."""
+    """Content of the files of all that runs here, at one look."""
 
     news: tuple[str, ...]
     """Ranks whose progress is new."""
     activities: Mapping[str, tuple[int, activity.Activity] | None]
     gates: Mapping[str, tuple[Hashable, dict[str, Any]]]
-    """What tells a touched file of a gate from one that was not, and what it says."""
+    """Gate -> a mark that changes when its file is touched, and the file's content."""
     disk_free_bytes: int
 
 
@@ -61,39 +61,39 @@ class View:
         self.progress: dict[str, ProgressFile] = {}
         self._exits: dict[str, ExitObserved] = {}
         self._addresses: dict[str, str] = {}
-        """Where the gates of this node listen."""
+        """Gate -> the address on which it listens."""
         self._gate_marks: dict[str, Hashable] = {}
         self._stills: dict[str, Still] = {}
         self._activities: Mapping[str, tuple[int, activity.Activity] | None] = {}
         self.disk_free_bytes = 0
-        """Where this node's files are."""
+        """Free bytes on the disk of this node's files."""
         self._paces: dict[str, Pace] = {}
         self._uses: dict[str, ProcessorUse] = {}
         self._stopped: dict[str, Stopped] = {}
         self._for_good: dict[str, str] = {}
-        """Rank -> why it is stopped, of those that were so for as long as the policy allows."""
+        """Rank -> why it is stopped, for those stopped as long as the policy allows."""
         self._stuck: dict[str, Stuck] = {}
         self._stuck_in: dict[str, tuple[int, activity.Activity] | None] = {}
-        """What each was in when that was told, with the count of such changes."""
+        """Rank -> its activity when its hang was reported, with the count of such changes."""
         self._blind = False
-        """What was told of hangs may be over."""
+        """True while reported hangs may be over."""
         self._stacks = Stacks()
         self.gates: dict[str, tuple[str, str]] = {}
-        """way -> gate and its node, as this agent has set them and the shim has answered."""
+        """Way -> gate and its node, as this agent set them and the shim has answered."""
         self.reaches: dict[str, bool] = {}
-        """way -> whether its forwarder reaches the gate, as the shim says it."""
+        """Way -> true if its forwarder reaches the gate, as the shim reports."""
         self.trips: dict[str, float] = {}
-        """way -> milliseconds to the gate and back, as the shim says it."""
+        """Way -> milliseconds to the gate and back, as the shim reports."""
         self.hearing: dict[str, dict[str, str]] = {}
-        """run -> group -> what this node's gate hears of it, for metrics."""
+        """Run -> group -> how this node's gate hears it, for metrics."""
         self.announced: frozenset[TrainerName] = frozenset()
-        """Ranks that are about to be started: told before they are, so that nobody takes this node for free of them."""
+        """Ranks about to start: reported before they do, so that this node is not taken for free of them."""
         self.leaving = ""
-        """Why the scheduler will end this node soon, as the shim says it; empty: it has not heard of that."""
+        """Why the scheduler will end this node soon, as the shim reports; empty: no notice."""
 
     def put(self, record: ProcessRecord, end: ExitObserved | None = None, last: ProgressFile | None = None) -> bool:
-        """A started or ended process; True when that is news. `end`, `last`: as `last_words` has read them, else the end is read
-        now."""
+        """Takes in a started or ended process; true when that is news. `end`, `last`: as `last_words` has read them,
+        else the exit is read now."""
         known = self.processes.get(record.name)
         if known == record or (known is not None and known.exited):
             return False
@@ -107,14 +107,14 @@ class View:
         return True
 
     def last_words(self, record: ProcessRecord) -> tuple[ExitObserved, ProgressFile]:
-        """How it ended, and what it told last: that it is finished, maybe, which no look has seen yet. Reads files, and no state:
-        from any thread."""
+        """Returns how the process ended, and its last progress: it may be finished, which no look has seen yet. Reads
+        files and no state, so it may run in any thread."""
         last = ProgressFile(record.folder)
         last.poll(0.0)
         return self.decode(record), last
 
     def decode(self, record: ProcessRecord) -> ExitObserved:
-        """How it ended, by what it left behind."""
+        """Decodes how the process ended from the files that it left."""
         return replace(exits.decode(record), disk=takes_nothing(self._settings.node_folder))
 
     def drop(self, name: str) -> None:
@@ -129,11 +129,11 @@ class View:
             self.trips.pop(way, None)
 
     def poll(self, now: float) -> list[str]:
-        """Look at the files of what runs, or has only just ended; returns the ranks whose progress is new."""
+        """Looks at the files of what runs or has just ended; returns the ranks whose progress is new."""
         return self.take(self.look(now)())
 
     def look(self, now: float) -> Callable[[], Seen]:
-        """What `poll` reads, to be done in any thread, one look at a time: a file system that stalls may hold it for ever."""
+        """Returns `poll`'s reading, for any thread, one at a time: a file system that stalls may hold it forever."""
         ranks = [(name, file, self.processes[name].folder) for name, file in self.progress.items()]
         gates = [
             (name, Path(record.folder) / "gate.json")
@@ -153,7 +153,7 @@ class View:
         return see
 
     def take(self, seen: Seen) -> list[str]:
-        """Of what is still there."""
+        """Takes in a look, for processes that are still there; returns the ranks whose progress is new."""
         for text, (mark, state) in seen.gates.items():
             name = parse(text)
             if text in self.processes and isinstance(name, LighthouseName):
@@ -165,14 +165,14 @@ class View:
         return [name for name in seen.news if name in self.progress]
 
     def unseen(self) -> None:
-        """The files do not answer: what the ranks do meanwhile is not known, nor whether those that hung still do."""
+        """Notes that the files do not answer: what the ranks do, and whether hung ones still hang, is unknown."""
         self._blind = True
         for pace in self._paces.values():
             pace.unseen()
 
     def still_gates(self, awake: float, seen: bool = True) -> dict[str, float]:
-        """For how many seconds, of a clock that runs while we look, each gate that listens has not touched its file. Not `seen`:
-        the files do not answer, and that begins anew."""
+        """Returns the seconds, by a clock that runs while we look, for which each listening gate has not touched its
+        file. Not `seen`: the files do not answer, and the count begins again."""
         seconds: dict[str, float] = {}
         if not seen:
             self._stills.clear()
@@ -183,7 +183,8 @@ class View:
         return seconds
 
     def look_for_stops(self, limits: Mapping[str, HangSpec], awake: float) -> None:
-        """Which ranks the kernel shows as stopped. `limits`, `awake`: as in `look_for_hangs`; no file of a rank is read."""
+        """Finds ranks that the kernel shows as stopped. `limits`, `awake`: as in `look_for_hangs`. Reads no rank's
+        file."""
         self._for_good = {}
         for name, rank in self._ranks():
             stopped, limit_s = self._stopped.setdefault(name, Stopped()), limits.get(rank.way, HangSpec()).stopped_s
@@ -192,14 +193,14 @@ class View:
                 self._for_good[name] = stopped.why
 
     def beyond_term(self, name: str) -> str:
-        """Why SIGTERM and its grace are of no use to a process, as a sentence: it, or a rank of its generation, is
-        stopped. Empty: they are."""
+        """Returns a sentence on why SIGTERM and its grace are of no use: the process, or a rank of its generation, is
+        stopped. Empty if they are of use."""
         way = name.rpartition(".")[0]
         return next((f"{n} {why}" for n, why in self._for_good.items() if n.rpartition(".")[0] == way), "")
 
     def look_for_hangs(self, limits: Mapping[str, HangSpec], awake: float, untold: bool = False) -> None:
-        """Whose step takes too long. `limits` are by way; `awake` is a clock that runs while we look; `untold`: ranks cannot write
-        their progress here."""
+        """Finds ranks whose step takes too long. `limits` are by way; `awake` is a clock that runs while we look;
+        `untold`: ranks cannot write their progress here."""
         self._blind = False
         ways: dict[str, list[str]] = {}
         for name, file in self.progress.items():
@@ -215,10 +216,10 @@ class View:
             self._look_at(names, limits.get(way, HangSpec()), awake)
 
     def _look_at(self, names: list[str], limits: HangSpec, awake: float) -> None:
-        """The ranks of one generation. All that hang are told at once, each with its stack: whoever acts on the first ends the
-        processes that the others are read from, and the first is not always the one to blame."""
+        """Looks at the ranks of one generation, and reports all that hang at once, each with its stack. Acting on the
+        first ends the processes that the other stacks are read from, and the first is not always to blame."""
         running = [name for name in names if not self.processes[name].exited]
-        # they commit together: one that saves, or has learned that it takes longer, keeps the others waiting for as long
+        # ranks commit together: one that saves, or has learned that it takes longer, makes the others wait as long
         bound_s = max((self._paces[name].bound_s(limits) for name in running), default=0.0)
         longest_s = limits.at_most_s
         hangs = any(self._paces[name].stuck(awake, bound_s, longest_s) is not None for name in running)
@@ -229,7 +230,7 @@ class View:
             if name not in found or (stands is not None and self._stuck_in.get(name, stands) != stands):
                 for table in (self._stuck, self._stuck_in):
                     table.pop(name, None)
-                self._stacks.drop(name)  # what it was found in is over
+                self._stacks.drop(name)  # that hang is over
         at = {name: (self.processes[name].pid, self.processes[name].folder) for name in found}
         stacks = {name: self._stacks.of(name, *at[name]) for name in found}
         if not all(stacks.values()):
@@ -241,18 +242,18 @@ class View:
             log.warning("%s hangs: no step for %g s, %s", *said, extra=about(name))
 
     def running_ways(self) -> dict[str, list[str]]:
-        """The generations that run here, with their running ranks."""
+        """Returns the generations that run here, with their running ranks."""
         ways: dict[str, list[str]] = {}
         for text, name in self._ranks():
             ways.setdefault(name.way, []).append(text)
         return ways
 
     def _ranks(self) -> list[tuple[str, TrainerName]]:
-        """Those that run here."""
+        """Returns the ranks that run here."""
         return [(text, name) for text in self.running() if isinstance(name := parse(text), TrainerName)]
 
     def ways(self) -> frozenset[str]:
-        """The generations of which there are processes here, also those that have ended."""
+        """Returns the generations that have processes here, including ended ones."""
         return frozenset(name.way for text in self.processes if isinstance(name := parse(text), TrainerName))
 
     def runs(self) -> set[str]:
@@ -265,7 +266,7 @@ class View:
         return tuple(file.problem for file in self.progress.values() if file.problem)
 
     def observed(self) -> NodeObserved:
-        """As it is to be reported; the sequence is the reporter's to fill."""
+        """Returns the record to report; the reporter fills in its sequence."""
         trainers, lighthouses = [], []
         for text, record in sorted(self.processes.items()):
             match parse(text):
@@ -289,7 +290,7 @@ class View:
         )
 
     def milestones(self) -> Hashable:
-        """Changes when something happened that is worth a report at once."""
+        """Returns a value that changes when something is worth a report at once."""
         return (
             tuple((name, record.exited) for name, record in sorted(self.processes.items())),
             tuple(milestones(file.newest) for _, file in sorted(self.progress.items())),
@@ -346,7 +347,7 @@ class View:
 
 
 def _gate(path: Path) -> tuple[Hashable, dict[str, Any]] | None:
-    """None: it does not listen yet."""
+    """Returns mark and content of a gate's file; None: it does not listen yet."""
     try:
         stat = os.stat(path)
         state = json.loads(path.read_bytes())
@@ -363,5 +364,5 @@ def _disk_free(folder: Path) -> int:
 
 
 def kind(name: str) -> str:
-    """trainer or lighthouse, for metrics."""
+    """Returns `trainer` or `lighthouse`, for metrics."""
     return "lighthouse" if isinstance(parse(name), LighthouseName) else "trainer"

@@ -1,4 +1,4 @@
-"""`supervisor chaos run` for benchmarks."""
+"""Runs `supervisor chaos run` for benchmarks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 
 def chaos_run(arguments: Sequence[str]) -> int:
-    """Its exit code. After a Ctrl-C it is waited for: it heals what is broken and judges what there is before it leaves."""
+    """Returns its exit code. After a Ctrl-C it is waited for: it heals what is broken and judges what there is."""
     asked = [sys.executable, "-m", "supervisor.cli", "chaos", "run", *arguments]
-    # in a session of its own, so that a Ctrl-C comes to it once, from here
+    # in its own session, so that a Ctrl-C reaches it once, from here
     with subprocess.Popen(asked, start_new_session=True) as run:
         try:
             return run.wait()

@@ -1,8 +1,12 @@
-"""Compound faults with real trainers, many seeds: `python -m benchmarks.chaos_compound [--seeds N] [--go-on]`.
+"""Plays compound faults with real trainers and many seeds: `python -m benchmarks.chaos_compound [--seeds N] [--go-on]`.
 
-Each seed draws eight faults (`supervisor chaos run --seed`): in each one group crashes while another is mended, or at once with it, and the
-supervisor, the lighthouse or the gate is killed during the recovery of a third; some others come in twos as well. Of each is kept what its certificate says; its folder is `runs/chaos-SEED`. The file is written after each seed, so an interrupted lane goes on with `--go-on`: a
-seed that is in it is not played again, whatever commit played it. One that is begun anew leaves the older file beside it, with `.before` behind its name. Exit code 1 when a certificate is not green.
+Each seed draws eight faults (`supervisor chaos run --seed`). In each, one group crashes at once with another or while
+it is mended. The supervisor, the lighthouse or the gate is killed during the recovery of a third. Some other faults
+come in twos as well.
+
+For each seed the file keeps the result of its certificate; its folder is `runs/chaos-SEED`. The file is written after
+each seed, so an interrupted lane goes on with `--go-on`. A seed in the file is not played again, whatever commit played
+it. A new lane keeps the older file with `.before` behind its name. Exits 1 when a certificate is not green.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ SEEDS = 20
 
 
 def play(seed: int) -> dict[str, Any]:
-    """What its certificate says. Raises SystemExit where there is none."""
+    """Plays a seed and returns what its certificate says. Raises SystemExit where there is none."""
     name = f"chaos-{seed}"
     shutil.rmtree(RUNS / name, ignore_errors=True)
     code = chaos_run(["--seed", str(seed), "--faults", str(FAULTS), "--name", name])
@@ -62,7 +66,7 @@ def keep(played: list[dict[str, Any]]) -> None:
 
 
 def _played() -> list[dict[str, Any]]:
-    """Of the file. Raises SystemExit for one that holds none."""
+    """Returns the seeds in the file. Raises SystemExit for a file that holds none."""
     try:
         return [
             each

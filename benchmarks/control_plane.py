@@ -1,4 +1,5 @@
-"""How long the control plane takes to come back: runs the tests that measure it, on a quiet machine, and checks the bounds.
+"""Measures how long the control plane takes to come back: runs the tests that measure it, on a quiet machine, and
+checks the bounds.
 
 `python -m benchmarks.control_plane [--rounds 3]` writes benchmarks/results/control_plane.json.
 """
@@ -33,11 +34,11 @@ BOUNDS: dict[str, tuple[str, Any]] = {
         lambda m: m["heartbeat_s"] + 1,
     ),
 }
-"""What was measured begins with the key -> the bound in words, and in seconds."""
+"""Beginning of a measurement's name -> its bound in words, and in seconds."""
 
 
 def run(rounds: int) -> list[dict[str, Any]]:
-    """Every measurement of every round. Raises CalledProcessError when a test fails."""
+    """Returns every measurement of every round. Raises CalledProcessError when a test fails."""
     found = []
     for number in range(rounds):
         command = [sys.executable, "-m", "pytest", *TESTS, "-q", "-rP", "-p", "no:cacheprovider"]
@@ -52,7 +53,7 @@ def run(rounds: int) -> list[dict[str, Any]]:
 
 
 def figure(measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """One quantity over all rounds, with its bound if it has one."""
+    """Returns one quantity over all rounds, with its bound if it has one."""
     seconds = sorted(m["seconds"] for m in measured)
     result: dict[str, Any] = {
         "n": len(seconds),

@@ -1,8 +1,9 @@
-"""How long one decision takes for 10,000 nodes: `python -m benchmarks.decide [--rounds N]`.
+"""Measures how long one decision takes for 10,000 nodes: `python -m benchmarks.decide [--rounds N]`.
 
-4,000 groups run on a node each, the other 6,000 are spares. Measured in turn, in one run: a quiet round, a round in which
-50 groups fail at once (20 nodes lost, 20 crashes, 10 allocations taken away), and a fixed reference loop, whose time says
-how fast the machine was just then. Exit code 1 when the median of a round is above the bound.
+4,000 groups run on a node each; the other 6,000 nodes are spares. Three things are measured in turn, in one run. The
+first is a quiet round. The second is a round in which 50 groups fail at once (20 nodes lost, 20 crashes, 10 allocations
+taken away). The third is a fixed reference loop, whose time shows how fast the machine was just then. Exits 1 when the
+median of a round is above the bound.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ RESULTS = Path(__file__).parent / "results" / "decide.json"
 
 
 def inputs() -> tuple[RunSpec, Observed, Memory]:
-    """A run that trains."""
+    """Returns a run that trains."""
     spec = RunSpec(
         name="bench",
         groups=GroupsSpec(count=GROUPS),
@@ -93,7 +94,7 @@ def ranks_of(group: int) -> tuple[RankView, ...]:
 
 
 def failing(observed: Observed) -> Observed:
-    """50 groups fail at once, spread over the run."""
+    """Returns the state after 50 groups failed at once, spread over the run."""
     assert observed.gate is not None
     nodes, grants, hearing = dict(observed.nodes), dict(observed.grants), dict(observed.gate.hearing)
     for i in range(FAILURES):
@@ -111,7 +112,7 @@ def failing(observed: Observed) -> Observed:
 
 
 def reference() -> int:
-    """A fixed piece of plain Python work: dictionary look-ups and small tuples."""
+    """Does a fixed piece of plain Python work: dictionary look-ups and small tuples."""
     table = {i: (i, str(i)) for i in range(20_000)}
     total = 0
     for i in range(200_000):
@@ -120,7 +121,7 @@ def reference() -> int:
 
 
 def once(work: Callable[[], object]) -> float:
-    """Milliseconds."""
+    """Returns the milliseconds that the work takes."""
     start = time.perf_counter()
     work()
     return (time.perf_counter() - start) * 1000.0
@@ -151,7 +152,7 @@ def machine() -> dict[str, object]:
 
 
 def check(quiet: Decision, failed: Decision) -> None:
-    """What was measured is what it is called."""
+    """Asserts that the measured rounds are what their names say."""
     assert quiet.actions == (), quiet.actions[:3]
     starts = sum(a.verb in ("start", "cordon") for a in failed.actions)
     assert starts >= 10, f"only {starts} groups were acted on"
@@ -163,7 +164,7 @@ def main() -> int:
     rounds = parser.parse_args().rounds
     spec, observed, memory = inputs()
     failed = failing(observed)
-    # One round to note the suspects, and the failures are judged once the engine had its time.
+    # one round notes the suspects, and the failures are judged once the engine had its time
     noted = decide(failed, spec, memory).memory
     noted = replace(memory, suspects=noted.suspects)
     late = replace(failed, now=failed.now + LOCAL_WORD_S)

@@ -1,18 +1,22 @@
-"""What failed, who did it, and what is done: how often the verdict is right, and how soon it is there.
+"""Measures how often and how soon the supervisor's verdict is right: what failed, who did it, and what is done.
 
 `python -m benchmarks.detection [--seeds 10] [--only CAUSE ...]` writes benchmarks/results/detection.json.
 
-One run of two groups with two ranks each is broken again and again for a real cause, in a rank and at a moment that the seed
-picks, and left alone until it trains again. The control plane is the real one; the trainers are toys that step in a real TorchFT
-quorum with real collectives (tests/agents/toy_model.py), for a fault in TorchTitan itself is no other to the supervisor.
-`detect_s` is from the instant just before the fault to the incident with its rung in etcd, as a watch brings it here, by one
-monotonic clock. An incident that rides something through (rung 0) is a first sign, no verdict. Right are:
-the kind; the culprit: group and node, the rank too where it is one's doing, and nobody else is acted on; the first rung; and the
-words of the evidence that name the cause. Whoever is acted on between two trials is a stray, and there may be none.
-Where nothing is to be done (rung "none") all are right if nothing was done; a straggler is named in the journal besides.
-With few seeds the 99th percentile is the slowest. A trial without a time misses its goal; so does a cause with fewer trials than
-seeds, be it that this machine cannot make it. The exit code is 0 when every goal is met.
-Of a crash is told besides when its process had ended, by its shim: a kill for memory comes only once the rank has filled it.
+One run of two groups with two ranks each is broken repeatedly for a real cause. The seed picks the rank and the moment.
+The run is then left alone until it trains again. The control plane is the real one. The trainers are toys that step in
+a real TorchFT quorum with real collectives (tests/agents/toy_model.py): a fault inside TorchTitan looks no different to
+the supervisor.
+
+`detect_s` runs from just before the fault until a watch brings the incident with its rung here from etcd, by one
+monotonic clock. An incident that rides something through (rung 0) is a first sign, no verdict. A verdict has four parts
+that must be right. They are the kind; the culprit; the first rung; and the words of the evidence that name the cause.
+The culprit is group and node, and the rank where one is at fault; no other group is acted on. A group that is acted on
+between two trials is a stray, and there may be none. Where nothing must be done (rung "none") all parts are right if
+nothing was done; the journal must also name a straggler.
+
+With few seeds the 99th percentile is the slowest. A trial without a time misses its goal. So does a cause with fewer
+trials than seeds, even if this machine cannot make it. Exits 0 when every goal is met. For a crash the file also has
+when its process had ended, by its shim. A kill for memory comes only once the rank has filled it.
 """
 
 from __future__ import annotations
@@ -56,25 +60,25 @@ from tests.integration.world import World, toy_spec, world_on
 
 RESULTS = Path(__file__).parent / "results" / "detection.json"
 NODES = 5
-"""Two for the groups, a spare, and two in the place of those that are lost."""
+"""Two for the groups, a spare, and two to replace lost ones."""
 GROUPS, RANKS = 2, 2
 STEP_S = 0.1
 LEARNED_STEPS = 16
-"""Committed by a generation before it is broken: warm-up, enough to learn from, and a checkpoint."""
+"""Steps that a generation commits before it is broken: warm-up, enough to learn from, and a checkpoint."""
 CHECKPOINT_STEPS = 10
 VERDICT_S = 60.0
 QUIET = 1.75
-"""How long nothing may be done where nothing is to be done, in times of the bound of a hang."""
+"""Times the bound of a hang for which nothing may be done where nothing must be done."""
 BACK_S = 120.0
 DISK_BYTES = 96 << 20
 
 TORCHFT = TorchFTSpec(heartbeat_timeout_ms=1000, join_timeout_ms=1500, process_group_timeout_ms=2500)
 LEARNED_S = 1.5 * HANGS.factor * STEP_S
-"""A bound that is learned is shorter: a step takes some hundredths of a second longer than `STEP_S`."""
+"""Seconds. A learned bound is shorter: a step takes some hundredths of a second longer than `STEP_S`."""
 
 
 def spec(checkpoint_steps: int = CHECKPOINT_STEPS, hang_at_least_s: float = HANGS.at_least_s) -> RunSpec:
-    """Budgets and backoff that let one run live through all of it."""
+    """Returns a run file whose budgets and backoff let one run live through all of it."""
     hang = replace(HANGS, at_least_s=hang_at_least_s)
     many = BudgetSpec(restart=100_000, replace=100_000, reallocate=100_000, window_s=1.0)
     made = toy_spec(name="detection", groups=GROUPS, spares=1, hang=hang, budget=many, backoff_first_s=0.0)
@@ -95,7 +99,7 @@ def spec(checkpoint_steps: int = CHECKPOINT_STEPS, hang_at_least_s: float = HANG
 
 
 class Watcher(Follower):
-    """What etcd holds, and when each incident came here."""
+    """Mirrors etcd's content, and notes when each incident came here."""
 
     def __init__(self, endpoint: str, run: str) -> None:
         self._store = connect(endpoint.split(","))
@@ -103,8 +107,9 @@ class Watcher(Follower):
         self._incidents = keys.incident(run, "")
         self.came: list[tuple[float, Incident]] = []
         self.bounds: dict[tuple[int, int], float] = {}
-        """(group, generation) -> what its agent had learned that a step may take, when one took longer. Of this trial: a group that
-        waited for the one that was broken before is told as late too, and is not started again for it."""
+        """(group, generation) -> the bound of a step that its agent had learned, when a step took longer, in this
+        trial. A group that only waited for the broken one is reported as late too, and is not started again for
+        that."""
         self.ends: dict[tuple[int, int], float] = {}
         """(group, generation) -> when the first of its ranks had ended, by its shim and this machine's clock."""
 
@@ -125,7 +130,7 @@ class Watcher(Follower):
                 self.ends[way] = min(self.ends.get(way, math.inf), trainer.exit.ended_s)
 
     def begin(self) -> int:
-        """A trial. How many incidents came before it."""
+        """Begins a trial; returns how many incidents came before it."""
         with self._lock:
             self.bounds.clear()
             return len(self.came)
@@ -149,9 +154,9 @@ class Bench:
     disks: bool
     trials: int = 0
     judged: int = 0
-    """So many of the incidents' writes came before the last trial was over."""
+    """Number of incident writes that came before the last trial was over."""
     strays: list[str] = field(default_factory=list)
-    """What was acted on between trials."""
+    """Groups that were acted on between trials."""
     step_s: float = STEP_S
 
     @property
@@ -163,7 +168,7 @@ class Bench:
             return status.run_status(mirror, self.record)
 
     def ranks(self, group: int) -> list[TrainerObserved]:
-        """Of its current generation."""
+        """Returns the ranks of a group's current generation."""
         state = self.status().groups[group]
         with self.watcher.mirror() as mirror:
             seen = mirror.record(keys.observed(state.node), NodeObserved) if state.node else None
@@ -190,7 +195,7 @@ class Bench:
         return self.done((target.group, target.generation, target.rank))
 
     def done(self, *ordered: tuple[int, int, int]) -> float:
-        """When the first of these ranks did it. Its neighbours may be ended for it before they come so far."""
+        """Returns when the first of these ranks did it. Its neighbours may be ended for it before they get so far."""
 
         def first() -> float | None:
             moments = [causes.done_at(self.run_dir, *each) for each in ordered]
@@ -209,7 +214,7 @@ class Bench:
         return registered.agent_pid if registered is not None else 0
 
     def settle(self) -> None:
-        """Let go of what is held against hosts, end a halt, and wait until everything trains and a spare is warm."""
+        """Frees all hosts, ends a halt, and waits until everything trains and a spare is warm."""
         eventually(lambda: not self.status().incidents_open or self.status().phase == "halted", BACK_S, "all is over")
         if self.status().phase in ("halted", "stopping"):
             eventually(lambda: self.status().phase == "halted", BACK_S, "it is halted")
@@ -219,7 +224,7 @@ class Bench:
         eventually(self._well, BACK_S, "everything trains, and a spare is warm")
 
     def settled_or_helped(self) -> bool:
-        """As `settle`; what does not come back by itself is restarted as a person would. Returns whether it was."""
+        """Settles, and restarts what does not come back as a person would. Returns true if it restarted anything."""
         try:
             self.settle()
         except AssertionError as error:
@@ -256,7 +261,7 @@ class Bench:
         return any(health is not None and health.warm == "ready" for health in warm)
 
     def acted(self, count: int) -> dict[str, tuple[float, Incident]]:
-        """Of each incident after the first `count` writes: the first word that something was done, and when it came."""
+        """Returns for each incident after the first `count` writes the first write with an action, and when it came."""
         first: dict[str, tuple[float, Incident]] = {}
         for at, incident in self.watcher.since(count):
             if incident.decided is not None and incident.rung > Rung.RIDE_THROUGH and incident.kind != Kind.REQUESTED:
@@ -264,7 +269,7 @@ class Bench:
         return first
 
     def waits_since(self, at: int) -> list[str]:
-        """What the journal says is waited for, after that byte of it."""
+        """Returns the waits in the journal after that byte of it."""
         with (Path(self.run_dir) / "journal.jsonl").open("rb") as file:
             file.seek(at)
             lines = file.read().splitlines()
@@ -277,7 +282,7 @@ class Bench:
 
 
 def trial(bench: Bench, name: str, seed: int) -> dict[str, Any]:
-    """Break it once. Raises NotHere where this machine cannot, Fatal when it went wrong."""
+    """Breaks the run once. Raises NotHere where this machine cannot, Fatal when it went wrong."""
     case, rng = CASES[name], random.Random(f"{name}:{seed}")
     helped = bench.settled_or_helped()
     bench.trials += 1
@@ -309,10 +314,10 @@ def _judged(bench: Bench, case: Case, target: Target, began: float, count: int, 
 
     try:
         eventually(lambda: bench.acted(count), VERDICT_S)
-        after.close()  # a disk that stays full would let nothing start there
+        after.close()  # nothing could start on a disk that stays full
         eventually(over, BACK_S)
     except AssertionError:
-        pass  # nothing was found, or it does not come back: both are told by what there is
+        pass  # nothing was found, or it does not come back: the result shows both
     acted, main = list(bench.acted(count).values()), right()
     rest = [i for _, i in acted if i.kind not in case.kinds]
     detected = min((at - began for at, _ in main or acted), default=None)
@@ -352,7 +357,7 @@ def _culprit(bench: Bench, case: Case, target: Target, main: list[Incident], res
 
 
 def _quiet(bench: Bench, name: str, target: Target, began: float, count: int, journal: int) -> dict[str, Any]:
-    """Nothing may be done; a straggler is to be named meanwhile."""
+    """Watches that nothing is done, and that a straggler is named meanwhile."""
     sentences: list[str] = []
     at: float | None = None
     if name == "straggler":
@@ -397,7 +402,7 @@ def _round(seconds: float | None) -> float | None:
 
 @contextmanager
 def bench(folder: Path, spec_: RunSpec, own_disks: bool = True) -> Iterator[Bench]:
-    """The system, with a run that trains. `own_disks`: each node has a small one, where that can be."""
+    """Starts the system with a run that trains. `own_disks`: each node has a small disk of its own, where possible."""
     nodes = [folder / "runs" / ".supervisor" / "nodes" / f"n{i + 1}" for i in range(NODES)]
     with ExitStack() as stack:
         disks = [node for node in nodes if own_disks and mount(node, DISK_BYTES)]
@@ -416,7 +421,7 @@ def bench(folder: Path, spec_: RunSpec, own_disks: bool = True) -> Iterator[Benc
 
 @dataclass(frozen=True)
 class Measured:
-    """`history`: what the checkers say of all of it. `commit`: of the sources as it began."""
+    """All trials. `history`: what the checkers say of the whole run. `commit`: of the sources as it began."""
 
     trials: dict[str, list[dict[str, Any]]]
     not_here: dict[str, str]
@@ -427,8 +432,8 @@ class Measured:
 
 
 def measure(seeds: int, names: list[str], partial: Path) -> Measured:
-    """All trials, and the causes that this machine cannot make. A seed makes each cause once, in an order of its own. Where a trial
-    goes wrong the run's files stay."""
+    """Runs all trials, and finds the causes that this machine cannot make. A seed makes each cause once, in an order of
+    its own. Where a trial goes wrong the run's files stay."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     not_here: dict[str, str] = {}
     measured_at = commit()
@@ -467,7 +472,7 @@ def measure(seeds: int, names: list[str], partial: Path) -> Measured:
 
 
 def _plain(found: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """With the paths that tracebacks and facts name as they are in the repository and in the run's folder: no machine's own."""
+    """Returns the result with paths relative to the repository and the run's folder: none of the machine's own."""
     plain: dict[str, Any] = json.loads(_plainly(found, folder))
     return plain
 

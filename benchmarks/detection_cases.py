@@ -1,4 +1,4 @@
-"""What is broken in `benchmarks.detection`, how, and what is to come of it."""
+"""The causes that `benchmarks.detection` makes, how it makes them, and the verdicts that are right."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from benchmarks.detection import Bench
 
 SHIM_LOOKS_S = 2.0
-"""The shim notes in which cgroup its processes are once a second."""
+"""Seconds: the shim notes its processes' cgroups once a second."""
 HOG_HAS = 32 << 20
-"""Bytes that are left to a rank: the clock runs while it fills them."""
+"""Bytes left to a rank: the clock runs while it fills them."""
 AHEAD = 10
 """Steps until something happens in every group at once."""
 HICCUP_S = 1.2
 
 Inject = Callable[["Bench", Target, ExitStack], float]
-"""Breaks it and returns the moment, by this machine's monotonic clock. What is left to mend is put on the stack."""
+"""Breaks a target and returns the moment, by this machine's monotonic clock. Clean-up goes on the stack."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A cause, and the verdict that is right. `kinds`: each of them is. `rung`: None: nothing may be done."""
+    """A cause and its right verdict. `kinds`: any of them is right. `rung`: None if nothing may be done."""
 
     how: str
     inject: Inject
@@ -48,17 +48,17 @@ class Case:
     rung: Rung | None
     family: str
     whole_run: bool = False
-    """No group is to blame: the run is halted, and no host is held guilty."""
+    """No group is the culprit: the run is halted, and no host is held guilty."""
     rank_named: bool = True
-    """The rank is to be named, beside group and node."""
+    """The verdict must name the rank, besides group and node."""
     says: str = ""
-    """Words of its evidence: what is wrong, named as such."""
+    """Words of the evidence that name the cause."""
     echoes: tuple[Kind, ...] = field(default=())
-    """What the other groups may show of it as well, at rung 1."""
+    """Kinds that the other groups may show as well, at rung 1."""
 
 
 def _ordered(cause: str) -> Inject:
-    """One rank does it to itself at its next step."""
+    """One rank breaks itself at its next step."""
 
     def inject(bench: Bench, target: Target, after: ExitStack) -> float:
         return bench.ordered(target, Order(cause=cause))
@@ -67,7 +67,7 @@ def _ordered(cause: str) -> Inject:
 
 
 def _everywhere(cause: str, one_rank: bool) -> Inject:
-    """Every group does it at the same step; in each the target's rank alone, or all of them."""
+    """Every group breaks at the same step; in each only the target's rank, or all ranks."""
 
     def inject(bench: Bench, target: Target, after: ExitStack) -> float:
         wanted = Order(cause=cause, at_step=bench.step() + AHEAD)
@@ -159,7 +159,7 @@ def _busy(bench: Bench, target: Target, after: ExitStack) -> float:
 
 
 CRASH, HANG, OTHER, NOTHING = "crash", "hang", "other", "nothing"
-"""Families: an end of a process; a process that lives and does not go on; what is neither; what heals by itself."""
+"""Families: a process that ends; a process that lives and does not go on; neither; and what heals by itself."""
 
 
 def _crash(how: str, inject: Inject, kind: Kind, says: str) -> Case:
@@ -236,7 +236,7 @@ RANK_ZERO = ("checkpoint_blocked",)
 
 
 def mount(folder: Path, size: int) -> bool:
-    """A tmpfs there; False where that is not allowed."""
+    """Mounts a tmpfs at the folder; false where that is not allowed."""
     folder.mkdir(parents=True, exist_ok=True)
     if os.geteuid() != 0 or shutil.which("mount") is None:
         return False
@@ -245,5 +245,5 @@ def mount(folder: Path, size: int) -> bool:
 
 
 def unmount(folder: Path) -> None:
-    """Once what was killed there has let go of its files."""
+    """Unmounts the folder once the processes killed there have released its files."""
     eventually(lambda: subprocess.run(["umount", str(folder)], check=False, capture_output=True).returncode == 0, 20)

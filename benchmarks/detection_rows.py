@@ -1,4 +1,4 @@
-"""What the trials of `benchmarks.detection` come to: a row for each cause, and whether the goals are met."""
+"""Summarises the trials of `benchmarks.detection`: a row for each cause, and whether the goals are met."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.detection_cases import CRASH, HANG, NOTHING, Case
 from supervisor.core.spec import HangSpec
 
 HANGS = HangSpec(factor=40.0, at_least_s=4.0, at_most_s=30.0)
-"""`at_least_s`: the least that a run file takes with these timeouts of TorchFT. `factor`: what makes the bound that a rank
-learns from steps of a tenth of a second longer than that, so that a hang is found by what was learned."""
+"""`at_least_s`: the least that a run file accepts with these timeouts of TorchFT. `factor`: makes the bound that a rank
+learns from steps of 0.1 s longer than that, so that the learned bound finds a hang."""
 
 GOALS = {"crash_detect_s": 0.2, "hang_times_the_bound": 2.0, "culprit_right_share": 0.98}
 RIGHT = ("kind_right", "culprit_right", "rung_right", "named_right")
@@ -24,23 +24,23 @@ MET = (
 
 
 def not_made(seed: int, error: Exception) -> dict[str, Any]:
-    """A trial that went wrong itself: nothing of it is right."""
+    """Returns the result of a trial that itself went wrong: no part is right."""
     wrong = dict.fromkeys(RIGHT, False)
     return {"seed": seed, "found": [f"not made: {error}"], **wrong, "detect_s": None}
 
 
 def percentile(values: list[float], share: float) -> float:
-    """By the nearest rank."""
+    """Returns the percentile by the nearest rank."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def _learned(bound_s: float) -> bool:
-    """By what the rank did, not by the policy's least or most."""
+    """Returns true if the rank's own steps made the bound, not the policy's least or most."""
     return HANGS.at_least_s < bound_s < HANGS.at_most_s
 
 
 def row(case: Case, trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """One cause over its seeds."""
+    """Returns one cause's figures over its seeds."""
     seconds = [t["detect_s"] for t in trials if t["detect_s"] is not None]
     ratios = [t["times_the_bound"] for t in trials if "times_the_bound" in t]
     kinds = " or ".join(k.value for k in case.kinds) or "nothing is done"
@@ -73,8 +73,8 @@ def row(case: Case, trials: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def summary(rows: dict[str, dict[str, Any]], names: Iterable[str], seeds: int, strays: list[str]) -> dict[str, Any]:
-    """The goals over all causes that were to be made, so many times each, and whether they are met. `strays`: whoever was acted on
-    while nothing was broken."""
+    """Returns the goals over all named causes, with this number of seeds each, and whether they are met. `strays`:
+    groups that were acted on while nothing was broken."""
     crashes = [r for r in rows.values() if r["family"] == CRASH]
     hangs = [r for r in rows.values() if r["family"] == HANG]
     slowest = max((r["detect_s_p99"] for r in crashes if r["detect_s_p99"] is not None), default=None)
@@ -109,5 +109,5 @@ def summary(rows: dict[str, dict[str, Any]], names: Iterable[str], seeds: int, s
 
 
 def missed(found: dict[str, Any], history: dict[str, str]) -> list[str]:
-    """What a summary does not meet, and the checkers that do not pass."""
+    """Returns the goals that a summary misses, and the checkers that do not pass."""
     return [goal for goal in MET if not found[goal]] + [name for name, said in history.items() if said != "pass"]

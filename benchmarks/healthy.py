@@ -1,13 +1,14 @@
-"""A healthy run is left alone: checkpoints, pauses for evaluation, steps five times as long, processes that stand still for a
-moment, and neighbours that burn all processors, with a detector that is as quick as a run file allows.
+"""Measures that a healthy run is left alone, with a detector as quick as a run file allows.
 
-An ordinary step hangs after 9 s here, or ten usual ones (some 15 s). One group alone evaluates for 20 s, so each of those pauses is
-longer than that; the slow steps, the other evaluations and the stops are shorter one by one. Results without `evaluated_alone`
-were measured before there were such pauses.
+The run has checkpoints, pauses for evaluation and steps five times as long. Processes stand still for a moment, and
+neighbours burn all processors. An ordinary step hangs after 9 s here, or ten usual ones (some 15 s). One group alone
+evaluates for 20 s, so each of those pauses is longer than that. The slow steps, the other evaluations and the stops are
+each shorter. Results without `evaluated_alone` were measured before there were such pauses.
 
-`python -m benchmarks.healthy [--minutes 30]` writes benchmarks/results/healthy.json. Two groups of real TorchTitan trainers
-(llama3-debug, benchmarks/healthy_trainer.py). Nothing may be done in all that time. What was only ridden through, or waited for,
-is listed. At the end a rank is stopped for good: that is to be found, or the measurement shows nothing.
+`python -m benchmarks.healthy [--minutes 30]` writes benchmarks/results/healthy.json. Two groups of real TorchTitan
+trainers run (llama3-debug, benchmarks/healthy_trainer.py). Nothing may be done in all that time; what was only ridden
+through or waited for is listed. At the end a rank is stopped for good: that must be found, or the measurement proves
+nothing.
 """
 
 from __future__ import annotations
@@ -45,20 +46,21 @@ from tests.integration.world import World, world_on
 RESULTS = Path(__file__).parent / "results" / "healthy.json"
 TORCHFT = TorchFTSpec(heartbeat_timeout_ms=1000, join_timeout_ms=3000, process_group_timeout_ms=6000)
 HANGS = HangSpec(at_least_s=9.0, stopped_s=0.0)
-"""The default is 30 s. This is the shortest that a run file takes with these timeouts of TorchFT. What the kernel shows as stopped is not
-ended for that alone: how long a step takes is what is measured."""
+"""The default of `at_least_s` is 30 s; this is the shortest that a run file accepts with these timeouts of TorchFT.
+`stopped_s` is 0: the kernel showing a rank as stopped must not end it, because the length of a step is what is
+measured."""
 CHECKPOINT_STEPS = 15
 STILL_S = 2.0
-"""A rank is stopped for so long: twice the heartbeat timeout, so that the gate does miss it."""
+"""Seconds for which a rank is stopped: twice the heartbeat timeout, so that the gate does miss it."""
 EVERY_S = 30.0
 NEIGHBOURS_S = 20.0
-"""On for so long, then off for so long."""
+"""Seconds that the neighbours are on, then off."""
 BEGIN_STEPS = 10
 FOUND_WITHIN_S = 120.0
 
 
 def spec() -> RunSpec:
-    """The default policy in all but the shortest time of a hang."""
+    """Returns the default policy in all but the shortest time of a hang, and what is stopped."""
     titan = TitanSpec(
         recipe="benchmarks.healthy_trainer:debug", steps=10**6, checkpoint_interval_steps=CHECKPOINT_STEPS
     )
@@ -77,7 +79,7 @@ def spec() -> RunSpec:
 
 
 class Neighbours:
-    """A busy loop for each processor."""
+    """Runs a busy loop for each processor."""
 
     def __init__(self) -> None:
         self._loops: list[subprocess.Popen[bytes]] = []
@@ -98,7 +100,7 @@ class Neighbours:
 
 
 def disturb(w: World, record: RunRecord, seconds: float, rng: random.Random) -> dict[str, int]:
-    """For so long. Returns how often what was done."""
+    """Disturbs the run for that many seconds. Returns how often each disturbance was made."""
     began, next_stop, stops = time.monotonic(), EVERY_S / 2, 0
     neighbours = Neighbours()
     try:
@@ -125,13 +127,13 @@ def disturb(w: World, record: RunRecord, seconds: float, rng: random.Random) -> 
 
 
 def acted(w: World, record: RunRecord) -> list[Incident]:
-    """What was done to a group."""
+    """Returns the incidents for which a group was acted on."""
     return [i for i in w.incidents(record) if i.decided is not None and i.rung > Rung.RIDE_THROUGH]
 
 
 def control(w: World, record: RunRecord) -> dict[str, Any]:
-    """One real hang, in an ordinary step: who is stopped while it evaluates may take as long as that, and is started again when it
-    has been silent for `policy.silent_timeout_s`."""
+    """Makes one real hang, in an ordinary step, and checks that it is found. A rank that is stopped while it evaluates
+    may take as long as that, and is started again when it has been silent for `policy.silent_timeout_s`."""
     eventually(lambda: all(_is_ordinary(g.step) for g in w.status(record).groups), FOUND_WITHIN_S, "an ordinary step")
     trainer = w.trainer(record, 1)
     began = time.monotonic()
@@ -151,12 +153,12 @@ def control(w: World, record: RunRecord) -> dict[str, Any]:
 
 
 def _is_ordinary(step: int) -> bool:
-    """Neither this one nor those around it: what is told of a group's step is up to a second old."""
+    """Returns true if no step near this one is special: a group's reported step is up to a second old."""
     return all(3 <= step % every <= every - 4 for every in (CHECKPOINT_STEPS, EVALUATE_EVERY, ALONE_EVERY, SLOW_EVERY))
 
 
 def steps_of(w: World, record: RunRecord, since: float, until: float) -> dict[str, Any]:
-    """What the trainers did meanwhile, from their own records."""
+    """Returns what the trainers did in that time, from their own records."""
     seconds: list[float] = []
     commits: dict[int, list[float]] = defaultdict(list)
     events: Counter[str] = Counter()
@@ -185,7 +187,7 @@ def steps_of(w: World, record: RunRecord, since: float, until: float) -> dict[st
 
 
 def measure(minutes: float, seed: int) -> dict[str, Any]:
-    """The whole of it."""
+    """Runs the whole measurement."""
     with tempfile.TemporaryDirectory(prefix="healthy-") as name:
         folder = Path(name)
         server = start_etcd(folder / "etcd")

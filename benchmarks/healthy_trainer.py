@@ -1,5 +1,5 @@
-"""The debug model, with what a healthy run does now and then and a detector may take for a hang: evaluation that pauses the
-training, in every group or in one alone, and steps that take five times as long."""
+"""The debug model, with events of a healthy run that a detector may take for a hang. Evaluation pauses the training, in
+every group or in one alone, and some steps take five times as long."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from titan_actor import recipes
 
 EVALUATE_EVERY, EVALUATE_S = 40, 6.0
-"""Steps; how long it computes without stepping, in every group."""
+"""Steps between evaluations; seconds that each group then computes without stepping."""
 ALONE_EVERY, ALONE_S = 100, 20.0
 """The same in one group after the other, while the others wait for it: longer than an ordinary step may take."""
 SLOW_EVERY, SLOW_TIMES = 20, 5
-"""Steps; so much longer one of them takes, in one group after the other."""
+"""Steps between slow steps; the factor by which one takes longer, in one group after the other."""
 
 
 def debug() -> Any:
-    """The shipped llama3-debug. The additional time is spent in forward passes of the model on its last batch.
+    """Returns the shipped llama3-debug. The additional time is spent in forward passes of the model on its last batch.
 
-    A slow step is so many times the median of the last ones: the newest alone may have had a wait for another group in it.
+    A slow step is SLOW_TIMES the median of the last ones: the newest alone may include a wait for another group.
     """
     from titan_actor.replica import ReplicaTrainer
 

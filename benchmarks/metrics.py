@@ -1,9 +1,12 @@
-"""What it costs to be scraped: `python -m benchmarks.metrics [--scrapes N] [--agent SECONDS]`.
+"""Measures what it costs to be scraped: `python -m benchmarks.metrics [--scrapes N] [--agent SECONDS]`.
 
-A supervisor of 1,000 agents with 8 ranks each, in a process of its own, is scraped over HTTP while it decides: how long a scrape takes, and how much
-memory the whole process has. Beside it the series of all 1,000 agents in one process, each of its own node, which is what they would cost if they went through the
-supervisor: under the same bounds. Of an agent: what its metrics cost in processor time with 8 ranks that step once a second and a scrape every 15 s; with --agent also a
-real agent (needs etcd), for so many seconds with nobody scraping and as many with a scrape a second. Exit code 1 when a bound is missed.
+A supervisor of 1,000 agents with 8 ranks each, in its own process, is scraped over HTTP while it decides. Measured are
+the time of a scrape, and the memory of the whole process. Beside it, one process has the series of all 1,000 agents,
+each of its own node. That is their cost if they went through the supervisor, under the same bounds.
+
+For an agent, the processor time of its metrics is measured, with 8 ranks that step once a second and a scrape every 15
+s. With --agent a real agent (needs etcd) runs too, for SECONDS without scrapes and as many with a scrape a second.
+Exits 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -49,15 +52,15 @@ from tests.helpers.memory_store import MemoryStore
 SCRAPE_S, MEMORY_MB = 1.0, 200.0
 AGENT_CORE = 0.01
 EVERY_S, LOOK_S = 15.0, 5.0
-"""Prometheus's usual scrape interval is 15 s to 60 s; an agent tells of its node every 5 s."""
+"""Seconds. Prometheus's usual scrape interval is 15 s to 60 s; an agent reports its node's health every 5 s."""
 
 RESULTS = Path(__file__).parent / "results" / "metrics.json"
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "gzip"}
-"""As Prometheus asks."""
+"""Headers that Prometheus sends."""
 
 
 def memory_mb(what: str = "VmRSS") -> float:
-    """Of this process; VmHWM is the most that it ever had."""
+    """Returns this process's memory in MB; VmHWM is the most that it ever had."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
     return round(int(line.split()[1]) / 1024, 1)
 
@@ -73,7 +76,7 @@ def series(body: bytes) -> int:
 
 
 def listened() -> Mirror:
-    """Of agents that have a listener."""
+    """Returns a mirror of agents that have a listener."""
     made = mirror()
     for key in made.of_sort("registration"):
         node = made.record(key, Registration)
@@ -83,7 +86,7 @@ def listened() -> Mirror:
 
 
 def of_supervisor(scrapes: int) -> dict[str, Any]:
-    """As `supervisor run` is: one mirror for its decisions, one for the page."""
+    """Measures a supervisor as `supervisor run` builds it: one mirror for its decisions, one for the page."""
     imported = memory_mb()
     leads, shown = listened(), listened()
     telemetry, page = Telemetry(), Page(MemoryStore())
@@ -146,7 +149,7 @@ class Node:
 
 
 def of_all_agents(scrapes: int) -> dict[str, Any]:
-    """In one process, which nobody does. Its processor time has the client's half in it, as the times have."""
+    """Measures all agents in one process, which no installation does. Times and CPU include the client's half."""
     imported = memory_mb()
     metrics = Metrics()
     for number in range(GROUPS):
@@ -169,7 +172,7 @@ def of_all_agents(scrapes: int) -> dict[str, Any]:
 
 
 def cpu_s(work: Callable[[], object], times: int) -> float:
-    """Processor time of one, in all threads of this process."""
+    """Returns the processor seconds of one call, in all threads of this process."""
     began = time.process_time()
     for _ in range(times):
         work()
@@ -177,7 +180,7 @@ def cpu_s(work: Callable[[], object], times: int) -> float:
 
 
 def of_agent() -> dict[str, Any]:
-    """`cpu_of_a_scrape_s` has the client's half in it."""
+    """Measures one agent's metrics. `cpu_of_a_scrape_s` includes the client's half."""
     node, steps = Node(0), iter(range(1, 10**9))
     node.step(next(steps))
     url = f"http://127.0.0.1:{node.exporter.serve('127.0.0.1', 0, Security())}/metrics"
@@ -191,7 +194,7 @@ def of_agent() -> dict[str, Any]:
 
 
 def of_real_agent(seconds: float) -> dict[str, Any]:
-    """Its whole process, which also watches, reports and obeys: with 8 ranks that step every second."""
+    """Measures a real agent's whole process, which also watches, reports and obeys: 8 ranks step every second."""
     from supervisor.shell.etcd_server import start_etcd
     from tests.agents.nodes import Nodes, desire, running, trainer
     from tests.helpers.waiting import eventually

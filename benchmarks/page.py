@@ -1,7 +1,8 @@
-"""What the page costs with 1,000 groups of 8 ranks: `python -m benchmarks.page [--rounds N]`.
+"""Measures what the page costs with 1,000 groups of 8 ranks: `python -m benchmarks.page [--rounds N]`.
 
-Measured in turn, in one run: a look at which every group has stepped since the last one, and a fixed reference loop, whose time says
-how fast the machine was just then; and the bytes that a browser is sent. Exit code 1 when a bound is missed.
+Two things are measured in turn, in one run: a look after every group has stepped since the last one, and a fixed
+reference loop. The loop's time shows how fast the machine was just then. The bytes sent to a browser are counted too.
+Exits 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from tests.helpers.memory_store import MemoryStore
 GROUPS, RANKS, SPARES = 1000, 8, 20
 RUN = "bench"
 LOOK_MS = 1000.0
-"""It is followed by a pause ten times as long: news every eleven seconds at the worst."""
+"""Milliseconds of a look. A pause ten times as long follows it: news every eleven seconds at the worst."""
 WHOLE_BYTES, CHANGE_BYTES = 256_000, 64_000
 RESULTS = Path(__file__).parent / "results" / "page.json"
 
 
 def stepped(group: int, step: int) -> Item:
-    """What the node of a group says."""
+    """Returns the observed record of a group's node."""
     ranks = tuple(
         TrainerObserved(
             run=RUN, group=group, generation=1, rank=rank, pid=1, state="running", compute_s=1.0,
@@ -57,7 +58,7 @@ def stepped(group: int, step: int) -> Item:
 
 
 def mirror() -> Mirror:
-    """A run that trains, as etcd holds it."""
+    """Returns a run that trains, as etcd holds it."""
     allocation = AllocationSpec(nodes=GROUPS, spares=SPARES)
     spec = RunSpec(name=RUN, groups=GroupsSpec(count=GROUPS, ranks_per_group=RANKS), allocation=allocation)
     memory = Memory(

@@ -1,5 +1,5 @@
-"""One rank of the job that the supervisor is measured against: the same trainer, started by `srun`, with a plain TorchFT
-lighthouse and nobody to look after it. `srun python -m benchmarks.plain_rank SPEC RUN_DIR LIGHTHOUSE`.
+"""One rank of the job that Everstep is measured against: the same trainer, started by `srun` with a plain TorchFT
+lighthouse and no supervisor. `srun python -m benchmarks.plain_rank SPEC RUN_DIR LIGHTHOUSE`.
 
 Task N of the job is group N. It resumes from the newest complete checkpoint below RUN_DIR.
 """
@@ -19,7 +19,7 @@ from supervisor.wire.records import RunRecord, TrainerLaunch, decode, encode
 def main(spec_file: str, run_dir: str, lighthouse: str) -> None:
     record = decode(Path(spec_file).read_bytes(), RunRecord)
     spec, group = record.spec, int(os.environ["SLURM_PROCID"])
-    # counts the starts of the job: a requeued one has the same number
+    # counts the starts of the job, because a requeued one has the same number
     generation = len(list(Path(run_dir).glob(f"ranks/{group}.*"))) + 1
     folder = Path(run_dir) / "ranks" / f"{group}.{generation}"
     folder.mkdir(parents=True)

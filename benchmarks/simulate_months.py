@@ -1,7 +1,8 @@
-"""What `supervisor simulate` says of 16,384 GPUs in 54 days, and what that takes: `python -m benchmarks.simulate_months [--seeds N]`.
+"""Measures what `supervisor simulate` finds for 16,384 GPUs in 54 days, and what that takes.
 
-The command itself is run, as a person runs it: one process, on one core. CPU seconds are those of its seeds; wall seconds are said beside
-them, as a machine that does other things has few to give. Exit code 1 when a seed takes more CPU than the bound.
+`python -m benchmarks.simulate_months [--seeds N]` runs the command as a person does: one process, on one core. CPU
+seconds are those of its seeds. Wall seconds are listed beside them, because a busy machine has few to give. Exits 1
+when a seed takes more CPU than the bound.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ RESULTS = Path(__file__).parent / "results" / "simulate_54_days.json"
 GPUS, DAYS, RATES = 16_384, 54, "llama3"
 SEEDS = 5
 BOUND_S = 180.0
-"""Of CPU, for a seed: "a few minutes on one core" (issue 6)."""
+"""CPU seconds for a seed: "a few minutes on one core" (issue 6)."""
 COUNTS = ("failures", "placed_on_another_node", "allocations_asked_for", "halts")
 
 
 def simulate(seeds: int) -> tuple[dict[str, Any], str]:
-    """What the command wrote, and what it printed."""
+    """Returns what the command wrote, and what it printed."""
     asked = ["--gpus", str(GPUS), "--days", str(DAYS), "--rates", RATES, "--seeds", str(seeds)]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
@@ -45,7 +46,7 @@ def told(values: Sequence[float], digits: int) -> dict[str, float | None]:
 
 
 def summary(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Over the seeds, each with a 95% interval; what is lost as shares of all groups' time."""
+    """Returns figures over the seeds, each with a 95% interval; losses are shares of all groups' time."""
     found: dict[str, Any] = {
         name: told([s[name] for s in seeds], 6) for name in ("ettr", "ettr_if_each_stopped_everybody")
     }

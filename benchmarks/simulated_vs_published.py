@@ -1,8 +1,8 @@
-"""Simulated against published: `python -m benchmarks.simulated_vs_published`.
+"""Compares simulated with published training times: `python -m benchmarks.simulated_vs_published`.
 
-With the failure rate and the recovery time that a paper states, the effective training time that it states must come out of the model
-that `supervisor simulate` plays, within 3 points. What a paper does not state is not made up: such a run is named with what is missing.
-Exit code 1 when one is further off.
+The model that `supervisor simulate` plays gets the failure rate and the recovery time that a paper states. It must then
+yield the effective training time that the paper states, within 3 points. What a paper does not state is not made up:
+such a run is named with what is missing. Exits 1 when one is further off.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from supervisor.core.spec import RunSpec
 RESULTS = Path(__file__).parent / "results" / "simulated_vs_published.json"
 BOUND = 0.03
 SEEDS, FAILURES = (5, 40), 300
-"""At least and at most so many, until the interval of their mean is within `SURE`; each lasts until so many failures are to be expected."""
+"""Least and most seeds, played until the interval of their mean is within `SURE`; and the failures expected in each."""
 SURE = 0.01
 DAY_S = 86_400.0
 NEVER_SPENT = 1_000_000
@@ -36,15 +36,16 @@ OF_ESTIMATE = "the expression of arXiv 2410.21680 for failures that are rare, wi
 
 
 def policy_of(groups: int, gpus: int) -> RunSpec:
-    """As shipped, but with budgets that are never spent, which no paper has, and time for a start of a quarter of an hour. Spares as
-    `supervisor simulate` gives them to a run of that size: each is a node, also where one group is the whole job."""
+    """Returns the shipped policy, but with budgets that are never spent, as in the papers, and time for starts of a
+    quarter of an hour. Spares are those that `supervisor simulate` gives a run of that size: each is a node, even where
+    one group is the whole job."""
     spec = command.spec(groups, command.spares_of(gpus // command.GPUS_A_NODE), None)
     many = replace(spec.policy.budget, restart=NEVER_SPENT, replace=NEVER_SPENT, reallocate=NEVER_SPENT)
     return replace(spec, policy=replace(spec.policy, budget=many, start_timeout_s=START_TIMEOUT_S))
 
 
 def times_of(body: dict[str, Any], recovery_min: float) -> Times:
-    """The paper's recovery from the decision on; to find a failure and to decide takes what it takes in the model."""
+    """Returns the paper's recovery from the decision on; detection and decision take as long as in the model."""
     found = replace(times(), start_s=60 * recovery_min, heal_s=0.0, whole_interval_s=60 * body.get("interval_min", 0.0))
     if "stall_min" not in body:
         return found
@@ -52,7 +53,7 @@ def times_of(body: dict[str, Any], recovery_min: float) -> Times:
 
 
 def mttf_min(body: dict[str, Any]) -> float:
-    """As published."""
+    """Returns the published minutes between failures."""
     if "mttf_min" in body:
         return float(body["mttf_min"])
     return DAY_S / 60 / (float(body["nodes"]) * float(body["failures_per_node_day"]))
@@ -61,8 +62,11 @@ def mttf_min(body: dict[str, Any]) -> float:
 def simulated(
     body: dict[str, Any], recovery_min: float, seeds: tuple[int, int] = SEEDS, failures: int = FAILURES
 ) -> dict[str, Any]:
-    """What months says of it. Its failures come only to who trains: of a job that stops, those that are counted by the clock come that much
-    sooner after it is up again. The causes are Llama 3's, but where the paper's own are known."""
+    """Returns the model's result for a published run.
+
+    Its failures come only while a job trains. For a job that stops, a rate by the clock therefore counts from the
+    restart, with a shorter time between failures. The causes are Llama 3's, unless the paper's own are known.
+    """
     groups = int(body.get("replicas", 1))
     clock = body["counted"] == "clock" and groups == 1
     between_min = mttf_min(body) - (recovery_min if clock else 0.0)
@@ -87,19 +91,19 @@ def simulated(
 
 
 def interval_of(played: list[Outcome]) -> tuple[float, float]:
-    """Mean of at least two, and half of its 95% interval."""
+    """Returns the mean of at least two seeds, and half of its 95% interval."""
     mean, half = command.interval([outcome.ettr for outcome in played])
     assert half is not None
     return mean, half
 
 
 def estimate(between_min: float, recovery_min: float, interval_min: float) -> float:
-    """1 - (recovery + half an interval) / MTTF (Kokolis and others, arXiv 2410.21680); writing a checkpoint stops nobody."""
+    """1 - (recovery + half an interval) / MTTF (Kokolis and others, arXiv 2410.21680); checkpoints stop no group."""
     return 1 - (recovery_min + interval_min / 2) / between_min
 
 
 def of_run(body: dict[str, Any], seeds: tuple[int, int] = SEEDS, failures: int = FAILURES) -> dict[str, Any]:
-    """One published run, with what comes out here."""
+    """Returns one published run with its result here."""
     told: dict[str, Any] = {key: body[key] for key in ("name", "source", "cited", "note", "why_not") if key in body}
     told["reported"] = body.get("reported", f"> {body['reported_above']:g}" if "reported_above" in body else None)
     told["reported_is"] = "what the paper's own expression gave its authors" if body.get("expected") else "of a run"
@@ -110,7 +114,7 @@ def of_run(body: dict[str, Any], seeds: tuple[int, int] = SEEDS, failures: int =
 
 
 def case(body: dict[str, Any], recovery_min: float, seeds: tuple[int, int], failures: int) -> dict[str, Any]:
-    """With one recovery time. A run of which only a least is reported is `within` above it."""
+    """Returns the result with one recovery time. A run for which only a least is reported is `within` above it."""
     told: dict[str, Any] = {"recovery_min": recovery_min, **simulated(body, recovery_min, seeds, failures)}
     if "interval_min" in body:
         of = estimate(mttf_min(body), recovery_min, body["interval_min"])

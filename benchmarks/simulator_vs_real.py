@@ -1,10 +1,13 @@
-"""The simulator against reality: `python -m benchmarks.simulator_vs_real [--calibrate FILE --compare FILE]`.
+"""Compares the simulator with reality: `python -m benchmarks.simulator_vs_real [--calibrate FILE --compare FILE]`.
 
-Two runs of the demo's size with real trainers (`supervisor chaos run` starts them) are broken by the same kinds of faults, each by a
-seed of its own. From the history of the first the simulator's pace is read; then it plays the second's plan, fault by fault and
-victim by victim, and the recovery times of each kind are compared: the simulator has seen nothing of the run that it is held to.
-The same is then done with the two in each other's place, which shows how much of a ratio is the difference between two real runs.
-With two history.jsonl given nothing is started. Exit code 1 when a kind's median is more than 25% off; what is so in the second direction is told, in `missed_swapped`.
+Two runs of the demo's size with real trainers (`supervisor chaos run` starts them) are broken by the same kinds of
+faults, each with its own seed. The history of the first gives the simulator's pace. The simulator then plays the
+second's plan, fault by fault and victim by victim, and the recovery times of each kind are compared. So it has seen
+nothing of the run that it is compared with. The same is then done with the two swapped, which shows how much of a ratio
+is the difference between two real runs.
+
+With two history.jsonl given, nothing is started. Exits 1 when a kind's median is more than 25% off; the second
+direction's misses are only listed, in `missed_swapped`.
 """
 
 from __future__ import annotations
@@ -43,23 +46,23 @@ FIRST_STEP, STEPS_APART = 20, 10
 SIM_SEEDS = 20
 WAIT_S = 120.0
 FEW = 5
-"""Values of which quartiles say something."""
+"""Number of values from which quartiles mean something."""
 AFTER_S = 10.0
-"""How long after a fault its stall is looked for, at the longest."""
+"""Longest time after a fault, in seconds, in which its stall is looked for."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Faults of the catalogue that are one and the same to the supervisor, and what they are in the simulator."""
+    """Faults of the catalogue that are the same to the supervisor, and their counterpart in the simulator."""
 
     names: tuple[str, ...]
     sim: str
     counts_from: str
-    """exit: from the end of the process. fault: from the moment at which it is made. stall: the longest pause between commits."""
+    """exit: from the process's end. fault: from the moment it is made. stall: the longest pause between commits."""
     times: int
-    """So often it is made in a run that is started here: what comes when in a step makes one stall or one start half as long again."""
+    """How often a run that is started here makes it: its moment in a step changes one stall or start by half."""
     seconds: float = 0.0
-    """How long it lasts, where it ends by itself."""
+    """Seconds that it lasts, where it ends by itself."""
 
 
 KINDS = {
@@ -80,20 +83,20 @@ NOT_COMPARED = "hangs, GPUs, numerics and disks, of which the simulator has no m
 
 @dataclass(frozen=True)
 class Recovery:
-    """Of one fault, in seconds."""
+    """Recovery from one fault, in seconds."""
 
     kind: str
     group: int
     seconds: float
     to_spawn: float | None = None
-    """Of these until the next generation is begun; None for a stall."""
+    """Part of these until the next generation is begun; None for a stall."""
 
 
-# --- what a history says, of a real run or a simulated one ---
+# --- what a history shows, of a real run or a simulated one ---
 
 
 def recoveries(history: History) -> Iterator[Recovery]:
-    """Of every fault that is compared and was got over."""
+    """Yields the recovery from every compared fault that was overcome."""
     for fault in history.faults:
         if fault.name not in OF or fault.made is None or fault.after:
             continue
@@ -126,20 +129,20 @@ def _restarted(history: History, fault: FaultDone, kind: str) -> Recovery | None
 
 
 def _stall(history: History, fault: FaultDone) -> float:
-    # not until all was well: what the step under way still needed may be there when the lighthouse is not
+    # not until all was well: the step under way may be missing something before the lighthouse is
     until = min([fault.began + AFTER_S, *(f.began for f in history.faults if f.began > fault.began)])
     at = sorted({x["t"] for s in history.steps for x in s.committed() if fault.began - 5 < x["t"] <= until})
     return max(b - a for a, b in pairwise(at) if b > fault.began)
 
 
 def steps_s(history: History) -> float:
-    """Median time from one committed step to the next of the same process."""
+    """Returns the median time from one committed step to the next of the same process."""
     gaps = [b["t"] - a["t"] for s in history.steps for a, b in pairwise(s.committed()) if b["step"] == a["step"] + 1]
     return statistics.median(gaps)
 
 
 def heals_s(history: History) -> list[float]:
-    """By how much each step in which a group healed took the others longer than a step takes at the median."""
+    """Returns for each step with a heal by how much longer than a median step it took the other groups."""
     rows = [x for s in history.steps for x in s.committed()]
     healed = {x["step"] for x in rows if x.get("healed")}
     usual_s = statistics.median(x["t"] - x["start"] for x in rows if x["step"] not in healed)
@@ -150,8 +153,8 @@ def heals_s(history: History) -> list[float]:
 
 
 def calibrated(histories: Sequence[History]) -> Pace:
-    """What histories of the demo's size show of it. The rest is what is configured (poll_s), or was never seen to matter here
-    (queue_s, boot_s: a spare stands by)."""
+    """Returns the pace that histories of the demo's size show. The rest is as configured (poll_s), or was never seen to
+    matter here (queue_s, boot_s: a spare stands by)."""
     found = [recovery for history in histories for recovery in recoveries(history)]
     step_s, turn_s, delay_s, tick_s = statistics.median(map(steps_s, histories)), 0.02, (0.002, 0.01), 0.02
     begun = [r for r in found if r.to_spawn is not None]
@@ -187,8 +190,8 @@ def calibrated(histories: Sequence[History]) -> Pace:
 
 
 def _rejoin_s(histories: Sequence[History], at: Pace) -> float:
-    """That with which the simulator's stalls come closest to those of these runs: it is not simply added, as whoever comes back
-    waits for the next step."""
+    """Returns the rejoin time with which the simulator's stalls come closest to those of these runs. It is not simply
+    added, because a group that comes back waits for the next step."""
     gates = [(h, f) for h in histories for f in h.faults if f.name in OF and KINDS[OF[f.name]].sim == "gate_killed"]
     if not gates:
         return 0.0
@@ -204,7 +207,7 @@ def _rejoin_s(histories: Sequence[History], at: Pace) -> float:
 
 
 def _ended_after(history: History, fault: FaultDone) -> float | None:
-    """From the end of an allocation until the end of the process there."""
+    """Returns the seconds from the end of an allocation until the end of the process there."""
     ends = [
         p.exited - fault.began
         for p in history.processes
@@ -214,7 +217,7 @@ def _ended_after(history: History, fault: FaultDone) -> float | None:
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
-    """What is drawn evenly from it has the median of these values and their quartiles; few values' least and most."""
+    """Returns a range: even draws have the values' median and quartiles. For few values, their least and most."""
     least, most = min(values), max(values)
     if len(values) >= FEW:
         first, median, third = statistics.quantiles(values, n=4)
@@ -223,7 +226,7 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def keep(found: Pace, source: str) -> None:
-    """As the file that the package ships."""
+    """Writes the pace as the file that the package ships."""
     lines = [
         f"# Of the demo's size, with real trainers: {source}.",
         "# Written by `python -m benchmarks.simulator_vs_real`.",
@@ -237,7 +240,7 @@ def keep(found: Pace, source: str) -> None:
 
 
 def simulated(spec: RunSpec, plan: Sequence[FaultDone], at: Pace, seed: int) -> History:
-    """The same kinds of faults to the same groups in the same order, each when all is well again."""
+    """Plays the same kinds of faults on the same groups in the same order, each when all is well again."""
     allocation = replace(spec.allocation, engine="slurm")  # the model scheduler's name; its times are of `at`
     world = World(replace(spec, allocation=allocation), seed, at)
     done: list[FaultDone] = []
@@ -267,10 +270,10 @@ def _well(world: World) -> None:
 
 def _injected(world: World, fault: FaultDone) -> bool:
     kind, placed = KINDS[OF[fault.name]], world.checks.memory.groups[fault.group]
-    if kind.sim == "node_lost":  # and the local engine does not say so before its lease lapses
+    if kind.sim == "node_lost":  # and the local engine does not report it before its lease lapses
         world.nodes[placed.node].power_off()
         return True
-    target = 0  # the simulator names a victim by a number: the one that names this group
+    target = 0  # the simulator names a victim by a number: find the one for this group
     if kind.sim in ("crash", "error", "freeze"):
         ranks = [t.group for node in world.nodes.values() for t in node.living() if t.ending is None]
         target = next(n for n in range(999) if n % 3 == 0 and ranks[n % len(ranks)] == fault.group)
@@ -286,8 +289,8 @@ def _injected(world: World, fault: FaultDone) -> bool:
 
 
 def real(seed: int, folder: Path) -> Path:
-    """Break a run of its own, with an order and victims of this seed; its history. Raises SystemExit when its certificate is not green;
-    its folder stays."""
+    """Breaks a run of its own, with an order and victims of this seed, and returns its history. Raises SystemExit when
+    its certificate is not green; the folder then stays."""
     names = [kind.names[n % len(kind.names)] for kind in KINDS.values() for n in range(kind.times)]
     random.Random(f"order {seed}").shuffle(names)
     lines = [f"seed = {seed}"]
@@ -296,7 +299,7 @@ def real(seed: int, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     schedule = folder / f"seed{seed}.toml"
     schedule.write_text("\n".join(lines) + "\n")
-    # the command gives each node a network of its own, which is what is cut when one falls silent
+    # the command gives each node its own network, which is cut when the node falls silent
     code = chaos_run([str(schedule), "--name", f"seed{seed}", "--home", str(folder)])
     if code:
         raise SystemExit(
@@ -306,7 +309,7 @@ def real(seed: int, folder: Path) -> Path:
 
 
 def compared(history: History, at: Pace) -> dict[str, dict[str, object]]:
-    """By kind, the medians of both and their ratio."""
+    """Returns by kind the medians of both and their ratio."""
     plan = [fault for fault in history.faults if fault.name in OF and fault.made is not None and not fault.after]
     ours: dict[str, list[Recovery]] = defaultdict(list)
     theirs: dict[str, list[Recovery]] = defaultdict(list)
@@ -348,12 +351,12 @@ def main() -> int:
     asks.add_argument("--compare", type=Path, help="history.jsonl of another; default: one is started")
     asks.add_argument("--home", type=Path, help="where runs are started and kept (default: a temporary folder)")
     asked = asks.parse_args()
-    at_commit = commit()  # before the pace is written, which would make the tree a changed one
+    at_commit = commit()  # before the pace is written, which changes the tree
     home = asked.home or Path(tempfile.mkdtemp(prefix="simulator-vs-real-"))
     first = [recorded.load(path) for path in asked.calibrate or [real(FIRST_SEED, home)]]
     second = recorded.load(asked.compare or real(SECOND_SEED, home))
     if not asked.home:
-        shutil.rmtree(home)  # what was not green was not reached, and stays to be looked at
+        shutil.rmtree(home)  # a run that is not green ended the program before: its folder stays for a look
     at = calibrated(first)
     keep(at, f"benchmarks/results/simulator_vs_real.json, calibrated_by: {_about(first)}")
     figures = compared(second, at)

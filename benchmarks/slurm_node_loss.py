@@ -1,19 +1,22 @@
-"""From the moment a node is lost to its group's next committed step: ours, a full restart of the whole job by Slurm, and
-Slurm's own `--requeue`, in turn, on a real Slurm whose nodes are network namespaces.
+"""Measures the time from a node's loss to its group's next committed step. Compares in turn Everstep, a full restart of
+the whole job by Slurm, and Slurm's own `--requeue`. The Slurm is a real one, with network namespaces as nodes.
 
-`python -m benchmarks.slurm_node_loss [--rounds 5]` writes benchmarks/results/slurm_node_loss.json, and after each trial what there
-is so far beside it (.partial.json). As root; about an hour.
+`python -m benchmarks.slurm_node_loss [--rounds 5]` writes benchmarks/results/slurm_node_loss.json. After each trial it
+writes what there is so far beside it (.partial.json). Needs root, and about an hour.
 
-Lost in two ways: `killed` (its slurmd, the step's daemon and all processes at once) and `silent` (its network link goes down:
-nothing is reset). All three run the same trainers on the same model with the same checkpoints, two groups on two hosts. Ours
-holds a third host all the time, with a warm spare; the restarts have idle hosts to go to, and hold none.
-The restarts are given what an operator's script could know at best: it asks squeue every 20 ms, and as soon as the job is not
-RUNNING any more it cancels and submits all of it, without the lost host. Their lighthouse is TorchFT's own, with its default
-heartbeat timeout of 5 s; ours is given 1 s.
-The first commit of a restart repeats a step that was committed before, after the newest checkpoint; ours goes on at the next one.
+A node is lost in two ways. `killed` ends its slurmd, the step's daemon and all processes at once. `silent` takes its
+network link down: nothing is reset. All three run the same trainers on the same model with the same checkpoints, two
+groups on two hosts. Ours holds a third host all the time, with a warm spare; the restarts have idle hosts to go to, and
+hold none.
 
-`other_group_never_stopped`: in each trial of ours the longest pause between two commits of the other group, from the fault on, is
-below half of the time in which the lost group was back. The restarts stop both groups for all of theirs.
+The restarts get the best knowledge that an operator's script could have. It asks squeue every 20 ms. As soon as the job
+is no longer RUNNING, it cancels and submits all of it, without the lost host. Their lighthouse is TorchFT's own, with
+its default heartbeat timeout of 5 s; ours has 1 s. The first commit of a restart repeats a step committed before, after
+the newest checkpoint; ours goes on at the next.
+
+`other_group_never_stopped` compares the other group's longest pause between two commits, from the fault on, with the
+time in which the lost group was back. In each trial of ours the pause must be below half of that. The restarts stop
+both groups for all of theirs.
 """
 
 from __future__ import annotations
@@ -51,22 +54,22 @@ RESULTS = Path(__file__).parent / "results" / "slurm_node_loss.json"
 NODES = 4
 NETWORK = "SLURM_NODE_LOSS_NETWORK"
 GOAL = 0.2
-"""Ours over the full restart: at least 80% less."""
+"""Largest ratio of ours to the full restart: at least 80% less."""
 
 SLURMD_TIMEOUT_S = 10
-"""Slurm's default is 300: this is in favour of what waits for Slurm to see the loss."""
+"""Seconds. Slurm's default is 300: this favours what waits for Slurm to see the loss."""
 
 STEPS_BEFORE = 15
-"""Committed before the fault; a checkpoint is made every 10."""
+"""Steps committed before the fault; a checkpoint is made every 10."""
 BEGIN_S, BACK_S = 300.0, 600.0
 IDLE_S = 180.0
-"""A host that was lost is idle only when it has told Slurm of the end of what ran there, for which Slurm asks now and then."""
+"""Seconds. A lost host is idle only once Slurm has learned that its processes ended, for which it asks now and then."""
 HOSTS_HELD = {"ours": 3, "full_restart": 2, "requeue": 2}
 TORCHFT = TorchFTSpec(heartbeat_timeout_ms=1000, join_timeout_ms=5000, process_group_timeout_ms=10_000)
 
 
 def spec_of(name: str, folder: Path) -> RunSpec:
-    """The same model for all three."""
+    """Returns the same model for all three."""
     return RunSpec(
         name=name,
         titan=TitanSpec(recipe="llama3-debug", steps=100_000, checkpoint_interval_steps=10),
@@ -81,7 +84,7 @@ def spec_of(name: str, folder: Path) -> RunSpec:
 
 @dataclass
 class Cell:
-    """What the three share."""
+    """The cluster that the three share."""
 
     net: netns.Network
     lab: Slurm
@@ -95,7 +98,7 @@ class Cell:
         return f"{kind}-{self.count}"
 
     def lose(self, node: str, how: str) -> float:
-        """Returns when."""
+        """Loses a node; returns when."""
         self.lost.append(node)
         if how == "silent":
             self.net.cut(self.lab.nodes.index(node))
@@ -110,7 +113,7 @@ class Cell:
         return at
 
     def _jobs_processes(self, node: str) -> list[int]:
-        """Of Slurm's jobs on this node, the step's daemon first."""
+        """Returns the processes of Slurm's jobs on this node, the step's daemon first."""
         found = []
         for stat in process.all_processes():
             try:
@@ -127,7 +130,7 @@ class Cell:
         return f"net:[{inode}]"
 
     def bring_back(self) -> None:
-        """Every host is idle again, and no trial's losses are held against it."""
+        """Makes every host idle again, with no trial's losses held against it."""
         for host in cordons.by_host(self.world.mirror()):
             hosts.uncordon(self.world.store, self.world.mirror(), host)
         for node in self.lost:
@@ -137,7 +140,7 @@ class Cell:
 
 
 def ours(cell: Cell, how: str) -> dict[str, float]:
-    """A run of two groups and a spare; group 1's node is lost."""
+    """Measures a run of two groups and a spare that loses group 1's node."""
     w = cell.world
     spec = spec_of(cell.name("ours"), w.system)
     record = w.launch(spec)
@@ -164,7 +167,7 @@ def ours(cell: Cell, how: str) -> dict[str, float]:
 
 
 def _commits(w: SlurmWorld, record: RunRecord, group: int, since: float, above: int = 0) -> list[float]:
-    """Times of a group's commits since then, in generations above that one."""
+    """Returns the times of a group's commits since then, in generations above that one."""
     steps = [s for s in w.history(record).steps if s.group == group and s.generation > above]
     return sorted(line["t"] for s in steps for line in s.committed() if line["t"] > since)
 
@@ -179,7 +182,7 @@ class Plain:
     lighthouse: str
     job: int = 0
     starts: int = 0
-    """Before the fault."""
+    """Starts before the fault."""
 
     def submit(self, exclude: str = "") -> None:
         command = f"exec srun {sys.executable} -m benchmarks.plain_rank {self.folder}/spec.json {self.folder} {self.lighthouse}"
@@ -191,7 +194,7 @@ class Plain:
         return next(job for job in self.cell.lab.jobs() if job["job_id"] == self.job)
 
     def ranks(self, group: int) -> list[Path]:
-        """Its starts, oldest first."""
+        """Returns the folders of a group's starts, oldest first."""
         return sorted((self.folder / "ranks").glob(f"{group}.*"), key=lambda p: int(p.suffix[1:]))
 
     def commits(self, group: int, since: float = 0.0) -> list[float]:
@@ -206,7 +209,7 @@ class Plain:
 
 
 def full_restart(cell: Cell, how: str) -> dict[str, float]:
-    """scancel and sbatch of everything, from the newest checkpoint."""
+    """Measures scancel and sbatch of everything, from the newest checkpoint."""
     with _plain(cell, cell.name("full"), requeue=False) as plain:
         fault, lost = _break(plain, how)
         eventually(lambda: plain.about()["job_state"] != "RUNNING", BACK_S, "Slurm says that the job is not running")
@@ -217,20 +220,21 @@ def full_restart(cell: Cell, how: str) -> dict[str, float]:
 
 
 def requeue(cell: Cell, how: str) -> dict[str, float]:
-    """Slurm starts the whole job again by itself."""
+    """Measures Slurm's own restart of the whole job."""
     with _plain(cell, cell.name("requeue"), requeue=True) as plain:
         fault, _ = _break(plain, how)
         eventually(lambda: plain.about()["job_state"] != "RUNNING", BACK_S, "Slurm says that the job is not running")
         seen = time.time()
         eventually(lambda: _settled(plain.about()), BACK_S, "Slurm has ended the job, or queued it again")
         if plain.about()["job_state"] == "FAILED":
-            # its processes failed before Slurm knew of the node: what a job script does at its end
+            # its processes failed before Slurm knew of the node: a job script does this at its end
             cell.lab.command("scontrol", "requeue", str(plain.job))
         return _back(plain, fault, seen)
 
 
 def _settled(about: dict[str, Any]) -> bool:
-    """While it is completing, Slurm does not say yet what becomes of it; one that runs a second time is well."""
+    """Returns true once Slurm shows what becomes of the job, which it does not while that is completing. A job that
+    runs a second time is settled."""
     return bool(about["restart_cnt"]) or about["job_state"] not in ("RUNNING", "COMPLETING")
 
 
@@ -257,7 +261,7 @@ def _plain(cell: Cell, name: str, requeue: bool) -> Iterator[Plain]:
 
 
 def _break(plain: Plain, how: str) -> tuple[float, str]:
-    """Lose the host of task 1: when, and which."""
+    """Loses the host of task 1; returns when, and which."""
     lost = json.loads((plain.ranks(1)[-1] / "launch.json").read_text())["node"]
     plain.starts = len(plain.ranks(1))
     return plain.cell.lose(lost, how), lost
@@ -271,7 +275,7 @@ def _back(plain: Plain, fault: float, seen: float) -> dict[str, float]:
 
 
 def inside(rounds: int, partial: Path) -> dict[str, Any]:
-    """All trials, in the hub's network. Those that are done are in `partial`."""
+    """Runs all trials, in the hub's network. Finished ones are in `partial`."""
     body = json.loads(os.environ[NETWORK])
     net = netns.Network(body["hub"], body["hub_address"], tuple((a, b) for a, b in body["nodes"]))
     folder = Path(tempfile.mkdtemp(prefix="slurm-node-loss-"))
@@ -306,7 +310,7 @@ def inside(rounds: int, partial: Path) -> dict[str, Any]:
 
 
 def summary(found: dict[str, dict[str, list[dict[str, float]]]], how: str) -> dict[str, Any]:
-    """Seconds, medians of the parts, and the ratios."""
+    """Returns seconds, medians of the parts, and the ratios."""
     kinds = found[how]
     seconds = {kind: [trial["seconds"] for trial in trials] for kind, trials in kinds.items()}
     median = {kind: statistics.median(values) for kind, values in seconds.items()}
@@ -353,7 +357,7 @@ def main() -> int:
         return 0 if all(summary(found, how)["goal_met"] for how in found) else 1
     with netns.network(NODES) as net:
         body = {"hub": net.hub, "hub_address": net.hub_address, "nodes": net.nodes}
-        # not `ip netns exec`: it mounts a /sys of its own, without the cgroups that slurmd looks for
+        # not `ip netns exec`: it mounts its own /sys, without the cgroups that slurmd looks for
         command = ["nsenter", f"--net=/run/netns/{net.hub}", sys.executable, "-m", "benchmarks.slurm_node_loss"]
         command += ["--rounds", str(options.rounds), "--results", str(options.results.resolve())]
         return subprocess.run(command, env={**os.environ, NETWORK: json.dumps(body)}, check=False).returncode

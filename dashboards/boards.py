@@ -1,4 +1,4 @@
-"""The four dashboards: what each asks."""
+"""The four Grafana dashboards: their panels, queries, variables and annotations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Variable:
 
     query: str
     all: bool
-    """Whether it may be everything, and several."""
+    """True if it may be everything, and several."""
 
 
 VARIABLES: Mapping[str, Variable] = {
@@ -37,7 +37,7 @@ VARIABLES: Mapping[str, Variable] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
-    """What is marked on every time series of a dashboard."""
+    """Events that are marked on every time series of a dashboard."""
 
     name: str
     expression: str
@@ -53,7 +53,7 @@ class Board:
     title: str
     file: str
     since: str
-    """How far back it looks at first."""
+    """How far back the dashboard looks at first."""
     rows: Mapping[str, tuple[Panel, ...]]
     annotations: tuple[Annotation, ...] = ()
 
@@ -72,7 +72,7 @@ INCIDENTS = (
     ),
     Annotation(
         name="Incident closed",
-        # an incident of a second is over before it is seen to be open
+        # an incident of a second is over before a query sees it open
         expression=since(f"supervisor_incidents_total{{{RUN}}}", "kind, rung", "1m") + " > 0",
         title="{{kind}}",
         text="rung: {{rung}}",
@@ -109,7 +109,7 @@ _BADPUT = grown(f'supervisor_group_seconds_total{{{RUN}, cause!="productive"}}',
 
 
 def _started(of: str = "") -> str:
-    """Runs that are running, but for those that wait in the queue for their first nodes."""
+    """Returns the query of runs that are running, except those that wait in the queue for their first nodes."""
     phase = ", ".join([*filter(None, [of]), 'phase="running"'])
     return f"max by (run) (supervisor_run_phase{{{phase}}}) == 1\nand on (run) max by (run) (supervisor_generation) > 0"
 
@@ -171,7 +171,7 @@ RUN_BOARD = Board(
             _stat("Newest checkpoint", f"max(supervisor_checkpoint_step{{{RUN}}})"),
             _stat(
                 "Groups in the quorum",
-                # who hangs still tells of the one before
+                # a rank that hangs still reports the quorum before
                 f"max(trainer_quorum_participants{{{RUN}}}\n"
                 f"and on (run, group) trainer_quorum_id{{{RUN}}} == on (run) group_left max by (run) (trainer_quorum_id{{{RUN}}}))",
             ),
@@ -239,7 +239,7 @@ _ON_NODES = f"supervisor_node_incidents_total{{{RUN}, {NODE}}}"
 _RUNNING_S = f"scalar(sum_over_time((count({_started(RUN)}) > bool 0)[{RANGE}:15s])) * 15"
 _RECOVERY = f'supervisor_recovery_seconds_bucket{{{RUN}, phase="total"}}'
 
-# of agents that come and go with their nodes, each with its own counts
+# agents come and go with their nodes, each with its own counts
 _HEALS = grown(f"trainer_heal_seconds_bucket{{{RUN}}}", "le", RANGE)
 
 RECOVERY = Board(

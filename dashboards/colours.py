@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from supervisor.core.ledger import Cause
 
 GREEN = "semi-dark-green"
-"""What is good."""
+"""Colour of what is good."""
 
 GREY = "#8e8e8e"
 
@@ -16,9 +16,9 @@ _ALIKE: Mapping[str, tuple[Cause, ...]] = {
     "blue": (Cause.ALLOCATE, Cause.PLACE, Cause.ACT, Cause.START, Cause.ADMISSION),
     # something has failed
     "red": (Cause.HUNG, Cause.FAILED_STEP, Cause.LOST_STEP, Cause.DETECT, Cause.DECIDE),
-    # for others, or because of them
+    # waiting for others, or because of them
     "purple": (Cause.STRAGGLING, Cause.QUORUM, Cause.HEAL, Cause.RECOMPUTE),
-    # its own work, but for steps
+    # a group's own work other than steps
     "yellow": (Cause.CHECKPOINT, Cause.DATA, Cause.EVALUATE, Cause.COMPILE, Cause.DIGEST),
 }
 _SHADES = ("dark-", "semi-dark-", "", "light-", "super-light-")
@@ -34,4 +34,4 @@ OF_CAUSE: Mapping[str, str] = {
         for shade, cause in zip(_SHADES, causes, strict=False)
     },
 }
-"""Of the ledger's causes: what trains is green, and nothing else."""
+"""Colours of the ledger's causes: only productive time is green."""

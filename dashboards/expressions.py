@@ -1,4 +1,4 @@
-"""PromQL that asks only for what the catalogue has. What Prometheus itself would say of an expression, tests/prometheus asks it."""
+"""PromQL that asks only for metrics of the catalogue. tests/prometheus has Prometheus itself check the expressions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PARTS = {"histogram": ("_bucket", "_sum", "_count"), "counter": (), "gauge": ()
 KNOWN: dict[str, Metric] = {metric.name: metric for metric in CATALOGUE if metric.kind != "histogram"} | {
     metric.name + part: metric for metric in CATALOGUE for part in _PARTS[metric.kind]
 }
-"""As Prometheus stores them: of a histogram there are only its parts."""
+"""Names as Prometheus stores them: a histogram exists only as its parts."""
 
 OF_PROMETHEUS = frozenset({"instance", "job"})
 """Labels that every series gets when it is scraped."""
@@ -34,7 +34,7 @@ _WORDS = frozenset(
     ]
 )
 _ELSE = re.compile(r'\$\{?\w+\}?\w*|"[^"]*"|\{[^}]*\}|\[[^]]*\]|\b[a-z_]+\s*(?=\()')
-"""What is no metric: variables, values, labels, windows, functions."""
+"""Parts of an expression that are no metric: variables, values, labels, windows, functions."""
 _NAME = re.compile(r"\b[A-Za-z_:][\w:]*")
 
 _METRIC = re.compile(r"\b(?:supervisor|agent|trainer)_[a-z_]+\b(?:\{([^}]*)\})?")
@@ -44,8 +44,8 @@ _MATCHER = re.compile(r"(\w+)\s*(=~|!~|!=|=)\s*\"([^\"]*)\"")
 
 
 def checked(expression: str, legend: str = "") -> str:
-    """The expression. Raises KeyError for a metric that the catalogue does not have, ValueError for a label or a value of one
-    that its metric does not have: Prometheus would answer with nothing, and no error."""
+    """Returns the expression. Raises KeyError for a metric that the catalogue lacks, and ValueError for a label or
+    value that its metric lacks. Prometheus would answer such a query with nothing, and no error."""
     for name in _NAME.findall(_ELSE.sub(" ", _GROUPED.sub(" ", expression))):
         if name not in KNOWN and name not in _WORDS:
             raise KeyError(f"the catalogue has no metric {name!r}: see supervisor/shell/catalogue.py")
@@ -81,11 +81,11 @@ def _check_value(metric: Metric, label: str, how: str, value: str) -> None:
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 BRIDGED = "5m"
-"""A scrape that failed, or a time without a leader, is no reason to take what was counted before for something new."""
+"""How long a failed scrape, or a time without a leader, may last before earlier counts look new."""
 
 
 def _seconds(window: str) -> str:
-    """Of a duration, or of a variable of Grafana's."""
+    """Returns the seconds of a duration, or of a variable of Grafana's, as text."""
     if window.startswith("$"):
         return f"{window}_s"
     found = re.fullmatch(r"(\d+)([a-z]+)", window)
@@ -94,8 +94,9 @@ def _seconds(window: str) -> str:
 
 
 def _all_of_it(window: str) -> str:
-    """The runs of which a counter that was not there when the window began was 0 then: they were launched since, or told of other
-    things. Of another run Prometheus knows nothing that is older than its first scrape."""
+    """Returns a query for the runs whose counters were 0 at the beginning of the window if they did not exist then.
+    Those runs were launched since, or other metrics show them at that time. Of another run Prometheus has nothing older
+    than its first scrape."""
     launched = "supervisor_run_launched_timestamp_seconds"
     return (
         f"(max by (run) ({launched}) > time() - {_seconds(window)} "
@@ -104,8 +105,8 @@ def _all_of_it(window: str) -> str:
 
 
 def since(counter: str, by: str, window: str) -> str:
-    """How much a counter of what was since the launch grew within the window. Its series begin at 1, of which `increase` sees
-    nothing, and another process, a new leader, goes on with them."""
+    """Returns a query for the growth of a counter since the launch within the window. Its series begin at 1, which
+    `increase` does not see, and another process, a new leader, continues them."""
     of_each = f"by ({', '.join(KNOWN[counter.partition('{')[0]].labels)})"
     now = f"max {of_each} ({counter})"
     before = f"max {of_each} (last_over_time({counter}[{BRIDGED}] offset {window}))"
@@ -114,8 +115,8 @@ def since(counter: str, by: str, window: str) -> str:
 
 
 def grown(counter: str, by: str, window: str) -> str:
-    """How much a counter that begins at 0 in each process grew within the window. What it had counted before it was first scraped,
-    `increase` does not see; where the process begins within the window it is added."""
+    """Returns a query for the growth within the window of a counter that begins at 0 in each process. `increase` misses
+    what it counted before its first scrape; that is added where the process begins within the window."""
     seen = f"sum by ({by}) (increase({counter}[{window}]))"
     new = f"min_over_time({counter}[{window}]) unless last_over_time({counter}[{BRIDGED}] offset {window})"
     before = f"sum by ({by}) ({new} and on (run) {_all_of_it(window)})"

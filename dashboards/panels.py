@@ -1,4 +1,4 @@
-"""What a panel is, and how it becomes Grafana's."""
+"""The panels of a dashboard, and how they become Grafana's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dashboards.expressions import checked
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 
 Query = tuple[str, str]
-"""Expression, legend."""
+"""Expression and legend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,21 +35,21 @@ class Panel:
     queries: tuple[Query, ...]
     unit: str = "none"
     span: int = 12
-    """Of 24."""
+    """Width, of 24 columns."""
     height: int = 8
     about: str = ""
-    """What is not plain from the title; shown at its i."""
+    """Explanation that the title does not give; shown at the panel's info icon."""
     stack: StackingMode = StackingMode.NONE
     red_from: float | None = None
-    """From this value on it is bad (of a stat)."""
+    """Value from which a stat is bad."""
     green_from: float | None = None
-    """From this value on it is good (of a stat)."""
+    """Value from which a stat is good."""
     exemplars: bool = False
     colours: Mapping[str, str] = field(default_factory=dict)
-    """Of lines, by name: what is good must not be red by chance."""
+    """Colours of lines, by name: what is good must not be red by chance."""
 
     def build(self) -> Any:
-        """Raises KeyError or ValueError as `checked`."""
+        """Returns the Grafana panel. Raises KeyError or ValueError as `checked`."""
         for expression, legend in self.queries:
             checked(expression, legend)
         made = {"stat": self._stat, "lines": self._lines, "bars": self._bars}[self.kind]()
@@ -77,7 +77,7 @@ class Panel:
             made = made.override_by_name(name, [DynamicConfigValue(id_val="color", value=fixed)])
         if self.stack == StackingMode.NONE:
             return made
-        # what is lost has the colour of its name, here and tomorrow
+        # each cause keeps the colour of its name, here and tomorrow
         return (
             made.fill_opacity(60)
             .line_width(0)
@@ -91,6 +91,6 @@ class Panel:
 
 
 def _thresholds(first: str, *then: tuple[float, str]) -> ThresholdsConfig:
-    """The colour at first, and from which value on it is another."""
+    """Returns thresholds: the first colour, and the values from which another applies."""
     steps = [Threshold(color=first, value=None), *(Threshold(color=colour, value=at) for at, colour in then)]
     return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)

@@ -1,4 +1,4 @@
-"""`python -m dashboards.reference`: the pages of docs/ that are generated from code, so that they cannot be wrong."""
+"""`python -m dashboards.reference`: generates pages of docs/ from code, so that they cannot be wrong."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _WHO = {
 
 
 def metrics() -> str:
-    """docs/METRICS.md: the catalogue, and what its labels may be."""
+    """docs/METRICS.md: the catalogue, and the values of its labels."""
     lines = [_METRICS]
     for prefix, who in _WHO.items():
         lines += [f"## {who}", "", "| metric | kind | unit | labels | meaning |", "|---|---|---|---|---|"]
@@ -155,7 +155,7 @@ no fault-free twin, as it would differ by more than is allowed: its certificate 
 
 
 def gpus() -> str:
-    """docs/GPU.md: what is known of GPUs, and what it does."""
+    """docs/GPU.md: the known conditions and Xids of GPUs, and their effects."""
     lines = [_GPUS, "## Conditions", "", "| kind | what it means | then |", "|---|---|---|"]
     for kind, effect in gpu.CONDITIONS.items():
         lines.append(f"| `{kind}` | {effect.meaning} | {_then(effect.replaces, effect.at_once)} |")

@@ -1,7 +1,7 @@
 """The alerts, as rules for Prometheus. Each has a severity and a page in docs/runbooks of the same name.
 
-page: somebody gets up. ticket: somebody looks in the morning. none: the dead-man's switch, which always fires. Which is which the
-page says by the same table (supervisor/shell/page/calls.py).
+page: a person gets up. ticket: a person looks in the morning. none: the dead-man's switch, which always fires. The
+status page uses the same table of severities (supervisor/shell/page/calls.py).
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S, Level
 MINUTE_S, HOUR_S = 60.0, 3600.0
 
 ETTR_BOUND = 0.9
-"""Llama 3 405B trained for more than 90% of its time on 16,384 GPUs (The Llama 3 Herd of Models, 3.3.4)."""
+"""Least ETTR. Llama 3 405B trained for more than 90% of its time on 16,384 GPUs (The Llama 3 Herd of Models, 3.3.4)."""
 
 STORE_SLOW_S = 0.5
-"""A tenth of the leases of 5 s that hang on it, a sixth of a call's deadline."""
+"""Seconds: a tenth of the leases of 5 s that depend on etcd, a sixth of a call's deadline."""
 
 STORE_LARGE_BYTES = int(0.75 * 2 * 1024**3)
-"""Of etcd's default quota, 2 GiB. 1,000 agents need tens of MB."""
+"""Three quarters of etcd's default quota, 2 GiB. 1,000 agents need tens of MB."""
 
 LOOP_SILENT_S = 30.0
-"""It turns, and etcd's watch is asked, every second; twice what a change of etcd's leaders and a busy etcd take together."""
+"""Seconds. The loop turns, and asks etcd's watch, every second. The bound is twice what a change of etcd's leaders and
+a busy etcd take together."""
 
 
 SEVERITIES: Mapping[Level, str] = {"now": "page", "soon": "ticket", "no": "none"}
@@ -41,9 +42,9 @@ class Alert:
     name: str
     expression: str
     for_s: float
-    """How long it must be so."""
+    """Seconds for which the expression must hold."""
     summary: str
-    """With {{ $labels.x }} and {{ $value }}, for the one who is called."""
+    """Summary for the person who is called, with {{ $labels.x }} and {{ $value }}."""
 
     @property
     def severity(self) -> str:
@@ -57,7 +58,7 @@ class Alert:
 
 
 def duration(seconds: float) -> str:
-    """As Prometheus writes it."""
+    """Returns the duration as Prometheus writes it."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
         if seconds >= size and seconds % size == 0:
             return f"{int(seconds // size)}{unit}"
@@ -65,8 +66,8 @@ def duration(seconds: float) -> str:
 
 
 def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
-    """All of them. `window` writes a duration of an expression: tests have shorter ones."""
-    # 0 is what is told before a rank shows: it is no step back to a checkpoint
+    """Returns all alerts. `window` writes a duration of an expression: tests use shorter ones."""
+    # before a rank has reported the metric is 0, which is no step back to a checkpoint
     steps = "(max by (run) (supervisor_committed_steps) > 0)"
     recent_s = 5 * MINUTE_S
     recent = window(recent_s)
@@ -77,7 +78,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             name="RunNotProgressing",
             expression='max by (run) (supervisor_run_phase{phase=~"running|resuming|stopping|halted"}) == 1\n'
             "and on (run) max by (run) (supervisor_generation) > 0\n"
-            # the same steps again after a crash are some progress; only old ones for an hour, and back once more, are none
+            # repeated steps after a crash are some progress; only old ones for an hour, after another reset, are none
             f"unless on (run) (max_over_time({steps}[{recent}:]) > min_over_time({steps}[{recent}:])\n"
             f"unless on (run) (resets({steps}[{hour}:]) > 0\n"
             f"and on (run) max_over_time({steps}[{hour}:]) <= max_over_time({steps}[{hour}:] offset {hour})))",
@@ -88,7 +89,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             name="EttrLow",
             expression=f'sum by (run) (increase({group_seconds}{{cause="productive"}}[{hour}]))\n'
             f"/ sum by (run) (increase({group_seconds}[{hour}])) < {ETTR_BOUND}\n"
-            # an hour ago its first groups were started: what passed before, in a queue, is no time in which it was to train
+            # its first groups started an hour ago: time in a queue before that is no time in which it should train
             f"and on (run) max_over_time((max by (run) (supervisor_generation))[{recent}:] offset {hour}) > 0",
             for_s=30 * MINUTE_S,
             summary="run {{ $labels.run }} trained in only {{ $value | humanizePercentage }} of its last hour",
@@ -105,7 +106,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             expression="max by (run) (supervisor_spare_nodes) == 0\n"
             "and on (run) max by (run) (supervisor_spare_nodes_wanted) > 0\n"
             'and on (run) max by (run) (supervisor_run_phase{phase="running"}) == 1\n'
-            "and on (run) max by (run) (supervisor_generation) > 0",  # not one that waits for its first nodes
+            "and on (run) max by (run) (supervisor_generation) > 0",  # not for a run that waits for its first nodes
             for_s=10 * MINUTE_S,
             summary="run {{ $labels.run }} has no spare node: the next lost node waits for an allocation",
         ),
@@ -114,7 +115,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             expression="max by (run) (supervisor_unsaved_steps)\n"
             f"> {BEHIND} * (max by (run) (supervisor_checkpoint_interval_steps) > 0)\n"
             'and on (run) max by (run) (supervisor_run_phase{phase="running"}) == 1',
-            # where three intervals take less, a disk that was full for a moment is nothing to look at in the morning
+            # where three intervals take less, a disk that was full for a moment needs no look in the morning
             for_s=5 * MINUTE_S,
             summary="run {{ $labels.run }} has {{ $value }} steps that no checkpoint holds: the loss of all its groups at once loses them",
         ),
@@ -138,7 +139,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         ),
         Alert(
             name="StoreSlow",
-            # a read needs no disk: writes of the leader and of the agents are asked too
+            # a read needs no disk, so writes of the leader and of the agents count too
             expression="\nor ".join(
                 f"histogram_quantile(0.9, sum by (le) (rate({name}_bucket[{recent}]))) > {STORE_SLOW_S}"
                 for name in ("supervisor_store_seconds", "supervisor_commit_seconds", "agent_report_seconds")
@@ -174,7 +175,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         ),
         Alert(
             name="SupervisorBlind",
-            # where all of etcd is silent the lease is lost, and nobody leads: StoreAway and NoLeader
+            # if all of etcd is silent the lease is lost and no supervisor leads: StoreAway and NoLeader cover that
             expression=f"absent(supervisor_leader)\nor max(supervisor_loop_silent_seconds) > {LOOP_SILENT_S:g}",
             for_s=MINUTE_S,
             summary="no supervisor answers Prometheus, or the one that leads keeps its place and does nothing",
@@ -204,7 +205,7 @@ _KILLS = 'supervisor_shadow_incidents_total{rung!="ride_through"}'
 
 
 def build(speed: float = 1.0) -> dict[str, Any]:
-    """The rules file. `speed`: by which all durations are divided; raises KeyError or ValueError as `checked`."""
+    """Returns the rules file. All durations are divided by `speed`. Raises KeyError or ValueError as `checked`."""
 
     def faster(seconds: float) -> str:
         return duration(seconds / speed)

@@ -1,4 +1,4 @@
-"""What this rank does right now, for its node's agent: see supervisor.wire.activity."""
+"""Records what this rank is doing now, for its node's agent: see supervisor.wire.activity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class ActivityFile:
-    """For the main thread, or one that it waits for. A disk that takes no file costs the watcher's sight, never the training."""
+    """The file of the current activity. For the main thread, or one that it waits for. On a disk without room the agent
+    sees less, and training goes on."""
 
     def __init__(self, folder: str | Path) -> None:
         self._changes = 0
@@ -30,7 +31,7 @@ class ActivityFile:
 
     @contextmanager
     def during(self, name: wire.Activity) -> Iterator[None]:
-        """Doing this inside the block, and after it what was done before."""
+        """Sets the activity inside the block, and restores the one before afterwards."""
         before = self._now
         self.set(name)
         try:
@@ -39,7 +40,7 @@ class ActivityFile:
             self.set(before)
 
     def set(self, name: wire.Activity) -> None:
-        """Doing this from now on."""
+        """Sets the activity from now on."""
         self._now = name
         self._changes += 1
         if self._map is not None:

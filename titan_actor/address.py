@@ -1,6 +1,6 @@
-"""At which address this trainer listens: the node's own, never what the host's name resolves to.
+"""Makes this trainer listen at the node's own address, never at what the host's name resolves to.
 
-Nodes may be network namespaces that share one host name, so gethostname() says nothing.
+Nodes may be network namespaces that share one host name, so gethostname() does not identify one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _node: str | None = None
 
 
 def node() -> str | None:
-    """The node's address, or None before `use`."""
+    """Returns the node's address, or None before `use`."""
     return _node
 
 
 def use(node_address: str) -> None:
-    """Listen at, and advertise, this address from now on.
+    """Makes this process listen at, and advertise, this address from now on.
 
-    Gloo and NCCL take an interface, so it is the one that carries the address.
-    Raises ValueError when no interface does.
+    Gloo and NCCL take an interface, so they get the one that carries the address. Raises ValueError when no interface
+    does.
     """
     global _node
     interface = interface_of(node_address)
@@ -33,7 +33,7 @@ def use(node_address: str) -> None:
 
 
 def interface_of(node_address: str) -> str:
-    """Name of the interface that carries an address; raises ValueError when none does."""
+    """Returns the name of the interface that carries an address. Raises ValueError when none does."""
     if ":" in node_address:
         wanted = socket.inet_pton(socket.AF_INET6, node_address).hex()
         with open("/proc/net/if_inet6", encoding="ascii") as file:
@@ -44,14 +44,14 @@ def interface_of(node_address: str) -> str:
     carried = dict(_ipv4_interfaces())
     if node_address in carried:
         return carried[node_address]
-    # the whole of 127/8 is on the loopback interface, which lists its first address alone
+    # the loopback interface carries all of 127/8, and lists only its first address
     if node_address.startswith("127.") and "127.0.0.1" in carried:
         return carried["127.0.0.1"]
     raise ValueError(f"no interface of this machine has the node's address {node_address}: it has {sorted(carried)}")
 
 
 def _ipv4_interfaces() -> list[tuple[str, str]]:
-    """(address, interface) of every IPv4 address, from SIOCGIFCONF."""
+    """Returns (address, interface) of every IPv4 address, from SIOCGIFCONF."""
     entry, room = 40, 40 * 256
     buffer = bytearray(room)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -71,7 +71,7 @@ def _address_of(buffer: bytearray) -> int:
 
 
 def serve_store(node_address: str, port: int, timeout_s: float) -> Any:
-    """The group's TCPStore, listening at the node's address alone (torch's own listens on every one).
+    """Returns the group's TCPStore, which listens only at the node's address (torch's own listens on every one).
 
     Keep the result for as long as the group lives. Raises OSError when the port is taken.
     """

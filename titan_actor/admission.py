@@ -1,6 +1,6 @@
-"""Telling the gate that this group is built, and waiting until it lets it in.
+"""Reports to the gate that this group is built, and waits until the gate lets it in.
 
-Until then the gate holds this group's heartbeats back, so that the survivors do not wait for it.
+Until then the gate holds back this group's heartbeats, so that the survivors do not wait for it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class NoAnswer(ConnectionError):
-    """The connection ended before the gate said OK."""
+    """The connection ended before the gate answered OK."""
 
 
 def announce(lighthouse: str, replica_id: str) -> int:
-    """Say BUILT at host:port until the gate answers OK; returns how often it was said.
+    """Sends BUILT to host:port until the gate answers OK; returns how often it was sent.
 
-    Waits as long as it takes: whether a group that waits here is stuck is for the supervisor to judge.
+    Waits as long as it takes: the supervisor judges whether a waiting group is stuck.
     """
     if os.environ.get(NO_GATE) == "1":
         return 0

@@ -1,7 +1,7 @@
-"""`python -m titan_actor.check`: reads a RunRecord on stdin, prints what is wrong with its Titan part.
+"""`python -m titan_actor.check`: reads a RunRecord on stdin, and prints the problems of its Titan part.
 
-Prints {"problems": [{"key", "value", "message", "nearest"}, ...]}; exit code 0 without problems, 1 with some,
-2 when stdin is no RunRecord.
+Prints {"problems": [{"key", "value", "message", "nearest"}, ...]}. Exits 0 without problems, 1 with some, 2 when stdin
+is no RunRecord.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from titan_actor import mends
 
 
 def problems(titan: TitanSpec, groups: GroupsSpec) -> list[dict[str, object]]:
-    """All that is wrong with a spec, as JSON values: key from the top of the run file, value, message, nearest key."""
+    """Returns all problems of a spec as JSON values: key from the top of the run file, value, message, nearest key."""
     mends.apply()
     from titan_actor import config
 
@@ -33,7 +33,7 @@ def problems(titan: TitanSpec, groups: GroupsSpec) -> list[dict[str, object]]:
 
 
 def main() -> int:
-    """Read stdin, print, and return the exit code."""
+    """Reads stdin, prints, and returns the exit code."""
     # torchtitan's imports print warnings; stdout is for the answer alone
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

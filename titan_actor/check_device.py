@@ -1,7 +1,8 @@
-"""`python -m titan_actor.check_device --ranks N`: are the devices there, and do they calculate? Prints a CheckResult a line.
+"""`python -m titan_actor.check_device --ranks N`: checks that the devices are there and calculate. Prints a CheckResult
+a line.
 
-Where the machine has no NVIDIA device the processor's arithmetic is checked alone, by numpy: torch takes seconds to import,
-and all nodes of a machine would do so at once. With devices torch is what counts: it is what the ranks use.
+On a machine without NVIDIA devices, numpy checks only the processor's arithmetic. Torch takes seconds to import, and
+all nodes of a machine would do so at once. With devices torch is checked, because the ranks use it.
 """
 
 from __future__ import annotations
@@ -22,33 +23,33 @@ from supervisor.wire.checks import CheckResult, floored, to_line
 from supervisor.wire.gpus import hidden
 
 ON_CPU, ON_GPU = 512, 4096
-"""Rows and columns."""
+"""Rows and columns of the factors."""
 KNOWN = {ON_CPU: 0x57AC24B9, ON_GPU: 0xEECFBCDA}
-"""CRC-32 of the product's float32 values. Factors are whole numbers from -8 to 8 and sums stay below 2^24, so every order of
-adding, TF32 too, gives these bits and no others."""
+"""CRC-32 of the product's float32 values. Factors are whole numbers from -8 to 8 and sums stay below 2^24. Every order
+of adding, TF32 too, therefore gives the same bits."""
 TRIES = 5
-"""The fastest counts; every one has to be right."""
+"""Products of one check: the fastest counts, and every one must be right."""
 
 GPU_FLOOR = 1.0
-"""TFLOP/s. An NVIDIA T4, the slowest that is sold for this, makes 8.1 in FP32 (its data sheet)."""
+"""TFLOP/s. An NVIDIA T4, the slowest card sold for this, makes 8.1 in FP32 (its data sheet)."""
 GPU_MEMORY_BYTES = 256 << 20
 GPU_MEMORY_FLOOR = 50.0
-"""GB/s. A T4 has 320 (the same)."""
+"""GB/s. A T4 has 320 (its data sheet)."""
 
 DEVICES = Path("/dev")
 THERE_BUT_NOT_OURS = (errno.EPERM, errno.EACCES)
-"""As a job's cgroup says of devices that it was not given."""
+"""Errors of a job's cgroup for devices that the job was not given."""
 
 
 def factors(size: int) -> tuple[Any, Any]:
-    """Two float32 matrices, the same everywhere."""
+    """Returns two float32 matrices, the same everywhere."""
     i, j = np.meshgrid(np.arange(size), np.arange(size), indexing="ij")
     a, b = (i * 131 + j * 197 + (i * j) % 251) % 17 - 8, (i * 29 + j * 83 + (i * j) % 241) % 17 - 8
     return a.astype(np.float32), b.astype(np.float32)
 
 
 def product(name: str, size: int, multiply: Callable[[], Any]) -> CheckResult:
-    """Whether a product of these factors is the known one, to the bit. The value is in TFLOP/s."""
+    """Checks that products of these factors are the known one, to the bit. The value is in TFLOP/s."""
     best = float("inf")
     for number in range(TRIES):
         began = time.monotonic()
@@ -63,7 +64,7 @@ def product(name: str, size: int, multiply: Callable[[], Any]) -> CheckResult:
 
 
 def devices(folder: Path = DEVICES) -> tuple[int, list[str]]:
-    """How many NVIDIA devices this process may open, and what is wrong with others."""
+    """Returns how many NVIDIA devices this process may open, and the faults of the others."""
     count, broken = 0, []
     for path in sorted(folder.glob("nvidia[0-9]*")):
         try:
@@ -76,12 +77,12 @@ def devices(folder: Path = DEVICES) -> tuple[int, list[str]]:
 
 
 def seen() -> tuple[int, list[str]]:
-    """As `devices`; none where all are kept from us on purpose."""
+    """Returns `devices`, or none if all are hidden from us on purpose."""
     return (0, []) if hidden() else devices(DEVICES)
 
 
 def on_cpu() -> Iterator[CheckResult]:
-    """What a machine without devices says."""
+    """Yields the results of a machine without devices."""
     yield CheckResult(
         name="device", outcome="skipped", evidence="no NVIDIA device for us here: ranks calculate on processors"
     )
@@ -90,7 +91,7 @@ def on_cpu() -> Iterator[CheckResult]:
 
 
 def on_gpu(ranks: int, there: int, broken: list[str]) -> Iterator[CheckResult]:
-    """What CUDA says of the devices, and each of those that ranks will use does."""
+    """Yields what CUDA reports of the devices, and a check of each that ranks will use."""
     import torch
 
     if torch.version.cuda is None:
@@ -112,7 +113,7 @@ def on_gpu(ranks: int, there: int, broken: list[str]) -> Iterator[CheckResult]:
             yield CheckResult(
                 name=f"matmul {number}", outcome="unknown", evidence=f"its memory is in use: {_line(error)}"
             )
-        except RuntimeError as error:  # as torch tells what CUDA says of a device
+        except RuntimeError as error:  # torch reports CUDA's errors of a device so
             yield CheckResult(name=f"matmul {number}", outcome="failed", evidence=_line(error))
 
 
@@ -152,12 +153,12 @@ def _one(torch: Any, number: int) -> Iterator[CheckResult]:
 
 
 def main() -> int:
-    """Print, and return the exit code."""
+    """Prints the results and returns the exit code."""
     parser = argparse.ArgumentParser(prog="titan_actor.check_device")
     parser.add_argument("--ranks", type=int, required=True)
     ranks = parser.parse_args().ranks
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # imports print warnings; stdout is for the answer alone
+    os.dup2(2, 1)  # imports print warnings; stdout is only for the answer
     there, broken = seen()
     for result in on_gpu(ranks, there, broken) if there or broken else on_cpu():
         answer.write(to_line(result) + "\n")

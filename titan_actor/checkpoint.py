@@ -1,9 +1,9 @@
 """Checkpoints on disk: the last resort, when no peer is left to heal from.
 
 One group writes, all its ranks, to `<run_dir>/checkpoints/step-<step>.g<group>.gen<generation>/`. The state is copied
-in memory between two steps and written by a thread; the marker `complete.json` comes last, so a folder without it is
-torn. The path carries the generation, so a frozen writer that thaws harms no one. A writer purges by its own word, once the gate
-has let it into a quorum that it asked for after its newest checkpoint was complete (ADR 15).
+in memory between two steps, and a thread writes it. The marker `complete.json` comes last, so a folder without it is
+torn. The path carries the generation, so a frozen writer that thaws harms no one. A writer decides itself when to purge
+(ADR 15). It may once the gate has let it into a quorum that it asked for after its newest checkpoint was complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from titan_actor.control import Agreement
 log = logging.getLogger(__name__)
 
 FULL_BYTES = 1 << 20
-"""A disk with less room than this is the reason, whatever torch calls the failure."""
+"""Bytes below which a full disk is the reason, whatever torch calls the failure."""
 
 
 class CheckpointLost(RuntimeError):
@@ -34,9 +34,9 @@ class CheckpointLost(RuntimeError):
 
 
 def purge(run_dir: str, newest: CheckpointMark, kept: int) -> list[Path]:
-    """Remove what the writer of `newest` may remove; returns it.
+    """Removes the checkpoints that the writer of `newest` may remove, and returns them.
 
-    Of the complete ones up to `newest` the newest `kept` stay, `newest` itself always; torn ones older than it go.
+    Of the complete ones up to `newest`, the newest `kept` stay, and `newest` itself always. Torn ones older than it go.
     """
     found = listed(run_dir)
     complete = [folder for step, folder, mark in found if mark is not None and step <= newest.step]
@@ -51,16 +51,17 @@ def purge(run_dir: str, newest: CheckpointMark, kept: int) -> list[Path]:
 
 
 class Purge:
-    """Says when a writer may purge: its newest checkpoint was complete before the quorum of its newest commit was asked for, so
-    whoever replaces it finds that checkpoint on disk. A frozen writer that thaws gets into no quorum, and purges nothing."""
+    """Decides when a writer may purge. Its newest checkpoint must be complete before it asks for the quorum of its
+    newest commit: its successor then finds that checkpoint on disk. A frozen writer that thaws gets into no quorum, and
+    purges nothing."""
 
     def __init__(self) -> None:
         self._seen: CheckpointMark | None = None
         self._done: CheckpointMark | None = None
 
     def committed(self, complete: CheckpointMark | None) -> CheckpointMark | None:
-        """To be called after each commit, before the next quorum is asked for. `complete`: its newest checkpoint. Returns the one
-        up to which it may purge now; None: nothing."""
+        """Returns the checkpoint up to which the writer may purge now; None: nothing. Call it after each commit, before
+        asking for the next quorum. `complete`: the writer's newest checkpoint."""
         proved, self._seen = complete is self._seen, complete
         if complete is None or not proved or complete is self._done:
             return None
@@ -83,22 +84,22 @@ class Checkpoints:
 
         self._launch, self._trainer, self._agreement, self._done = launch, trainer, agreement, done
         self._manager = trainer.ft_manager.manager
-        # a group of its own: the writing thread's collectives must not mix with the training's
+        # a separate process group: the writing thread's collectives must not mix with the training's
         self._group = dist.new_group(backend="gloo")
         self._running: Future[Any] | None = None
         self._finished = threading.Event()
         self._finished.set()
         self.saved_step = -1
         self.complete: CheckpointMark | None = None
-        """The newest that this process has written. Set by the writing thread."""
+        """Newest checkpoint that this process has written. Set by the writing thread."""
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
+        """True while a checkpoint is being written."""
         return not self._finished.is_set()
 
     def save(self, step: int) -> None:
-        """Copy the state and start to write it. A failure is reported to `done`, never raised."""
+        """Copies the state and starts to write it. A failure is reported to `done`, never raised."""
         import torch.distributed.checkpoint as dcp
 
         started = time.time()
@@ -117,11 +118,11 @@ class Checkpoints:
         self._running.add_done_callback(lambda future: self._end(mark, future.exception(), started))
 
     def wait(self) -> None:
-        """Wait until the running save has ended, well or not."""
+        """Waits until the running save has ended, well or not."""
         self._finished.wait()
 
     def load(self) -> int | None:
-        """Load the launch's checkpoint, else the newest complete one; returns its step, None if there never was one.
+        """Loads the launch's checkpoint, else the newest complete one; returns its step, None if there never was one.
 
         Sets the manager's step too. Raises CheckpointLost when there should be one and none can be read.
         """
@@ -214,7 +215,7 @@ def _write_marker(folder: Path, mark: CheckpointMark) -> None:
 
 
 def _reason(error: BaseException, folder: Path) -> str:
-    """What failed, in a line: DCP wraps each rank's error in a page of traceback, and torch.save hides a full disk."""
+    """Returns what failed, in a line: DCP wraps errors in a page of traceback, and torch.save hides a full disk."""
     failures = getattr(error, "failures", None)
     if failures:
         error = next(iter(failures.values()))[0]

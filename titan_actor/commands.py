@@ -7,7 +7,7 @@
 | {"do":"checkpoint"} | writes one after the current step (the writer group only) |
 | {"do":"stacks"} | all threads' stacks are in stacks.txt |
 | {"do":"abort"} | the running collective between the groups fails; this step is not committed, training goes on |
-| {"do":"writer","writer":bool} | writes checkpoints from now on, or no longer. What agents send beside it is for trainers of older versions |
+| {"do":"writer","writer":bool} | writes checkpoints from now on, or no longer; other fields are for older trainers |
 
 Errors: {"error": text}.
 """
@@ -35,18 +35,18 @@ LONGEST_REQUEST = 64 * 1024
 
 
 class Commands:
-    """The thread and its socket."""
+    """Serves `command.sock` in a thread."""
 
     def __init__(self, launch: TrainerLaunch, report: Report, control: Control) -> None:
         self._launch, self._report, self._control = launch, report, control
         self.on_term: Callable[[], None] | None = None
-        """Called in a thread of ours when SIGTERM came: the main thread may be inside a native call, and not hear of it."""
+        """Called in a thread after SIGTERM: the main thread may be inside a native call, where no handler runs."""
         self._stacks = Stacks(Path(launch.rank_dir) / "stacks.txt", self._term)
         self._path = Path(launch.rank_dir) / "command.sock"
         self._path.unlink(missing_ok=True)
         self._socket = _listen(self._path)
         self.abort: Callable[[], None] | None = None
-        """Set when there is a process group to abort."""
+        """Set once there is a process group to abort."""
         threading.Thread(target=self._serve, name="commands", daemon=True).start()
 
     def _term(self) -> None:
@@ -54,7 +54,7 @@ class Commands:
             self.on_term()
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stops answering."""
         self._path.unlink(missing_ok=True)
         self._socket.close()
 
@@ -73,7 +73,7 @@ class Commands:
                     lines.write(json.dumps(self._answer(line)).encode() + b"\n")
                     lines.flush()
             except OSError:
-                # whoever asked has gone
+                # the asker has gone
                 return
 
     def _answer(self, line: bytes) -> dict[str, Any]:
@@ -115,14 +115,15 @@ class Commands:
 
 
 class Stacks:
-    """All threads' stacks into a file, on command or on SIGUSR1, whatever the main thread waits for (but not while it holds the GIL)."""
+    """Writes all threads' stacks into a file, on command or on SIGUSR1, whatever the main thread waits for (but not
+    while it holds the GIL)."""
 
     def __init__(self, path: Path, on_term: Callable[[], None]) -> None:
         self._path = path
         self._on_term = on_term
         self._file: IO[bytes] = open(path, "ab")  # noqa: SIM115  (kept open: a full disk must not hide where it hangs)
-        # Not faulthandler.register: its handler walks the threads without the GIL, and crashes the process when one of them
-        # ends at that moment (seen: a segmentation fault, once in some hundred).
+        # not faulthandler.register: its handler walks the threads without the GIL, and crashes the process when one
+        # of them ends at that moment (seen: a segmentation fault, once in some hundred)
         wakes, self._woken = socket.socketpair()
         wakes.setblocking(False)
         self._wakes = wakes
@@ -131,7 +132,7 @@ class Stacks:
         threading.Thread(target=self._serve, name="stacks", daemon=True).start()
 
     def _serve(self) -> None:
-        """The kernel's signal writes its number here, whatever the main thread does."""
+        """Reads the numbers of signals, which the kernel's handler writes here whatever the main thread does."""
         while numbers := self._woken.recv(64):
             if signal.SIGUSR1 in numbers:
                 self.dump()
@@ -139,14 +140,14 @@ class Stacks:
                 self._on_term()
 
     def dump(self) -> str:
-        """Write them now; returns the path."""
+        """Writes the stacks now; returns the path."""
         faulthandler.dump_traceback(file=self._file, all_threads=True)
         return str(self._path)
 
 
 def _listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # a socket's path may be 107 bytes long, a rank folder's more: reach it through its open folder
+    # a socket's path may be 107 bytes long and a rank folder's longer: reach it through its open folder
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         listener.bind(f"/proc/self/fd/{folder}/{path.name}")

@@ -1,7 +1,7 @@
-"""Says when torch.compile compiles: a step with a new shape takes minutes of it, in one group or one rank alone.
+"""Reports when torch.compile compiles: a step with a new shape spends minutes on it, in one group or one rank alone.
 
-Dynamo calls when it compiles a frame, and when a backward pass is compiled on its first use. What it does not tell: kernels
-that Triton tries out at run time, and compilers of others. `torch._dynamo.reset()` forgets who wants to be told.
+Dynamo calls back when it compiles a frame, and when it compiles a backward pass on its first use. It does not report
+kernels that Triton tries out at run time, or other compilers. `torch._dynamo.reset()` forgets the callbacks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from titan_actor.seconds import Seconds
 
 
 class Compiling:
-    """From its construction on, for the whole process. A backward pass is compiled in a thread for which the main thread waits."""
+    """Watches the whole process from its construction on. The main thread waits for a backward pass's compilation."""
 
     def __init__(self, activity: ActivityFile, seconds: Seconds) -> None:
         from torch._dynamo import on_compile_end, on_compile_start
@@ -25,7 +25,7 @@ class Compiling:
         on_compile_end(self._ends)
 
     def _begins(self, _: Any) -> None:
-        """Once for those that are compiled inside of each other."""
+        """Begins the compile part. Nested compilations call once."""
         self._block.enter_context(self._seconds.part("compile"))
         self._block.enter_context(self._activity.during("compile"))
 

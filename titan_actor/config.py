@@ -1,4 +1,4 @@
-"""From a TitanSpec to a TorchTitan config: recipe, data, checked overrides, and what only the supervisor may set."""
+"""Builds a TorchTitan config from a TitanSpec: recipe, data, checked overrides, and the supervisor's own settings."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ RESERVED = {
     "checkpoint": "titan.checkpoint_interval_steps and titan.checkpoints_kept",
     "fault_tolerance": "groups and torchft",
 }
-"""Fields that the run file sets by a key of its own: an override would fight with it."""
+"""Fields that a key of the run file sets: an override would conflict with it."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a run file's Titan part; `key` is its path from the top of the run file."""
+    """One error in a run file's Titan part; `key` is its path from the top of the run file."""
 
     key: str
     value: Any
@@ -39,7 +39,7 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """The config cannot be built; `problems` says all that is wrong."""
+    """The config cannot be built; `problems` lists all errors."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(f"{problem.key}: {problem.message}" for problem in problems))
@@ -47,7 +47,7 @@ class ConfigError(ValueError):
 
 
 def from_spec(titan: TitanSpec) -> Any:
-    """The config of a spec, checked and mended; raises ConfigError with every problem found."""
+    """Returns the config of a spec, checked and mended. Raises ConfigError with every problem found."""
     try:
         config = recipes.load(titan.recipe)
     except recipes.RecipeError as error:
@@ -61,7 +61,7 @@ def from_spec(titan: TitanSpec) -> Any:
     except (data.DataError, OSError) as error:
         problems.append(Problem("titan.data.path", titan.data.path, str(error)))
     config.training.steps, config.debug.seed = titan.steps, titan.seed
-    # its place is taken by checkpoint.py and cursor.py (mends.NOTES)
+    # checkpoint.py and cursor.py take its place (mends.NOTES)
     config.checkpoint.enable = False
     mends.apply_to("config", config)
     if not problems:
@@ -76,7 +76,7 @@ def from_spec(titan: TitanSpec) -> Any:
 
 
 def for_launch(launch: TrainerLaunch) -> Any:
-    """The config of one rank; raises ConfigError."""
+    """Returns the config of one rank. Raises ConfigError."""
     config = from_spec(launch.titan)
     config.dump_folder = launch.rank_dir
     ft = config.fault_tolerance
@@ -88,7 +88,7 @@ def for_launch(launch: TrainerLaunch) -> Any:
 
 
 def vocabulary_problem(config: Any) -> Problem | None:
-    """Whether the tokenizer gives tokens that the model has no row for."""
+    """Returns a problem if the tokenizer gives tokens that the model has no row for."""
     try:
         tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
     except OSError as error:
@@ -101,7 +101,7 @@ def vocabulary_problem(config: Any) -> Problem | None:
 
 
 def empty_share(config: Any, spec: DataSpec, groups: int, ranks_per_group: int) -> Problem | None:
-    """Whether a group would get no document, or none that can be read, as far as the folder tells here."""
+    """Returns a problem if a group would get no document, or no readable one, as far as the folder here shows."""
     parts = config.parallelism
     apart = parts.tensor_parallel_degree * parts.pipeline_parallel_degree * parts.context_parallel_degree
     degree = max(1, ranks_per_group // apart)
@@ -123,7 +123,7 @@ def _unsupported(config: Any) -> list[Problem]:
 
 
 def _override(config: Any, key: str, value: Any) -> Problem | None:
-    """Set one field, or say why not."""
+    """Sets one field, or returns why it cannot be set."""
     place = f"titan.overrides.{key}"
     for reserved, instead in RESERVED.items():
         if key == reserved or key.startswith(f"{reserved}."):
@@ -149,20 +149,20 @@ def _reserved(path: str) -> bool:
 def _nearest(key: str, known: list[str]) -> str:
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if not close and "." in key:
-        # a right leaf in the wrong place scores low on the whole path
+        # a correct leaf in the wrong place scores low on the whole path
         leaves = {name.rpartition(".")[2]: name for name in known}
         close = [leaves[leaf] for leaf in difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.8)]
     return close[0] if close else ""
 
 
 def _fields(owner: Any) -> dict[str, Any]:
-    """Name -> type of a dataclass instance's fields; empty for anything else."""
+    """Returns name -> type of a dataclass instance's fields; empty for anything else."""
     if not dataclasses.is_dataclass(owner) or isinstance(owner, type):
         return {}
     try:
         hints = typing.get_type_hints(type(owner))
     except (NameError, TypeError):
-        # a type named only under TYPE_CHECKING
+        # the type is imported only under TYPE_CHECKING
         hints = {}
     return {field.name: hints.get(field.name, Any) for field in dataclasses.fields(owner)}
 
@@ -177,7 +177,7 @@ def _paths(owner: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value read from TOML or JSON is of a type. An int is a float; nothing else is coerced."""
+    """Returns true if a value from TOML or JSON is of the type. An int counts as a float; nothing else is coerced."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True

@@ -1,4 +1,4 @@
-"""What was asked of this trainer from outside, and how the ranks of a group come to obey it at the same step."""
+"""Collects requests to this trainer from outside, and makes the ranks of a group obey them at the same step."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ NEVER = 2**62
 
 @dataclass(frozen=True)
 class Wishes:
-    """What all ranks of the group do at the end of this step."""
+    """The actions of all ranks of the group at the end of this step."""
 
     stop_at: int = NEVER
-    """End cleanly when so many steps are committed; 0: now."""
+    """Committed steps after which the group ends cleanly; 0: now."""
     checkpoint: bool = False
     writer: bool = False
 
 
 class Control:
-    """Wishes as they come in, from the command thread and the signal handler."""
+    """Collects wishes from the command thread and the signal handler."""
 
     def __init__(self, writer: bool) -> None:
         # re-entrant: the SIGTERM handler runs in the main thread, wherever that is
@@ -29,30 +29,30 @@ class Control:
         self._checkpoint = False
         self._writer = writer
         self.in_haste = False
-        """Ended by a signal: whoever sent it kills soon, so no last checkpoint."""
+        """True after a signal that ends the process: KILL follows soon, so there is no last checkpoint."""
 
     @property
     def writer(self) -> bool:
-        """Whether this rank was told to write checkpoints."""
+        """True if this rank must write checkpoints."""
         return self._writer
 
     def drain(self, at_step: int | None) -> None:
-        """End after `at_step` committed steps, or after the current step. The earliest wish counts."""
+        """Ends after `at_step` committed steps, or after the current step. The earliest wish counts."""
         with self._lock:
             self._stop_at = min(self._stop_at, at_step or 0)
 
     def checkpoint(self) -> None:
-        """Write a checkpoint after the current step."""
+        """Writes a checkpoint after the current step."""
         with self._lock:
             self._checkpoint = True
 
     def write(self, writer: bool) -> None:
-        """Become, or stop being, the writer."""
+        """Makes this rank the writer, or ends that."""
         with self._lock:
             self._writer = writer
 
     def take(self) -> Wishes:
-        """The wishes so far; a checkpoint is asked for once."""
+        """Returns the wishes so far. A wish for a checkpoint is returned once."""
         with self._lock:
             wishes = Wishes(self._stop_at, self._checkpoint, self._writer)
             self._checkpoint = False
@@ -60,9 +60,9 @@ class Control:
 
 
 class Agreement:
-    """One small all-reduce at the end of each step: a wish that reached one rank is obeyed by all at once.
+    """Makes all ranks obey a wish that reached one rank, by a small all-reduce at the end of each step.
 
-    Who writes is rank 0's word. A group of one rank agrees with itself for nothing.
+    Rank 0 decides who writes. A group of one rank needs no all-reduce.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -72,7 +72,7 @@ class Agreement:
         self._group: Any = dist.new_group(backend="gloo") if world_size > 1 else None
 
     def on(self, wishes: Wishes) -> Wishes:
-        """What the group does. Raises RuntimeError when a rank of the group is lost."""
+        """Returns what the group does. Raises RuntimeError when a rank of the group is lost."""
         if self._group is None:
             return wishes
         import torch
@@ -85,7 +85,7 @@ class Agreement:
         return Wishes(-stop, bool(checkpoint), bool(writes))
 
     def choose(self, value: Any) -> Any:
-        """Rank 0's value, on all ranks."""
+        """Returns rank 0's value on all ranks."""
         if self._group is None:
             return value
         import torch.distributed as dist

@@ -1,7 +1,7 @@
-"""Where each rank is in its own data.
+"""Keeps each rank's place in its own data.
 
-A group that heals takes the model from a peer, but its place in the data is its own: it is kept in small files under
-the run's folder. `live` is at most LIVE_EVERY_S old and is used after a restart; one is kept for each checkpoint's step.
+A group that heals takes the model from a peer. Its place in the data is its own, kept in small files in the run's
+folder. `live` is at most LIVE_EVERY_S old and serves a restart. Another place is kept for each checkpoint's step.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 LIVE_EVERY_S = 1.0
-"""A restart repeats at most this much of its data; more often would load a shared file system."""
+"""Seconds of data that a restart repeats at most. Writing more often would load a shared file system."""
 
 
 class Cursor:
-    """The place in the data of one rank."""
+    """One rank's place in the data."""
 
     def __init__(self, run_dir: str, group: int, rank: int, dataloader: Any) -> None:
         self._top = Path(run_dir) / "data"
@@ -32,18 +32,18 @@ class Cursor:
         self._full = False
 
     def live(self) -> None:
-        """Keep the place for a restart, unless it was kept a moment ago."""
+        """Keeps the place for a restart, unless it was kept a moment ago."""
         now = time.monotonic()
         if now - self._last >= LIVE_EVERY_S:
             self._last = now
             self._write(self._top / "live")
 
     def at(self, step: int) -> None:
-        """Keep the place that belongs to the checkpoint of a step."""
+        """Keeps the place that belongs to the checkpoint of a step."""
         self._write(self._top / f"step-{step}")
 
     def load(self, step: int | None) -> str:
-        """Go to where this rank was: at a step's checkpoint, or (None) where it was last. Returns which, or ""."""
+        """Moves to the place at a step's checkpoint, or (None) to the last place. Returns the one found, or ""."""
         found = self._top / (f"step-{step}" if step is not None else "live") / self._name
         try:
             state = json.loads(found.read_text(encoding="utf-8"))
@@ -60,7 +60,7 @@ class Cursor:
         return found.parent.name
 
     def purge(self, before_step: int) -> None:
-        """Remove the places of checkpoints older than a step."""
+        """Removes the places of checkpoints older than a step."""
         for folder in self._top.glob("step-*"):
             number = folder.name.removeprefix("step-")
             if number.isdecimal() and int(number) < before_step:

@@ -1,7 +1,7 @@
 """The training text: the standard library's own source, or a local folder of .txt, .jsonl or .parquet files.
 
 Files are read one at a time when their turn comes, so that a restart pays for none of them. TorchTitan splits the
-stream over groups and ranks, and its state is a file number and a place in it. No network, ever.
+stream over groups and ranks, and its state is a file number and a place in it. Nothing uses the network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDER = "supervisor-folder"
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 DOCUMENT_CHARACTERS = 8192
-"""Longest document: TorchTitan's packing costs the square of it."""
+"""Characters of the longest document: the cost of TorchTitan's packing grows with its square."""
 
 
 class DataError(ValueError):
@@ -28,7 +28,7 @@ class DataError(ValueError):
 
 
 def stdlib_files() -> list[str]:
-    """The standard library's .py files in sorted order, without installed packages and their caches."""
+    """Returns the standard library's .py files in sorted order, without installed packages and their caches."""
     top = sysconfig.get_paths()["stdlib"]
     found: list[str] = []
     for folder, inner, names in os.walk(top):
@@ -38,7 +38,7 @@ def stdlib_files() -> list[str]:
 
 
 def folder_files(path: str) -> list[str]:
-    """The readable training files under a folder, sorted; raises DataError when there are none."""
+    """Returns the readable training files under a folder, sorted. Raises DataError when there are none."""
     if not path:
         raise DataError("a folder is needed when the source is folder")
     if not os.path.isdir(path):
@@ -53,7 +53,7 @@ def folder_files(path: str) -> list[str]:
 
 
 def texts(file: str, text_field: str) -> Iterator[str]:
-    """The texts of one file; raises DataError for a record without the text field or a corrupt file."""
+    """Yields the texts of one file. Raises DataError for a record without the text field or a corrupt file."""
     if file.endswith(".jsonl"):
         with open(file, encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
@@ -79,7 +79,7 @@ def _field(line: str, text_field: str, place: str) -> str:
 
 
 def documents(files: list[str], text_field: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """(key, {"text": document}) for all files, in pieces of at most DOCUMENT_CHARACTERS, cut at line ends."""
+    """Yields (key, {"text": document}) of all files, in pieces of at most DOCUMENT_CHARACTERS, cut at line ends."""
     for file in files:
         for number, text in enumerate(texts(file, text_field)):
             for piece, document in enumerate(_pieces(text)):
@@ -91,7 +91,7 @@ def _pieces(text: str) -> Iterator[str]:
     while at < len(text):
         end = at + DOCUMENT_CHARACTERS
         if end < len(text):
-            # a piece without a line end is cut where it is full
+            # without a line end, cut the piece where it is full
             end = text.rfind("\n", at + 1, end) + 1 or end
         yield text[at:end]
         at = end
@@ -101,12 +101,12 @@ def _stream(files: list[str], text_field: str) -> Any:
     from datasets import IterableDataset
     from datasets.iterable_dataset import ExamplesIterable
 
-    # the list is what datasets takes as shards: it resumes by skipping whole files
+    # `datasets` takes the list as shards: it resumes by skipping whole files
     return IterableDataset(ExamplesIterable(documents, {"files": files, "text_field": text_field}))
 
 
 def register(spec: DataSpec) -> str:
-    """Put the spec's source into TorchTitan's DATASETS; the name to train on. Raises DataError."""
+    """Registers the spec's source in TorchTitan's DATASETS and returns the name to train on. Raises DataError."""
     from torchtitan.hf_datasets import DatasetConfig
     from torchtitan.hf_datasets.text_datasets import DATASETS
 

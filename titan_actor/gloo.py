@@ -1,8 +1,8 @@
-"""Freeing a collective that waits for a lost peer.
+"""Frees a gloo collective that waits for a lost peer.
 
-In torch 2.13 gloo's abort and shutdown return at once and free nothing, and TorchFT's abort then drops the last
-reference to the group, whose destructor waits for the collective while it holds the GIL: the whole process hangs.
-Shutting the group's own connections down makes the collective fail at once, as if the peer's process had died.
+In torch 2.13 gloo's abort and shutdown return at once and free nothing. TorchFT's abort then drops the last reference
+to the group. The group's destructor waits for the collective while it holds the GIL, so the whole process hangs.
+Shutting down the group's own connections makes the collective fail at once, as if the peer's process had died.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import socket
 from typing import Any
 
 Sockets = dict[int, str]
-"""Descriptor -> inode: a descriptor alone may have been closed and given to something else since."""
+"""Descriptor -> inode: a descriptor alone may have been closed and reused since."""
 
 
 def open_sockets() -> Sockets:
-    """This process's sockets."""
+    """Returns this process's sockets."""
     found: Sockets = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -29,7 +29,7 @@ def open_sockets() -> Sockets:
 
 
 def shut_down(sockets: Sockets, listening: set[int]) -> int:
-    """Shut those TCP connections down that are still open; returns how many.
+    """Shuts down those TCP connections that are still open; returns how many.
 
     `listening` are ports of this group's servers: connections from or to them are not the collective's.
     """
@@ -52,7 +52,7 @@ def shut_down(sockets: Sockets, listening: set[int]) -> int:
 
 
 def mend() -> None:
-    """Give torchft.process_group.ProcessGroupGloo an abort that works. Idempotent."""
+    """Gives torchft.process_group.ProcessGroupGloo an abort that works. Idempotent."""
     from torchft.process_group import ProcessGroupGloo
 
     if hasattr(ProcessGroupGloo, "supervisor_listening"):
@@ -67,7 +67,7 @@ def mend() -> None:
 
     def abort_connections(self: Any, errored: bool = True) -> None:
         if not errored:
-            # before a reconfiguration: nothing is running, and the old group is to go
+            # before a reconfiguration: nothing runs, and the old group must go
             abort(self, errored=False)
             return
         shut_down(getattr(self, "supervisor_sockets", {}), self.supervisor_listening)
@@ -78,7 +78,7 @@ def mend() -> None:
 
 
 def servers_of(manager: Any, lighthouse: str, store_port: int) -> set[int]:
-    """Ports that this group's manager, store and heal server listen on, and the lighthouse's."""
+    """Returns the ports on which this group's manager, store and heal server listen, and the lighthouse's."""
     addresses = (manager._store.get("manager_addr").decode(), manager._checkpoint_transport.address(), lighthouse)
     return {store_port, *(_port(address) for address in addresses)}
 

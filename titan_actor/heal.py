@@ -1,9 +1,9 @@
-"""What a healing replica takes from a peer, and the hash by which replicas are compared.
+"""The state that a healing replica takes from a peer, and the hash by which replicas are compared.
 
-TorchTitan's own pair is not used: its optimizer state is cached at start, so the learning rate is stale, and reading
-the model's state runs FSDP hooks that reshard in the middle of the peer's forward pass (or deadlock with two ranks).
-Here the state is references to this rank's local shards: reading it runs no hook and no collective, and writing it
-copies in place. The data loader's place is a rank's own and never comes from a peer.
+TorchTitan's own pair is not used. It caches its optimizer state at start, so the learning rate is stale. Reading the
+model's state runs FSDP hooks that reshard in the middle of the peer's forward pass (or deadlock with two ranks). Here
+the state is references to this rank's local shards: reading it runs no hook and no collective, and writing it copies in
+place. The data loader's place is a rank's own and never comes from a peer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 
 
 def local(value: Any) -> Any:
-    """This rank's shard of a DTensor, by reference; anything else as it is."""
+    """Returns this rank's shard of a DTensor, by reference; anything else as it is."""
     return value._local_tensor if hasattr(value, "_local_tensor") else value
 
 
 class HealState:
-    """The state pair that TorchFT calls: `save` on a peer (in the quorum's thread), `load` on the healing one."""
+    """The state pair that TorchFT calls: `save` on a peer (in the quorum's thread), `load` on the healing replica."""
 
     def __init__(self, trainer: Any, loaded: Callable[[], None]) -> None:
         """`loaded` is called after a load, in the main thread."""
@@ -36,14 +36,14 @@ class HealState:
         self.snapshot()
 
     def snapshot(self) -> None:
-        """Take the small state that a step changes before its commit. Call it before asking for a quorum."""
+        """Takes the small state that a step changes before its commit. Call it before asking for a quorum."""
         self._extra = {
             "lr_schedulers": dict(self._trainer.lr_schedulers.state_dict()),
             "ntokens_seen": int(self._trainer.ntokens_seen),
         }
 
     def save(self) -> dict[str, Any]:
-        """References to all that a peer needs; valid until the next optimizer step."""
+        """Returns references to all that a peer needs; valid until the next optimizer step."""
         if torch.accelerator.is_available():
             # the copy runs on another stream than the optimizer's last step
             torch.accelerator.synchronize()
@@ -62,7 +62,7 @@ class HealState:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Copy a peer's state into this rank's own tensors."""
+        """Copies a peer's state into this rank's own tensors."""
         with torch.no_grad():
             self._load(state)
         self._loaded()
@@ -85,11 +85,11 @@ class HealState:
         self._trainer.ntokens_seen = state["ntokens_seen"]
 
     def finite(self) -> bool:
-        """Whether all of this rank's parameters are finite."""
+        """Returns true if all of this rank's parameters are finite."""
         return all(bool(torch.isfinite(local(p).detach()).all()) for own in self._parameters for p in own)
 
     def digest(self) -> str:
-        """blake2b of this rank's parameters, optimizer state and learning rates, as hexadecimal."""
+        """Returns blake2b of this rank's parameters, optimizer state and learning rates, as hexadecimal."""
         hashed = hashlib.blake2b(digest_size=16)
         for optimizer, parameters in zip(self._optimizers, self._parameters, strict=True):
             for group in optimizer.param_groups:
@@ -111,5 +111,5 @@ def _load_state(mine: dict[str, Any], peer: dict[str, Any]) -> None:
 
 
 def _bytes(value: Any) -> Any:
-    # as bytes whatever the type: numpy has no bfloat16
+    # as bytes, because numpy has no bfloat16
     return local(value).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -1,4 +1,4 @@
-"""Heals that fail in a row: TorchFT tries again in the next quorum, for ever, and says so in its log alone."""
+"""Reports heals that fail in a row: TorchFT tries again in each quorum, forever, and reports that only in its log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ERROR_CHARACTERS = 500
 
 
 class Heals:
-    """Reports the newest failure, and takes it back when a heal succeeds."""
+    """Reports the newest failure, and withdraws it when a heal succeeds."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -22,7 +22,7 @@ class Heals:
         self._since = 0.0
 
     def watching(self, receive: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps TorchFT's call that fetches a peer's state, in whatever thread that is."""
+        """Wraps TorchFT's call that fetches a peer's state, in whatever thread that runs."""
 
         def received(src_rank: int, metadata: str, *args: Any, **kwargs: Any) -> Any:
             began = time.monotonic()

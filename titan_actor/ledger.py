@@ -1,8 +1,8 @@
 """`steps.jsonl`: where every second of this process went.
 
-Lines with `"overlaps": false` follow each other without a gap: each starts where the one before ended, from the birth
-of the process on, so a ledger of lost time can be summed from them. Lines with `"overlaps": true` say more about a
-time that other lines cover (a heal inside a step, a checkpoint written in the background).
+Lines with `"overlaps": false` follow each other without a gap. Each starts where the one before ended, from the birth
+of the process on, so a ledger of lost time can be summed from them. Lines with `"overlaps": true` describe a time that
+other lines cover (a heal inside a step, a checkpoint written in the background).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def born_unix_s() -> float:
-    """When the kernel started (or forked) this process, to 10 ms, on this machine's wall clock."""
+    """Returns when the kernel started (or forked) this process, to 10 ms, on this machine's wall clock."""
     stat = Path("/proc/self/stat").read_text(encoding="ascii")
     ticks = int(stat.rpartition(")")[2].split()[19])
     uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
@@ -29,27 +29,26 @@ def born_unix_s() -> float:
 
 
 KEPT_BYTES = 16 << 20
-"""Lines that wait for a disk with room again: some 20,000 steps of a rank. What follows is lost."""
+"""Most bytes of lines that wait for room on the disk: some 20,000 steps of a rank. Later lines are lost."""
 
 
 class Ledger:
-    """Appends lines to `steps.jsonl`. What finds no room is written with the next line that finds some; it never costs the
-    training."""
+    """Appends lines to `steps.jsonl`. A line without room is written with a later one; it never stops the training."""
 
     def __init__(self, path: str | Path, born: float, **every: Any) -> None:
         self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._unwritten = b""
-        """The first line maybe in part."""
+        """Lines not written yet; the first may be a part."""
         self._every = every
         self._last = born
         # re-entrant: the SIGTERM handler runs in the main thread, wherever that is
         self._lock = threading.RLock()
         self._full = False
         self.seconds: dict[str, float] = {}
-        """Of this process so far, by cause. What a step that had been committed before took is not told apart."""
+        """Seconds of this process so far, by cause. Repeated steps, committed before, are not separated."""
 
     def event(self, kind: str, **fields: Any) -> float:
-        """A line from the end of the last one to now; returns its length in seconds."""
+        """Writes a line from the end of the last one to now; returns its length in seconds."""
         with self._lock:
             start, now = self._last, time.time()
             self._last = now
@@ -57,7 +56,7 @@ class Ledger:
         return now - start
 
     def step(self, seconds: dict[str, float], **fields: Any) -> float:
-        """The line of a step attempt; `compute` of its seconds is what the other parts leave."""
+        """Writes the line of a step attempt; returns its length in seconds. `compute` is what the other parts leave."""
         with self._lock:
             start, now = self._last, time.time()
             self._last = now
@@ -67,12 +66,12 @@ class Ledger:
         return now - start
 
     def note(self, kind: str, start: float | None = None, **fields: Any) -> None:
-        """A line about a time that other lines cover: from `start` (or now) to now."""
+        """Writes a line about a time that other lines cover: from `start` (or now) to now."""
         now = time.time()
         self._write({"event": kind, "start": now if start is None else start, "t": now, "overlaps": True, **fields})
 
     def close(self) -> None:
-        """Close the file; later lines are dropped."""
+        """Closes the file; later lines are dropped."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
@@ -92,7 +91,7 @@ class Ledger:
                 self._unwritten += json.dumps({**line, **self._every}).encode() + b"\n"
             try:
                 while self._unwritten:
-                    written = os.write(self._file, self._unwritten)  # on an almost full disk only a part
+                    written = os.write(self._file, self._unwritten)  # only a part on an almost full disk
                     self._unwritten = self._unwritten[written:]
                 self._full = False
             except OSError as error:
@@ -102,7 +101,7 @@ class Ledger:
 
 
 def told(error: BaseException) -> str:
-    """An error with the first of those that it was raised from, which is its cause."""
+    """Returns an error's text with its root cause, the first error that it was raised from."""
     first = error
     while first.__cause__ is not None:
         first = first.__cause__
@@ -111,7 +110,7 @@ def told(error: BaseException) -> str:
 
 
 def write_error_file(folder: str | Path, error: BaseException, callstack: str) -> None:
-    """`error.json` as torchelastic writes it, so that readers of both understand it."""
+    """Writes `error.json` as torchelastic does, so that readers of both understand it."""
     body = {
         "message": {
             "message": told(error),

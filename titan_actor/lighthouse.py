@@ -1,7 +1,8 @@
-"""`python -m titan_actor.lighthouse`: TorchFT's lighthouse on loopback, beating for whom its gate names.
+"""`python -m titan_actor.lighthouse`: TorchFT's lighthouse on loopback, which beats for the ids that its gate names.
 
-Prints {"port": P}; reads lines {"beat": [replica ids]}, answers each with {"late_s": seconds since the last round of beats}
-and heartbeats those ids every 20 ms until the next line; ends at end of file. Loads TorchFT's native module alone: the package would bring torch along (235 MB against about 20).
+Prints {"port": P}. Reads lines {"beat": [replica ids]} and answers each with {"late_s": seconds since the last round of
+beats}. Heartbeats those ids every 20 ms until the next line, and ends at end of file. Loads only TorchFT's native
+module: the package would import torch too (235 MB against about 20).
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from supervisor.wire.programs import QUORUM_IDS_ABOVE
 from titan_actor import quorum_ids
 
 BEAT_EVERY_S = 0.02
-"""Small beside the heartbeat timeout that the gate gives: a few late beats drop nobody."""
+"""Seconds between beats. Small beside the gate's heartbeat timeout: a few late beats drop no group."""
 
 SLOW_BEAT_S = 1.0
 
 
 def native() -> Any:
-    """torchft._torchft, without the package around it. Raises ImportError when torchft is not installed."""
+    """Returns torchft._torchft without the package around it. Raises ImportError when torchft is not installed."""
     package = importlib.util.find_spec("torchft")
     for folder in package.submodule_search_locations or () if package else ():
         for suffix in EXTENSION_SUFFIXES:
@@ -53,12 +54,12 @@ class Beats:
         threading.Thread(target=self._run, name="beats", daemon=True).start()
 
     def set(self, ids: tuple[str, ...]) -> None:
-        """Beat for these from the next round on, and for no other."""
+        """Beats for these ids from the next round on, and for no other."""
         self._ids = ids
 
     @property
     def late_s(self) -> float:
-        """Since when no round of beats was done."""
+        """Seconds since the last round of beats."""
         return time.monotonic() - self._round_at
 
     def _run(self) -> None:
@@ -75,7 +76,7 @@ class Beats:
 
 
 def beat_list(line: str) -> tuple[str, ...]:
-    """The ids of a line from the gate; raises ValueError for anything else."""
+    """Returns the ids of a line from the gate; raises ValueError for anything else."""
     ids = json.loads(line)["beat"]
     if not isinstance(ids, list) or not all(isinstance(replica_id, str) for replica_id in ids):
         raise ValueError("beat must be a list of replica ids")
@@ -83,7 +84,7 @@ def beat_list(line: str) -> tuple[str, ...]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve until stdin ends."""
+    """Serves until stdin ends."""
     parser = argparse.ArgumentParser(prog="titan_actor.lighthouse")
     parser.add_argument("--min-replicas", type=int, required=True)
     parser.add_argument("--join-timeout-ms", type=int, required=True)
@@ -115,7 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(json.dumps({"late_s": round(beats.late_s, 3)}), flush=True)
         except (ValueError, KeyError, TypeError) as error:
             print(f"not a line of the gate's: {error}: {line[:200]!r}", file=sys.stderr, flush=True)
-    # the native server's threads do not end by themselves
+    # the native server's threads do not end on their own
     os._exit(0)
 
 

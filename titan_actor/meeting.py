@@ -1,8 +1,8 @@
 """Meets the other groups of a new quorum before a process group is made with them.
 
-A group that dies between its request for a quorum and the answer is a member of it. TorchFT and Gloo (or NCCL) then wait for that peer
-in native code, for the whole process group timeout, and take no order meanwhile. Here the peers are waited for first, in small parts:
-one whose port is closed, or an order to abort, ends the wait at once.
+A group that dies between its request for a quorum and the answer is a member of it. TorchFT and Gloo (or NCCL) then
+wait for that peer in native code, for the whole process group timeout, and obey no abort meanwhile. Here the peers are
+first waited for in small parts: a peer's closed port, or an abort, ends the wait at once.
 """
 
 from __future__ import annotations
@@ -18,31 +18,34 @@ from datetime import timedelta
 from typing import Any
 
 FIRST_PAUSE_S, LOOK_S = 0.002, 0.1
-"""Between two looks at who is missing, as a rule all of a quorum come within milliseconds; and how long a host has for its answer."""
+"""Seconds between two looks at which peers are missing (all of a quorum usually come within milliseconds), and for a
+host's answer."""
 CONNECTS_S = 1.0
-"""How long one try to connect to a store that listens may take."""
+"""Seconds for one try to connect to a store that listens."""
 STRANGERS_S = 1.0
-"""A peer that was never met may be of a version that meets no one: so long it is waited for here."""
+"""Seconds to wait for a peer that was never met: its version may not use meetings."""
 GONE = "gone"
-"""Key of what the first has found who knows a peer: those that do not know it need not wait either."""
+"""Key under which a rank that knows a missing peer writes that it is gone: ranks that do not know it then stop waiting
+too."""
 
 
 class Meeting:
-    """One rank's."""
+    """One rank's meetings with its peers."""
 
     def __init__(self, manager: Any, timeout_s: float) -> None:
         """Takes the place of the manager's client and of its process group's `configure`."""
         self._own = str(manager._checkpoint_transport.address())
         self._timeout_s = timeout_s
         self._met: dict[str, str] = {}
-        """Replica id -> the address of this rank's peer there. Its heal server listens for as long as the process lives."""
+        """Replica id -> the address of this rank's peer there. The peer's heal server listens for as long as its
+        process lives."""
         self._aborted = threading.Event()
         self._members = manager._client = _Members(manager._client)
         self._configure = manager._pg.configure
         manager._pg.configure = self._meet_and_configure
 
     def abort(self) -> None:
-        """End the wait that is in progress. From any thread."""
+        """Ends the wait in progress. From any thread."""
         self._aborted.set()
 
     def _meet_and_configure(self, store: str, replica_id: str, rank: int, world_size: int, *more: Any) -> None:
@@ -52,7 +55,8 @@ class Meeting:
         self._configure(store, replica_id, rank, world_size, *more)
 
     def _meet(self, store_address: str, rank: int, ids: list[str]) -> None:
-        """Raises ConnectionError when a peer is gone, TimeoutError when one that was met before does not come."""
+        """Waits for all peers. Raises ConnectionError when a peer is gone, TimeoutError when one that was met before
+        does not come."""
         began = time.monotonic()
         store = self._store(f"{store_address}/met", began)
         store.set(str(rank), self._own)
@@ -73,7 +77,8 @@ class Meeting:
         self._met = {id_: told.decode() for id_, told in zip(ids, store.multi_get(everyone), strict=True)}
 
     def _store(self, address: str, began: float) -> Any:
-        """The client itself tries again for all of its time, also where nothing listens any more."""
+        """Connects to the quorum's store in short tries: the client alone would retry for its whole timeout, even where
+        no one listens."""
         from torch.distributed import DistError
         from torchft.process_group import create_store_client
 
@@ -90,7 +95,7 @@ class Meeting:
                     return store
 
     def _go_on(self, began: float, otherwise: str) -> None:
-        """Raises what ends the wait from outside."""
+        """Raises what ends the wait from outside: an abort, or the timeout."""
         if self._aborted.is_set():
             raise ConnectionError(f"aborted: {otherwise}")
         if time.monotonic() - began > self._timeout_s:
@@ -98,7 +103,7 @@ class Meeting:
 
 
 class _Members:
-    """The manager's client, and who is in its newest quorum."""
+    """The manager's client, and the members of its newest quorum."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -114,7 +119,8 @@ class _Members:
 
 
 def knock(places: Iterable[tuple[str, int]], within_s: float) -> dict[tuple[str, int], bool]:
-    """Whether something listens there: a process that lives accepts, even a stopped one. Hosts that do not answer are left out."""
+    """Returns whether something listens at each place: a live process accepts, even a stopped one. Hosts without an
+    answer are left out."""
     found: dict[tuple[str, int], bool] = {}
     asked: dict[int, tuple[socket.socket, tuple[str, int]]] = {}
     poll, until = select.poll(), time.monotonic() + within_s
@@ -141,6 +147,6 @@ def knock(places: Iterable[tuple[str, int]], within_s: float) -> dict[tuple[str,
 
 
 def _place(address: str) -> tuple[str, int]:
-    """Host and port of `http://host:port/path` or `host:port/path`; an IPv6 host may stand without brackets."""
+    """Returns host and port of `http://host:port/path` or `host:port/path`; an IPv6 host may stand without brackets."""
     host, _, port = address.removeprefix("http://").partition("/")[0].rpartition(":")
     return host.strip("[]"), int(port)

@@ -1,9 +1,9 @@
-"""What TorchTitan 0.3.0 and TorchFT 0.2.0 need before they train here, one entry per fault.
+"""Mends TorchTitan 0.3.0 and TorchFT 0.2.0 so that they train here, one entry per fault.
 
-Each mend names its fault and the upstream version at which it can go, and has a test that fails without it
+Each mend names its fault and the upstream version at which it can go. Each has a test that fails without it
 (`tests/titan/test_mends.py`). `IMPORT` mends go in before torchtitan is imported, `CONFIG` mends change the recipe's
-config, `BUILT` mends change the trainer object. Heal state (heal.py), the loss (replica.py) and the data (data.py)
-are whole modules of their own and are listed in NOTES.
+config, and `BUILT` mends change the trainer object. Heal state (heal.py), the loss (replica.py) and the data (data.py)
+are whole modules and are listed in NOTES.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ ENVIRONMENT = {
 }
 
 THERE, NOT_THERE, UNKNOWN = 0, 1, 2
-"""Exit codes of who looks for a GPU."""
+"""Exit codes of the process that looks for a GPU."""
 
 ASIDE_S = 60
-"""A CUDA context on a machine that was just started takes seconds; who hangs on a sick GPU is ended after this."""
+"""Seconds after which that process is ended: a first CUDA context takes seconds, and a sick GPU hangs it."""
 
 TRITON_USER = "torchtitan.distributed.minimal_async_ep.kernels"
 
@@ -58,29 +58,31 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Mend:
-    """One fault of an upstream package and how it is worked around."""
+    """One fault of an upstream package and its workaround."""
 
     name: str
     fault: str
     goes: str
-    """When it can be removed."""
+    """Upstream change after which it can be removed."""
     stage: Literal["import", "config", "built"]
     apply: Callable[[Any], None]
 
 
 def on_gpu() -> bool:
-    """Whether this process trains on CUDA. Found, never configured. It initialises CUDA's driver in this process."""
+    """Returns true if this process trains on CUDA: found, never configured. Initialises CUDA's driver here."""
     import torch
 
     return bool(torch.cuda.is_available())
 
 
 def ask_aside_for_cuda() -> str:
-    """Let a process of its own find out whether there is a GPU, and know it here from then on, as torchtitan asks on import. Why it
-    is not known; empty: it is.
+    """Has a child process find out whether there is a GPU, and remembers the answer here, because torchtitan asks on
+    import. Returns why it is not known; empty: it is.
 
-    The first thing that whoever forks trainers does: who asks has the driver's files open and a thread of it (seen on an H100 with
-    driver 580, with PYTORCH_NVML_BASED_CUDA_CHECK=1 too), which CUDA does not promise to take over a fork."""
+    A process that forks trainers does this first. Asking opens the driver's files and starts a thread of it, and CUDA
+    does not promise that these survive a fork. This was seen on an H100 with driver 580, with
+    PYTORCH_NVML_BASED_CUDA_CHECK=1 too.
+    """
     global _asked_aside
     if _asked_aside is None:
         _set_environment()
@@ -182,7 +184,7 @@ def _attention(_: Any) -> None:
     from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
     def dense(mask: Any, q: Any, k: Any) -> Any:
-        # the mask is the same for all layers of a step: keep it on the BlockMask, which lives as long
+        # all layers of a step share the mask: keep it on the BlockMask, which lives as long
         kept = getattr(mask, "_dense", None)
         if kept is None or kept.shape[-2:] != (q.shape[-2], k.shape[-2]):
             kept = create_mask(mask.mask_mod, q.shape[0], 1, q.shape[-2], k.shape[-2], device=q.device)
@@ -219,7 +221,7 @@ def _manager_address(_: Any) -> None:
         try:
             return server(**options)
         except RuntimeError as error:
-            # which address it is the native part leaves out
+            # the native part does not name the address
             raise RuntimeError(f"TorchFT's manager cannot listen at {options['bind']}: {error}") from error
 
     manager.ManagerServer = at_node
@@ -262,7 +264,7 @@ def _heal_proxy(_: Any) -> None:
     import torchft.checkpointing.http_transport as transport
 
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    # its own name of the module: everybody else's downloads go on through the proxy
+    # only its own name of the module: other downloads still use the proxy
     transport.urllib = types.SimpleNamespace(request=types.SimpleNamespace(urlopen=direct.open))
 
 
@@ -391,7 +393,7 @@ MENDS = (
 )
 
 WITHOUT = "SUPERVISOR_WITHOUT_MENDS"
-"""Names that are left out, for the tests that show what each mend is for."""
+"""Environment variable with the mends to leave out, for the tests that show what each is for."""
 
 _applied: set[str] = set()
 _asked_aside: str | None = None
@@ -403,7 +405,7 @@ def _set_environment() -> None:
 
 
 def apply() -> None:
-    """Set the environment and put in all import mends; once for each process."""
+    """Sets the environment and applies all import mends, once for each process."""
     _set_environment()
     for mend in MENDS:
         if mend.stage == "import" and mend.name not in _applied:
@@ -413,7 +415,7 @@ def apply() -> None:
 
 
 def apply_to(stage: Literal["config", "built"], target: Any) -> None:
-    """Put the mends of a stage into a config or a built trainer."""
+    """Applies the mends of a stage to a config or a built trainer."""
     for mend in MENDS:
         if mend.stage == stage and mend.name not in _without():
             mend.apply(target)

@@ -1,8 +1,8 @@
-"""Raise a fresh lighthouse's quorum ids above those of the one before it.
+"""Raises a fresh lighthouse's quorum ids above those of the lighthouse before it.
 
-TorchFT's lighthouse counts from 1 and takes no start. A manager that meets its own old id does not reconfigure, and others
-meet stale keys under a prefix that was used before. So throwaway managers ask for quorums and say each time that their
-commit failed: each quorum gets a new id (2,000 in 1.4 s, measured).
+TorchFT's lighthouse counts from 1 and takes no start. A manager that meets its own old id does not reconfigure, and
+others meet stale keys under a used prefix. So throwaway managers ask for quorums and report a failed commit each time,
+which gives each quorum a new id (2,000 in 1.4 s, measured).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECOND = timedelta(seconds=1)
 def raise_above(torchft: Any, address: str, above: int, min_replicas: int, heartbeat_timeout_ms: int) -> None:
     """Returns when the next quorum's id is above `above` and the throwaways are forgotten.
 
-    `address` is the lighthouse's http address, `min_replicas` how many must ask together. Raises what TorchFT raises.
+    `address` is the lighthouse's http address; `min_replicas` must ask together. Raises what TorchFT raises.
     """
     managers = [_manager(torchft, address, n) for n in range(min_replicas)]
     clients = [torchft.ManagerClient(manager.address(), SECOND) for manager in managers]
@@ -32,7 +32,7 @@ def raise_above(torchft: Any, address: str, above: int, min_replicas: int, heart
             future.result()
     for manager in managers:
         manager.shutdown()
-    # They count as alive for one heartbeat timeout more, and the first real quorum must not wait for them.
+    # they count as alive for one more heartbeat timeout, and the first real quorum must not wait for them
     Event().wait(2 * heartbeat_timeout_ms / 1000)
 
 

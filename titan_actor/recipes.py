@@ -11,7 +11,7 @@ TOKENIZER = Path(__file__).parent / "assets" / "tokenizer"
 
 
 class RecipeError(ValueError):
-    """No such recipe, or it gives no TorchTitan FaultTolerantTrainer config."""
+    """There is no such recipe, or it returns no TorchTitan FaultTolerantTrainer config."""
 
 
 def llama3_debug() -> Any:
@@ -25,9 +25,10 @@ def llama3_debug_small() -> Any:
 
 
 def llama3_8b() -> Any:
-    """TorchTitan's own llama3_8b (8.03 B parameters, batch 1 of 8192 tokens a rank, AdamW at 3e-4) with its TorchFT trainer.
+    """TorchTitan's own llama3_8b (8.03 B parameters, batch 1 of 8192 tokens a rank, AdamW at 3e-4) with its TorchFT
+    trainer.
 
-    The tokenizer is the one that we ship: set `titan.overrides."hf_assets_path"` to the folder of Llama's own.
+    The tokenizer is the one that Everstep ships: set `titan.overrides."hf_assets_path"` to the folder of Llama's own.
     """
     from torchtitan.components.loss import CrossEntropyLoss
     from torchtitan.experiments.torchft.llama3 import config_registry, model_registry
@@ -37,7 +38,7 @@ def llama3_8b() -> Any:
 
     theirs, config = titan.llama3_8b(), config_registry.llama3_torchft_debugmodel()
     config.model_spec = model_registry("8B", attn_backend="flex")
-    # their chunked loss is not one that TorchFT's trainer was written with
+    # TorchFT's trainer does not support their chunked loss
     config.loss = CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(config.model_spec))
     config.optimizer = TorchFTOptimizersContainer.Config(param_groups=theirs.optimizer.param_groups)
     config.lr_scheduler, config.training = theirs.lr_scheduler, theirs.training
@@ -57,7 +58,7 @@ SHIPPED: dict[str, Callable[[], Any]] = {
 
 
 def load(recipe: str) -> Any:
-    """The config of a shipped recipe or of MODULE:FUNCTION; raises RecipeError."""
+    """Returns the config of a shipped recipe or of MODULE:FUNCTION. Raises RecipeError."""
     from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
     if recipe in SHIPPED:
@@ -90,6 +91,6 @@ def _llama3(*, layers: int, batch: int, seq_len: int) -> Any:
     config.training.local_batch_size, config.training.seq_len = batch, seq_len
     config.training.mixed_precision_param = "float32"
     config.comm.trace_buf_size = 0
-    # the recipe's 15 s is shorter than a step on a machine whose few cores many trainers share
+    # the recipe's 15 s is shorter than a step where many trainers share a few cores
     config.comm.train_timeout_seconds = 60
     return config

@@ -1,8 +1,9 @@
-"""A first forward and backward pass that nobody waits for.
+"""Runs a first forward and backward pass that no other group waits for.
 
-Compiled models, and on a GPU all of TorchTitan's (flex attention), compile in their first pass, for seconds to minutes. In a step of
-the quorum all other groups would wait for that, so it is done before the group tells the gate that it is built. Gradients are
-thrown away, parameters are not touched, and what the pass counted and random generators are put back.
+Compiled models, and on a GPU all of TorchTitan's (flex attention), compile in their first pass, for seconds to minutes.
+In a step of the quorum all other groups would wait for that, so it runs before the group reports that it is built. The
+pass discards its gradients and leaves the parameters alone. Afterwards its counts and the random generators are
+restored.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from titan_actor import mends
 from titan_actor.control import Wishes
 
 PASSES = 4
-"""At most, until one compiles nothing: what a first pass leaves behind (an attribute that was not there) makes Dynamo compile a part
-of the model once more in the second."""
+"""Most passes, until one compiles nothing. A first pass may leave something behind (a new attribute) that makes Dynamo
+compile a part of the model again in the second."""
 
 
 def needed(config: Any) -> bool:
-    """Whether the first pass compiles."""
+    """Returns true if the first pass compiles."""
     return bool(config.compile.enable) or mends.on_gpu()
 
 
 def rehearse(trainer: Any) -> None:
-    """All ranks of a group do it at once, as they sum up among themselves. Raises what the first step would: a pass that broke off
-    cannot be followed by another."""
+    """Rehearses on all ranks of a group at once, because they sum among themselves. Raises what the first step would:
+    after a pass that broke off there can be no other."""
     seen, compiled_s = trainer.ntokens_seen, 0.0
-    # a mixture of experts counts in them who got how many tokens, and balances by that
+    # a mixture of experts counts each expert's tokens in them, and balances by that
     buffers = [(buffer, buffer.detach().clone()) for part in trainer.model_parts for buffer in part.buffers()]
     with _alone(trainer.manager), _generators_kept():
         for _ in range(PASSES):
-            # TorchTitan's own, not what is put around it for a step
+            # TorchTitan's own method, without what is wrapped around it for a step
             Trainer.forward_backward_step(trainer, **_batch(trainer))
             _forget_gradients(trainer)
             before_s, compiled_s = compiled_s, trainer.seconds.total()["compile"]
-            # all must come to the same answer: stages of a pipeline compile different things
+            # all ranks must decide alike, and stages of a pipeline compile different things
             if not trainer.agreement.on(Wishes(checkpoint=compiled_s > before_s)).checkpoint:
                 break
     trainer.ntokens_seen = seen
@@ -49,13 +50,13 @@ def rehearse(trainer: Any) -> None:
 
 
 def _forget_gradients(trainer: Any) -> None:
-    """Not by the optimizer, which would ask for a quorum."""
+    """Clears the gradients, but not by the optimizer, which would ask for a quorum."""
     for part in trainer.model_parts:
         part.zero_grad(set_to_none=True)
 
 
 def _batch(trainer: Any) -> dict[str, Any]:
-    """One of the training's shape, as TorchTitan's text data sets give it: a single document of one token, again and again."""
+    """Returns a batch of the training's shape, in the form of TorchTitan's text data sets: one repeated token."""
     training, parallelism = trainer.config.training, trainer.config.parallelism
     parts = trainer.num_pipeline_parallel_microbatches
     rows = (
@@ -75,7 +76,7 @@ def _batch(trainer: Any) -> dict[str, Any]:
 
 @contextmanager
 def _alone(manager: Any) -> Iterator[None]:
-    """What is summed up over the groups stays as it is: there is no quorum yet."""
+    """Leaves sums over the groups unchanged inside the block: there is no quorum yet."""
     allreduce = manager.allreduce
     manager.allreduce = lambda tensor, *args, **kwargs: _DummyWork(tensor)
     try:

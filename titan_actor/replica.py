@@ -47,7 +47,7 @@ SYNC_QUORUM = "SUPERVISOR_SYNC_QUORUM"
 
 
 class PeersGone(Exception):
-    """Started to heal from peers, and met none that has trained and is as far as the checkpoint."""
+    """The group started to heal from peers, and met none that has trained and is as far as the checkpoint."""
 
 
 def _whose(own_is_finite: bool, groups_is_finite: bool) -> str:
@@ -55,7 +55,7 @@ def _whose(own_is_finite: bool, groups_is_finite: bool) -> str:
 
 
 class NotFinite(FloatingPointError):
-    """A loss, a gradient or a parameter that is NaN or infinite: no step is committed with it and no checkpoint holds it."""
+    """A loss, gradient or parameter is NaN or infinite: no step is committed with it and no checkpoint holds it."""
 
     def __init__(self, text: str, whose: str) -> None:
         """`whose`: as Progress.numerics."""
@@ -64,7 +64,7 @@ class NotFinite(FloatingPointError):
 
 
 class ReplicaTrainer(FaultTolerantTrainer):
-    """Builds on construction; `admit` reports built, `train` runs to the end, `close` gives everything back."""
+    """Builds on construction; `admit` reports built, `train` runs to the end, `close` releases everything."""
 
     def __init__(self, config: Any, launch: TrainerLaunch, report: Report, ledger: Ledger, control: Control) -> None:
         self.launch, self.report, self.ledger, self.control = launch, report, ledger, control
@@ -83,16 +83,16 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self._quorum_id = -1
         self._loss: Any = None
         self._groups_loss = 0.0
+        """Loss of the newest step, summed over this group's ranks, before averaging over the groups."""
         self._gradients: list[Any] = []
-        """Of the step in progress, the norm of each part of this rank's own gradient, before it is averaged over the groups."""
-        """Of the newest step: the sum over the ranks of this group, before it is averaged over the groups."""
+        """Norms of each part of this rank's own gradient in the step in progress, before averaging over the groups."""
         self._mean_loss: float | None = None
         self._gradient_norm: float | None = None
         self._spikes = Spikes()
         self._lr = 0.0
         self._taken = (0, 0)
         self._waited_s = 0.0
-        """In this attempt, for peers inside a collective."""
+        """Seconds of this attempt spent in collectives, waiting for peers."""
         super().__init__(config)
         self._refuse_without_data()
         mends.apply_to("built", self)
@@ -121,12 +121,12 @@ class ReplicaTrainer(FaultTolerantTrainer):
         return str(self.manager._store.get("replica_id").decode())
 
     def init_distributed(self) -> Any:
-        """Process groups and manager, at the node's address; the store is rank 0's."""
+        """Makes process groups and manager at the node's address; the store is rank 0's."""
         launch = self.launch
         if launch.rank == 0:
             self._store = address.serve_store(launch.node_address, launch.master_port, timeout_s=300)
         dims = super().init_distributed()
-        # TorchTitan's pair heals stale state (findings, 6): it must not come beside ours
+        # TorchTitan's pair heals stale state (findings, 6): it must not be registered beside ours
         self.manager.set_state_dict_fns = lambda *pair: None
         self._meeting = Meeting(self.manager, launch.torchft.process_group_timeout_ms / 1000)
         self.manager._pg.supervisor_listening = gloo.servers_of(self.manager, launch.lighthouse, launch.master_port)
@@ -135,7 +135,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         return dims
 
     def _refuse_without_data(self) -> None:
-        """Before the quorum: the others would wait there for a group that never comes to the end of a step."""
+        """Raises NoData before the quorum, in which the others would wait for a group that never ends a step."""
         loader, groups = self.dataloader, self.launch.groups
         workers = max(1, self.config.dataloader.num_workers)
         degree = loader.dp_world_size // groups
@@ -149,7 +149,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         )
 
     def admit(self) -> None:
-        """All ranks are built: tell the gate, and wait until it lets this generation in."""
+        """Reports to the gate that all ranks are built, and waits until it lets this generation in."""
         if rehearsal.needed(self.config):
             rehearsal.rehearse(self)
             self.ledger.event("rehearsed")
@@ -162,7 +162,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
             self.ledger.event("admitted", said=said)
 
     def train(self) -> None:
-        """Step until all steps are committed or the group is drained. Raises PeersGone before the first commit."""
+        """Trains until all steps are committed or the group is drained. Raises PeersGone before the first commit."""
         batches = self._counted(self.batch_generator(self.dataloader))
         wishes = Wishes(writer=self.launch.writer)
         while self.manager.current_step() < min(self.launch.titan.steps, wishes.stop_at):
@@ -172,13 +172,13 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self._finish(wishes)
 
     def abort(self) -> None:
-        """Free this rank of a group that is lost: the running collective, or the wait for the groups of a new quorum, fails, and
+        """Frees this rank of a lost group: the running collective, or the wait for a new quorum's groups, fails, and
         its step is not committed. From any thread."""
         self._meeting.abort()
         self.manager._pg.abort()
 
     def close(self) -> None:
-        """Leave the quorum and give sockets, threads and groups back."""
+        """Leaves the quorum and releases sockets, threads and groups."""
         super().close()
         self.manager.shutdown(wait=False)
         dist.destroy_process_group()
@@ -204,13 +204,13 @@ class ReplicaTrainer(FaultTolerantTrainer):
             self.control.drain(None)
         self._record()
         if self._attempts == 1:
-            # lazy set-up is over: a lost rank of this group is to be noticed sooner from here on
+            # lazy set-up is over: from here on a lost rank of this group must be noticed sooner
             dist_utils.set_pg_timeouts(
                 timeout=timedelta(seconds=self.config.comm.train_timeout_seconds), parallel_dims=self.parallel_dims
             )
 
     def forward_backward_step(self, **batch: Any) -> Any:
-        """TorchTitan's, keeping the loss that is to be averaged over the replicas."""
+        """Runs TorchTitan's step, and keeps the loss for averaging over the replicas."""
         loss = super().forward_backward_step(**batch)
         self._loss = loss.detach().clone() if self._loss is None else self._loss + loss.detach()
         return loss
@@ -288,21 +288,21 @@ class ReplicaTrainer(FaultTolerantTrainer):
             self._checkpoint(step)
         elif not wishes.writer:
             self._wanted = False
-        # a group that is to end soon has no time for it
+        # a group that ends soon has no time for it
         if self.config.validator.enable and wishes.stop_at == NEVER and self.validator.should_validate(step):
             with self.evaluating(step):
                 self.validator.validate(self.model_parts, step)
 
     @contextmanager
     def evaluating(self, step: int) -> Iterator[None]:
-        """Evaluation between two steps, of whatever kind: it may take as long as it has taken before, ten times over, the first
-        time as long as `policy.hang.at_most_s`. TorchTitan's validator needs no call; what a recipe evaluates itself does."""
+        """Marks an evaluation between two steps, of any kind. It may last ten times as long as the longest before, and
+        the first time `policy.hang.at_most_s`. TorchTitan's validator needs no call; a recipe's own evaluation does."""
         with self.activity.during("evaluate"):
             yield
         self.ledger.event("evaluated", step=step)
 
     def _checkpoint(self, step: int, last: bool = False) -> None:
-        # all ranks must come to the same answer, and one of them may have ended its part already
+        # all ranks must decide alike, and one of them may have ended its part already
         busy = self.agreement.on(Wishes(checkpoint=self.checkpoints.busy)).checkpoint
         if busy and not last:
             log.warning("the checkpoint of step %d is left out: the one before is still being written", step)
@@ -314,7 +314,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self.report.update(phase="checkpoint")
         self.cursor.at(step)
         if not self.heal.finite():
-            # the gradient that made them so had a finite loss: the next loss would show it, after this checkpoint
+            # the gradient that made them so had a finite loss: only the loss after this checkpoint would show it
             raise NotFinite(f"parameters are not finite at step {step}", "parameters")
         with self.activity.during("checkpoint"):
             self.checkpoints.save(step)
@@ -324,7 +324,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self.report.update(phase=before)
 
     def _written(self, step: int) -> None:
-        """Until what the thread writes is on disk. That takes longer than any copy between two steps did."""
+        """Waits until the checkpoint is on disk. That takes longer than any copy between two steps did."""
         with self.activity.during("save"):
             self.checkpoints.wait()
         self.ledger.event("checkpoint_wait", step=step)
@@ -348,13 +348,13 @@ class ReplicaTrainer(FaultTolerantTrainer):
     # --- what TorchFT calls ---
 
     def _watch(self) -> None:
-        """Put our own steps around the manager's calls. On the instance: TorchFT calls itself through it too."""
+        """Wraps the manager's calls in our own. On the instance, because TorchFT calls itself through it too."""
         manager, transport = self.manager, self.manager._checkpoint_transport
         manager.start_quorum = self._starting(manager.start_quorum)
         manager.wait_quorum = self._waiting(manager.wait_quorum)
         manager.should_commit = self._committing(manager.should_commit)
         manager.allreduce = self._looking(manager.allreduce)
-        # on the class: on each work it would be a cycle, which holds the gradient until the next collection of garbage
+        # on the class: on each work it would be a cycle, which holds the gradient until the next garbage collection
         _ManagedWork.wait = self._waiting_for_peers(_ManagedWork.wait)
         transport.recv_checkpoint = self.heals.watching(self.seconds.transfer(transport.recv_checkpoint))
         transport.send_checkpoint = self.seconds.transfer(transport.send_checkpoint)
@@ -393,7 +393,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         return wait_quorum
 
     def _committing(self, commit: Callable[..., bool]) -> Callable[..., bool]:
-        # TorchFT gives it the time of one collective, and raises: a rank whose neighbour hangs would fail in its place
+        # TorchFT waits as long as for one collective, and raises: a rank whose neighbour hangs would fail in its place
         patience = timedelta(milliseconds=self.launch.torchft.quorum_timeout_ms)
 
         def should_commit(*args: Any, **kwargs: Any) -> bool:
@@ -422,21 +422,23 @@ class ReplicaTrainer(FaultTolerantTrainer):
         return wait_for_peers
 
     def _looking(self, allreduce: Callable[..., Any]) -> Callable[..., Any]:
-        """The gradient comes here before it is averaged over the groups: then nobody can tell any more whose was not finite."""
+        """Notes the gradient's norm before averaging over the groups, which hides whose was not finite."""
 
         def average(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.is_floating_point(tensor):
-                # one reading of it, and nothing waits for the result before the commit
+                # a single pass over it, and nothing waits for the result before the commit
                 self._gradients.append(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float32))
             return allreduce(tensor, *args, **kwargs)
 
         return average
 
     def _share_and_check(self) -> float | None:
-        """Mean loss of the participants; TorchTitan's own is local at one rank a group and a sum at more. Notes this group's, too.
+        """Returns the mean loss of the participants, and notes this group's. TorchTitan's own is local at one rank a
+        group and a sum at more.
 
-        Raises NotFinite before the commit when it, or a gradient, is not finite: the weights that all replicas have are still good.
-        All see the same, and end alike."""
+        Raises NotFinite before the commit if the loss or a gradient is not finite, while all replicas' weights are
+        still good. All see the same values, and end alike.
+        """
         if self._loss is None:
             return None
         loss = self._loss.reshape(()).float()
@@ -451,7 +453,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         mean, self._groups_loss, anybodys, groups = told
         if (
             self.manager.errored() is None
-        ):  # what a failed collective leaves says nothing, and its step is not committed
+        ):  # values from a failed collective mean nothing, and its step is not committed
             step = self.manager.current_step() + 1
             if not math.isfinite(mean):
                 whose = _whose(math.isfinite(float(loss)), math.isfinite(self._groups_loss))
@@ -496,9 +498,9 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self.ledger.note("heal", start=time.time() - length, step=self.manager.current_step(), transfer_s=length)
 
     def _heal_now(self) -> None:
-        """Load the peer's state before the first forward pass, not after it.
+        """Loads the peer's state before the first forward pass, not after it.
 
-        At step 0 every replica counts as a participant, while those that heal from the first one would add zeros: the
+        At step 0 every replica counts as a participant, but those that heal from the first one would add zeros. The
         first gradient would be divided by too many.
         """
         manager = self.manager
@@ -511,8 +513,8 @@ class ReplicaTrainer(FaultTolerantTrainer):
         manager._healing = False
 
     def _check_peers(self) -> None:
-        """After the first quorum: training on from behind the others, or the checkpoint, would throw their steps away. Where no
-        checkpoint was known at this start there may be one by now: whoever starts this group again looks."""
+        """Raises PeersGone after a first quorum behind the others or the checkpoint: training on would discard their
+        steps. A checkpoint unknown at this start may exist by now: the group's next start looks for it."""
         launch, manager = self.launch, self.manager
         if manager.errored() is not None:
             return
@@ -526,7 +528,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
             raise PeersGone(f"at step 0, and {min(saved)} was saved while it waited for its first quorum")
 
     def _saved(self) -> set[str]:
-        """The folders of the run's complete checkpoints."""
+        """Returns the folders of the run's complete checkpoints."""
         return {str(folder) for _, folder, mark in listed(self.launch.run_dir) if mark is not None}
 
     # --- start and checkpoint results ---
@@ -542,7 +544,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
             self.ledger.note("resuming", data=place)
 
     def _on_checkpoint(self, mark: CheckpointMark | None, error: str, started: float) -> None:
-        """In the writing thread."""
+        """Notes and reports a checkpoint's end. Called in the writing thread."""
         complete = mark is not None
         self.ledger.note(
             "checkpoint_end", start=started, complete=complete, error=error, path=mark.path if mark else ""
@@ -554,7 +556,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
             self.report.update(error="", **written)
 
     def _remove_old(self, newest: CheckpointMark) -> None:
-        """In a thread of its own: many files on a shared disk take long."""
+        """Purges in a thread of its own: many files on a shared disk take long."""
         launch = self.launch
         gone = purge(launch.run_dir, newest, launch.titan.checkpoints_kept)
         if gone:

@@ -1,4 +1,4 @@
-"""`progress.json`: what this rank says of itself, written whole at every change."""
+"""`progress.json`: this rank's report on itself, written whole at every change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Report:
         return self._progress
 
     def update(self, **changes: Any) -> None:
-        """Change fields, count the sequence up and write the file. A full disk is logged once and survived."""
+        """Changes fields, increments the sequence and writes the file. A full disk is logged once and survived."""
         with self._lock:
             sequence = self._progress.sequence + 1
             self._progress = dataclasses.replace(self._progress, sequence=sequence, **changes)
@@ -53,6 +53,6 @@ class Report:
                 self._full = True
 
     def phase(self, phase: str) -> None:
-        """Change the phase, and write only when it did change."""
+        """Changes the phase, and writes only when it did change."""
         if self._progress.phase != phase:
             self.update(phase=phase)

@@ -1,7 +1,7 @@
-"""Where the seconds of a step attempt go: data, quorum, heal, compile, commit; compute is the rest.
+"""Splits the seconds of a step attempt into data, quorum, heal, compile and commit; compute is the rest.
 
-With async quorum the quorum and the transfer of a heal run in a thread of TorchFT's beside the forward pass. Only the
-time for which the main thread waits counts, and of it what the transfer covers is heal.
+With async quorum, the quorum and the transfer of a heal run in a thread of TorchFT's beside the forward pass. Only the
+main thread's waiting time counts, and the part of it that the transfer covers is heal.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Seconds:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the last attempt."""
+        """Forgets the last attempt."""
         self._parts = {"data": 0.0, "quorum": 0.0, "commit": 0.0, "heal": 0.0, "compile": 0.0}
         self._waits, self._transfers = [], []
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Main thread, or one that it waits for: count this block, less the parts inside it."""
+        """Counts this block, less the parts inside it. For the main thread, or one that it waits for."""
         before, start = sum(self._parts.values()), time.perf_counter()
         try:
             yield
@@ -41,7 +41,7 @@ class Seconds:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Main thread: wait for the quorum. Nested waits count once."""
+        """Counts a wait for the quorum in the main thread. Nested waits count once."""
         start = time.perf_counter()
         self._depth += 1
         try:
@@ -53,7 +53,7 @@ class Seconds:
                 self._waits.append((start, time.perf_counter()))
 
     def transfer(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Any thread: a call that moves heal state."""
+        """Wraps a call that moves heal state, for any thread."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
@@ -65,7 +65,7 @@ class Seconds:
         return timed
 
     def total(self) -> dict[str, float]:
-        """The attempt's parts in seconds."""
+        """Returns the attempt's parts in seconds."""
         moved = min(self._parts["quorum"], _overlap(self._waits, self._transfers))
         return {**self._parts, "quorum": self._parts["quorum"] - moved, "heal": self._parts["heal"] + moved}
 

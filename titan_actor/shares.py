@@ -1,7 +1,8 @@
-"""Who gets which documents of a folder, and who gets none: TorchTitan loops over an empty share for ever, at full speed.
+"""Works out which ranks get which documents of a folder, and which get none: TorchTitan loops over an empty share
+forever, at full speed.
 
-The shares are those of `datasets`: where the number of files is a multiple of the number of ranks each rank takes whole files,
-else each takes every n-th document. The files of a rank are split over its data workers.
+The shares are those of `datasets`. Where the number of files is a multiple of the number of ranks, each rank takes
+whole files; else each takes every n-th document. The files of a rank are split over its data workers.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from titan_actor.data import DataError, documents, folder_files
 
 
 class NoData(DataError):
-    """A group would wait for its first batch for ever. No other machine mends that."""
+    """A group would wait for its first batch forever. Another machine would not change that."""
 
 
 def empty(files: Sequence[str], text_field: str, ranks: Sequence[int], world_size: int, workers: int) -> list[int]:
-    """Those of the ranks whose share, or a data worker's part of it, holds no document. No more is read than tells."""
+    """Returns the ranks whose share, or a data worker's part of it, holds no document. Reads only as much as needed."""
     if len(files) % world_size == 0:
         return [
             r for r in ranks if not all(_some(files[r::world_size][w::workers], text_field) for w in range(workers))
@@ -28,8 +29,8 @@ def empty(files: Sequence[str], text_field: str, ranks: Sequence[int], world_siz
 
 
 def refuse(spec: DataSpec, *, ranks: Sequence[int], groups: int, degree: int, workers: int) -> None:
-    """Raises NoData with the groups of `ranks` that get no document, and what to do; DataError for a folder that cannot be read.
-    `degree`: data-parallel ranks of a group; `workers`: data workers of a rank."""
+    """Raises NoData with the groups of `ranks` that get no document, and what to do; DataError for a folder that cannot
+    be read. `degree`: data-parallel ranks of a group; `workers`: data workers of a rank."""
     if spec.source != "folder":
         return  # the standard library has enough for all
     files = folder_files(spec.path)

@@ -1,4 +1,4 @@
-"""A committed loss that is far above the ones before it. Reported: whether it matters is judged elsewhere."""
+"""Detects a committed loss that is far above the ones before it. Other parts judge whether it matters."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from statistics import median
 from supervisor.wire.records import LossSpike
 
 KEPT = 64
-"""Committed steps that a loss is compared with, and for so many more it is told."""
+"""Committed steps with which a loss is compared, and for which a spike is reported."""
 LEARNED_AT_LEAST = 20
 TOLD = 5.0
-"""Times the spread (median absolute deviation): below it is noise. Three standard deviations of a normal distribution are 4.4."""
+"""Spreads (median absolute deviations) below which it is noise; three standard deviations of a normal one are 4.4."""
 LEAST_SPREAD = 0.005
-"""Of the usual loss: what comes out nearly the same every time has no spread to speak of."""
+"""Least spread, as a share of the usual loss: a loss that hardly varies has almost no spread."""
 
 
 class Spikes:
-    """One rank's process; a new generation learns anew."""
+    """Follows one rank's process; a new generation starts without history."""
 
     def __init__(self) -> None:
         self._mean: deque[float] = deque(maxlen=KEPT)
         self._own: deque[float] = deque(maxlen=KEPT)
         self.newest: LossSpike | None = None
-        """The largest of the last KEPT steps."""
+        """Largest spike of the last KEPT steps."""
 
     def note(self, step: int, mean: float, own: float) -> None:
-        """A step that was committed: the mean over the groups, and this rank's own loss before that."""
+        """Takes in a committed step: the mean loss over the groups, and this rank's own loss before averaging."""
         if not (math.isfinite(mean) and math.isfinite(own)):
             return  # a rank that heals takes part with zeros, whatever its own loss is
         known = self.newest
@@ -45,12 +45,12 @@ class Spikes:
 
 
 def _size(spike: LossSpike) -> tuple[float, float]:
-    """By the mean first: it is the same in all groups, so that they name the same step."""
+    """Returns the sort key of a spike: first by the mean, with which all groups name the same step."""
     return (spike.spreads if spike.spreads >= TOLD else 0.0, spike.own_spreads if spike.own_spreads >= TOLD else 0.0)
 
 
 def _beyond(past: Sequence[float], loss: float) -> tuple[float, float]:
-    """What is usual, and by how many times its spread a loss is above it; (0, 0) when too little is known."""
+    """Returns the usual loss, and by how many spreads a loss is above it; (0, 0) when too little is known."""
     if len(past) < LEARNED_AT_LEAST:
         return 0.0, 0.0
     usual = median(past)

@@ -1,6 +1,6 @@
 """`python -m titan_actor.trainer LAUNCH_JSON`: one rank of a replica group, from start to exit code.
 
-Exit codes: 0 finished or drained, 1 failed (error.json says why), 75 PEERS_GONE, 78 MISCONFIGURED.
+Exit codes: 0 finished or drained, 1 failed (error.json says why), 75 PEERS_GONE, 78 MISCONFIGURED, 143 TERMINATED.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SHIM_PID = "SUPERVISOR_SHIM_PID"
 _PR_SET_PTRACER = 0x59616D61
 
 WAITING = ("starting", "built", "quorum")
-"""Phases in which SIGTERM ends the process at once: there is no step to finish, and the main thread cannot be asked."""
+"""Phases in which SIGTERM ends the process at once: there is no step to finish, and the main thread may not react."""
 
 
 def main(path: str, warm: bool = False) -> int:
-    """Train as the launch file says; returns the exit code. Raises OSError or RecordError for a bad launch file."""
+    """Trains as the launch file says; returns the exit code. Raises OSError or RecordError for a bad launch file."""
     launch = decode(Path(path).read_bytes(), TrainerLaunch)
     Path(launch.rank_dir).mkdir(parents=True, exist_ok=True)
     ledger = Ledger(
@@ -49,7 +49,7 @@ def main(path: str, warm: bool = False) -> int:
     control = Control(launch.writer)
     commands = Commands(launch, report, control)
     _end_on_term(control, report, ledger, commands)
-    report.update()  # who is seen to be there hears TERM
+    report.update()  # from this report on, TERM is handled
     try:
         return _train(launch, report, ledger, control, commands)
     except NoData as error:
@@ -64,8 +64,8 @@ def main(path: str, warm: bool = False) -> int:
 
 
 def _let_the_node_look() -> None:
-    """Where a process may be traced only by its ancestors (Yama's ptrace_scope 1), the stack of this one may be read by
-    what its shim started too: the agent does when it hangs. Without Yama this does nothing."""
+    """Lets processes started by the shim read this process's stack, as the agent does when it hangs. Yama's
+    ptrace_scope 1 allows that only to ancestors. Without Yama this does nothing."""
     shim = os.environ.get(SHIM_PID, "")
     if shim.isdigit():
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(int(shim)), 0, 0, 0)
@@ -80,7 +80,7 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     from titan_actor import config
     from titan_actor.replica import PeersGone, ReplicaTrainer
 
-    # one rank per core at most: intra-op threads of several ranks would fight for them
+    # one rank per core at most: intra-op threads of several ranks would compete for them
     if not mends.on_gpu():
         torch.set_num_threads(1)
     init_logger()
@@ -118,7 +118,7 @@ def _environment(launch: TrainerLaunch) -> None:
             "LOCAL_RANK": str(launch.rank),
             "MASTER_ADDR": launch.node_address,
             "MASTER_PORT": str(launch.master_port),
-            # rank 0 serves the store itself, at the node's address alone
+            # rank 0 serves the store itself, only at the node's address
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHFT_LIGHTHOUSE": f"http://{launch.lighthouse}",
             # TorchFT reads whole seconds
@@ -129,16 +129,16 @@ def _environment(launch: TrainerLaunch) -> None:
 
 
 def _end_on_term(control: Control, report: Report, ledger: Ledger, commands: Commands) -> None:
-    """SIGTERM: end after the current step, without a last checkpoint; while waiting, at once. Either way the exit code
-    is TERMINATED: whoever sent it, the run is not finished."""
+    """Has SIGTERM end the process after the current step, without a last checkpoint; while waiting, at once. Either way
+    the exit code is TERMINATED, because the run is not finished."""
 
     def on_term(number: int, frame: object) -> None:
         control.in_haste = True
         control.drain(None)
 
     def end_if_waiting() -> None:
-        # In a thread: the main thread may be inside a native call, in which no handler runs, or in the middle of a write to
-        # the very file that is written here.
+        # in a thread: the main thread may be inside a native call, in which no handler runs, or in the middle of
+        # writing the very file that is written here
         control.in_haste = True
         control.drain(None)
         if report.progress.phase in WAITING:
@@ -163,7 +163,7 @@ def _fail(launch: TrainerLaunch, report: Report, ledger: Ledger, error: Exceptio
 
 
 def leave(code: int) -> NoReturn:
-    """End without the interpreter's shutdown, which waits for native threads that may hang on a lost peer."""
+    """Ends without the interpreter's shutdown, which waits for native threads that may hang on a lost peer."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,9 +1,11 @@
-"""`python -m titan_actor.twin`: trains again what a run committed, on a CPU, without TorchFT and without failures.
+"""`python -m titan_actor.twin`: trains the steps that a run committed again, on a CPU, without TorchFT and without
+failures.
 
-Reads a Plan as JSON on stdin, prints a JSON line for each step: {"loss", "norm", "states"} (hashes by group, EVERYBODY's); or {"unknown": why, "no_twin": NoTwin}, and ends.
+Reads a Plan as JSON on stdin. Prints a JSON line for each step: {"loss", "norm", "states"} (hashes by group, and
+EVERYBODY's). Or prints {"unknown": why, "no_twin": NoTwin}, and ends.
 
-A group's gradient is the sum over its ranks, and a step's is the sum over the groups that took part, divided by their number: so does
-TorchFT's manager, to whose sum those that only heal add zeros.
+A group's gradient is the sum over its ranks. A step's is the sum over the groups that took part, divided by their
+number. TorchFT's manager does the same: groups that only heal add zeros to its sum.
 """
 
 from __future__ import annotations
@@ -30,29 +32,29 @@ from titan_actor import address, mends
 from titan_actor.samples import names
 
 Sample = tuple[dict[str, Any], Any]
-"""What the model is given, by name; and the labels."""
+"""The model's inputs by name, and the labels."""
 
 Batch = Sample
-"""Samples, stacked."""
+"""Stacked samples."""
 
 BEGINNING = -1
 
 EVERYBODY = -1
-"""Who has a state: all groups but those with one of their own."""
+"""Owner of the shared state: all groups but those with a state of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
-    """One bit that a fault flipped in a parameter of one rank, before a step's first batch."""
+    """A bit that a fault flipped in a parameter of one rank, before a step's first batch."""
 
     rank: int
     parameter: int
-    """In the order of the model."""
+    """Its place in the order of the model."""
     element: int
-    """Of the rank's own part of it."""
+    """Place in the rank's own part of the parameter."""
     bit: int
     t: float
-    """When, in Unix seconds: no two are the same."""
+    """Unix time of the flip in seconds: no two are the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,28 +62,28 @@ class Step:
     """One committed step."""
 
     after: int
-    """Place in the plan of the step whose state it goes on from, or BEGINNING. Mostly the one before."""
+    """Place in the plan of the step whose state it continues, or BEGINNING. Mostly the step before."""
     parts: dict[int, list[list[list[str]]]]
-    """Of each group that took part, for each of its ranks, its batches: the names of their samples."""
+    """For each group that took part, for each of its ranks, its batches: the names of their samples."""
     hashed: bool = False
-    """Whether the state after it is wanted."""
+    """True if the state after it must be hashed."""
     flips: dict[int, list[Flip]] = field(default_factory=dict)
-    """By group, those that are in its own copy of the state and not in the others', in the order in which they were made. A group that is
-    not named has everybody's."""
+    """Group -> the flips in its own copy of the state and not in the others', in the order in which they were made. A
+    group that is not named has everybody's state."""
     taken: int | None = None
-    """The group whose copy everybody goes on from, at this step and later."""
+    """Group whose copy everybody continues from, at this step and later."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that is needed to train it again."""
+    """All that is needed to train the run again."""
 
     titan: TitanSpec
     groups: int
     ranks: int
-    """Of each group."""
+    """Ranks of each group."""
     reads: int
-    """No rank has read more samples: they are looked for so far."""
+    """Most samples that any rank has read: the search for a sample ends there."""
     steps: tuple[Step, ...]
 
 
@@ -89,20 +91,20 @@ PLAN = TypeAdapter(Plan)
 
 
 class NoTwin(StrEnum):
-    """Why there cannot be a twin of a run, or of the rest of it: these, and no others, are nobody's fault."""
+    """Reasons why a run, or the rest of it, cannot have a twin through no one's fault. There are no others."""
 
     DEVICE = "device"
-    """It was not trained on CPUs."""
+    """The run was not trained on CPUs."""
     PARALLELISM = "parallelism"
-    """Its groups train in a way that the twin does not know."""
+    """Its groups train in a way that the twin does not support."""
     ELSEWHERE = "elsewhere"
     """A live run's recipe or data is not on this machine."""
     DISK_FULL = "disk_full"
-    """The disk that its ranks note their steps on was full, on purpose."""
+    """A fault filled the disk on which its ranks note their steps."""
 
 
 class Unlike(Exception):
-    """It cannot be trained again here; the text says why."""
+    """The run cannot be trained again here; the text says why."""
 
     def __init__(self, why: str, no_twin: NoTwin = NoTwin.ELSEWHERE) -> None:
         super().__init__(why)
@@ -110,14 +112,14 @@ class Unlike(Exception):
 
 
 class Stream:
-    """One rank's data from its beginning. What was read is kept, as a restart reads some of it again."""
+    """One rank's data from its beginning. Read samples are kept, because a restart reads some of them again."""
 
     def __init__(self, loader: Any, reads: int, whose: str) -> None:
         self._batches, self._left, self._whose = iter(loader), reads, whose
         self._known: dict[str, Sample] = {}
 
     def batch(self, wanted: list[str]) -> Batch:
-        """The batch of these samples. Raises Unlike when one is not in the data."""
+        """Returns the batch of these samples. Raises Unlike when one is not in the data."""
         import torch
 
         found = [self._find(name) for name in wanted]
@@ -137,7 +139,7 @@ class Stream:
 
 
 class Model:
-    """The model, whole, and a group's way through it."""
+    """The whole model, and the computation of a group's part of a step."""
 
     def __init__(self, titan: TitanSpec) -> None:
         import torch.distributed as dist
@@ -147,7 +149,7 @@ class Model:
         self.parameters = [p for part in self.trainer.model_parts for p in part.parameters()]
 
     def part(self, ranks: list[list[Batch]]) -> tuple[list[float], list[Any]]:
-        """A group's part in a step: the loss of each rank, and the gradient of all of them together."""
+        """Computes a group's part in a step: the loss of each rank, and the gradient of all of them together."""
         from torchtitan.components.loss import IGNORE_INDEX
 
         for parameter in self.parameters:
@@ -162,8 +164,8 @@ class Model:
 
 
 class Others:
-    """Models in processes of their own: threads of one would wait for each other's Python. What they step with is ours, and what
-    comes of it too, in memory that all share."""
+    """Models in processes of their own, because threads of one would wait for each other's Python. Parameters and
+    gradients are in shared memory."""
 
     def __init__(self, titan: TitanSpec, count: int, parameters: Sequence[Any]) -> None:
         import torch.multiprocessing as processes
@@ -180,20 +182,20 @@ class Others:
             way.close()
 
     def begin(self, parameters: Sequence[Any], groups: Sequence[list[list[Batch]]]) -> None:
-        """Have a model each make these groups' parts with these parameters."""
+        """Has one model each compute these groups' parts with these parameters."""
         if groups:
             _copy(parameters, self._parameters)
         for way, ranks in zip(self._ways, groups, strict=False):
-            # by value: a tensor that is handed over keeps a file open
+            # by value: a tensor that is passed on keeps a file open
             way.send_bytes(pickle.dumps(ranks))
 
     def parts(self, count: int) -> Iterator[tuple[list[float], list[Any]]]:
-        """What the first so many made, as `Model.part` says it. The gradients are theirs again at the next `begin`."""
+        """Yields the first `count` results, as `Model.part` does. The next `begin` reuses the gradients' memory."""
         for way, gradients in zip(self._ways[:count], self._gradients, strict=False):
             yield way.recv(), gradients
 
     def close(self) -> None:
-        """They end."""
+        """Ends the processes."""
         for way in self._ways:
             way.close()
         self._processes.join()
@@ -217,8 +219,9 @@ def _serve(index: int, titan: TitanSpec, ways: list[Connection], parameters: lis
 
 
 class Twin:
-    """The model, its optimizer and its schedule. The first model steps; with one more for each further processor the groups'
-    parts are made beside each other, each by one thread, as in the run: its sums then come out the same."""
+    """The model, its optimizer and its schedule. The first model steps. Each further processor has one more model, so
+    that groups' parts are computed side by side. Each part runs in one thread, as in the run, so that its sums come out
+    the same."""
 
     def __init__(self, plan: Plan) -> None:
         import torch
@@ -227,7 +230,7 @@ class Twin:
         from titan_actor.heal import HealState
 
         self._plan = plan
-        _config(plan.titan)  # before anything is started for what has no twin
+        _config(plan.titan)  # fails here before anything is started for a run that can have no twin
         shards = _drawn(plan.titan, plan.ranks) if plan.ranks > 1 else []
         self._model = Model(plan.titan)
         self._trainer, self._parameters = self._model.trainer, self._model.parameters
@@ -241,10 +244,10 @@ class Twin:
         self._own: dict[int, Any] = {}
         """State of each group that has one of its own."""
         self._made: dict[int, list[Flip]] = {}
-        """What is flipped in it."""
+        """Flips made in each of these states."""
 
     def losses(self) -> Iterator[dict[str, Any]]:
-        """Of each step of the plan, in its order. Raises Unlike where it cannot go on."""
+        """Yields loss, norm and states of each step of the plan, in order. Raises Unlike where it cannot go on."""
         steps = self._plan.steps
         back = {step.after for before, step in enumerate(steps, BEGINNING) if step.after != before}
         kept = {BEGINNING: self._keep()} if BEGINNING in back else {}
@@ -261,7 +264,7 @@ class Twin:
                 self._trainer.gc_handler.run(at + 1)
 
     def _train(self, step: Step, others: Others) -> tuple[float, float]:
-        """One step; the mean loss of the groups before it, and the norm of the gradient."""
+        """Trains one step; returns the groups' mean loss before it, and the norm of the gradient."""
         import torch
 
         losses, total = [], None
@@ -278,7 +281,7 @@ class Twin:
         return float((torch.tensor(losses).sum(0) / len(losses)).sum()), norm
 
     def _step(self, gradients: Sequence[Any]) -> float:
-        """The optimizer's; the norm of the gradient."""
+        """Makes the optimizer's step; returns the norm of the gradient."""
         from torchtitan.distributed import utils as dist_utils
 
         _copy(gradients, [p.grad for p in self._parameters])
@@ -288,7 +291,7 @@ class Twin:
         return float(norm)
 
     def _flip(self, step: Step) -> None:
-        """Give each group with flipped bits its own state, and take it from those that have healed since."""
+        """Gives each group with flipped bits its own state, and takes it from groups that have healed since."""
         for group in list(self._own):
             if step.flips.get(group, [])[: len(self._made[group])] != self._made[group]:
                 del self._own[group]
@@ -304,7 +307,7 @@ class Twin:
             self._own.clear()
 
     def _digests(self) -> dict[int, str]:
-        """Of everybody's state, and of each of a group's own."""
+        """Returns the hash of everybody's state, and of each group's own."""
         found = {EVERYBODY: self._state.digest()}
         for group in self._own:
             with self._with_own(group):
@@ -315,13 +318,13 @@ class Twin:
         import torch
 
         whole = _local(self._parameters[flip.parameter]).detach()
-        rows = -(-len(whole) // self._plan.ranks)  # FSDP shards the first dimension, the last rank has what is left
+        rows = -(-len(whole) // self._plan.ranks)  # FSDP shards the first dimension; the last rank has the rest
         at = flip.rank * rows * (whole.numel() // len(whole)) + flip.element
         whole.view(-1).view(torch.int32)[at] ^= 1 << flip.bit
 
     @contextmanager
     def _with_own(self, group: int) -> Iterator[None]:
-        """The group's own state in the place of everybody's."""
+        """Puts the group's own state in the place of everybody's."""
         everybodys = self._keep()
         self._state.load(self._own[group])
         yield
@@ -376,7 +379,7 @@ def _local(value: Any) -> Any:
 
 
 def _shared(like: Sequence[Any]) -> list[Any]:
-    """As many and as large, in memory that other processes are given too."""
+    """Returns tensors of the same number and size, in memory shared with other processes."""
     import torch
 
     return [torch.zeros_like(_local(value), requires_grad=False).share_memory_() for value in like]
@@ -391,7 +394,8 @@ def _copy(values: Sequence[Any], into: Sequence[Any]) -> None:
 
 
 def _config(titan: TitanSpec, whole: bool = False) -> Any:
-    """Of a rank of the run, or of what holds the model whole. Raises Unlike when there is no such thing here."""
+    """Returns the config of a rank of the run, or of a trainer that holds the model whole. Raises Unlike when that
+    cannot be made here."""
     from torchtitan.components.optimizer import OptimizersContainer
 
     from titan_actor import config
@@ -423,8 +427,8 @@ def _built(config: Any, rank: int, world_size: int) -> Any:
 
 
 def _drawn(titan: TitanSpec, world_size: int) -> list[list[Any]]:
-    """The parameters that each rank of a group begins with. Each draws those of its own shard, and some are told to the others:
-    so each is a process of its own once more."""
+    """Returns the parameters that each rank of a group begins with. Each rank draws its own shard and they exchange
+    some, so each is again a process of its own."""
     import torch
     import torch.multiprocessing as processes
 
@@ -451,11 +455,11 @@ def _begin() -> None:
     address.use("127.0.0.1")
     import torch
 
-    torch.set_num_threads(1)  # as each rank of the run has: sums are then made in the same order
+    torch.set_num_threads(1)  # as each rank of the run has: sums then have the same order
 
 
 def main() -> int:
-    """Read stdin, print, and return the exit code."""
+    """Reads stdin, prints, and returns the exit code."""
     # torchtitan's imports print warnings; stdout is for the answer alone
     answer = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
@@ -466,7 +470,7 @@ def main() -> int:
             answer.write(to_json(line) + b"\n")
     except Unlike as error:
         answer.write(to_json({"unknown": str(error), "no_twin": error.no_twin}) + b"\n")
-    except FileNotFoundError as error:  # of the recipe's data or tokenizer
+    except FileNotFoundError as error:  # the recipe's data or tokenizer is missing
         answer.write(to_json({"unknown": str(error), "no_twin": NoTwin.ELSEWHERE}) + b"\n")
     return 0
 

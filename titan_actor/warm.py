@@ -1,8 +1,8 @@
 """`python -m titan_actor.warm --fd N`: imports everything once, then forks a trainer for every start.
 
-Talks over a Unix SEQPACKET socket: says {"ready": true, ...}, takes {"launch", "log", "env"}, answers {"pid"} or
-{"error"}; ends at end of file. A fork keeps only the thread that forks, so this process must have one thread alone, no
-CUDA context, and random generators as they were: it looks, and says what it saw.
+Talks over a Unix SEQPACKET socket: sends {"ready": true, ...}, takes {"launch", "log", "env"}, answers {"pid"} or
+{"error"}, and ends at end of file. A fork keeps only the thread that forks. So this process must have a single thread,
+no CUDA context, and untouched random generators: it checks that, and reports what it found.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ TOUCHED = (
     "titan_actor.config",
     "titan_actor.replica",
 )
-"""What a trainer imports, those that it imports late included."""
+"""Modules that a trainer imports, including those that it imports late."""
 
 
 def warm_up() -> dict[str, Any]:
-    """Import all; what was seen afterwards: threads, whether the generators are untouched, CUDA.
+    """Imports all, and returns what was found afterwards: threads, whether the generators are untouched, CUDA.
 
     `problem` names why forking from here would be wrong, or is empty.
     """
@@ -73,7 +73,7 @@ def warm_up() -> dict[str, Any]:
     if mends.on_gpu() and not any(problems.values()):
         why = _forked_without_gpu()
         problems[f"a fork that cannot use its GPU: {why}"] = bool(why)
-    # what is here now is garbage to no child: do not let their collectors touch, and so copy, its pages
+    # what is here now is garbage to no child: keep their collectors from touching, and so copying, its pages
     gc.collect()
     gc.freeze()
     return {
@@ -87,13 +87,13 @@ def warm_up() -> dict[str, Any]:
 
 
 def _threads() -> list[str]:
-    """Their names."""
+    """Returns the names of this process's threads."""
     return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
 
 
 def _forked_without_gpu() -> str:
-    """Why a process that is forked from here cannot calculate on the GPU; empty: it can. Tried, since what keeps it from that (a
-    driver that was initialised before the fork, say) shows nowhere else, and would show in every trainer."""
+    """Returns why a process forked from here cannot calculate on the GPU; empty: it can. A real fork tries it: a cause,
+    such as a driver initialised before the fork, shows nowhere else, and would show in every trainer."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -114,7 +114,7 @@ def _forked_without_gpu() -> str:
 
 
 def _touch() -> None:
-    """Walk through what is imported only on use."""
+    """Runs the code that imports only on use."""
     from supervisor.core.spec import TitanSpec
     from titan_actor import config
 
@@ -128,7 +128,7 @@ def _touch() -> None:
 
 
 def serve(channel: socket.socket) -> None:
-    """Warm up, say so, and fork on request until the channel ends."""
+    """Warms up, reports that, and forks on request until the channel ends."""
     seen = warm_up()
     problem = seen.pop("problem")
     _send(channel, {"error": problem} if problem else {"ready": True, **seen})
@@ -145,9 +145,9 @@ def _send(channel: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _fork_twice(request: dict[str, Any]) -> int:
-    """The trainer's pid. The process between ends at once, so that the nearest subreaper adopts the trainer."""
+    """Returns the trainer's pid. The process between ends at once, so that the nearest subreaper adopts the trainer."""
     launch, log, env = str(request["launch"]), str(request["log"]), dict(request.get("env") or {})
-    # opened here: a bad path is the asker's error, and nobody could tell it later
+    # opened here: a bad path is the asker's error, and could not be reported later
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     reading, writing = os.pipe()
     try:
@@ -173,7 +173,7 @@ def _fork_twice(request: dict[str, Any]) -> int:
 
 
 def _die_with_shim(between: int) -> None:
-    """Once adopted. Set earlier, the death of the process between would kill."""
+    """Ties the trainer to the shim once it is adopted. Set earlier, the death of the process between would kill it."""
     shim = os.environ.get(SHIM_PID)
     if shim is None:
         return
@@ -210,12 +210,12 @@ def _close(descriptor: int) -> None:
     try:
         os.close(descriptor)
     except OSError:
-        # the listing's own
+        # the listing's own descriptor
         pass
 
 
 def main() -> None:
-    """Serve on the inherited descriptor."""
+    """Serves on the inherited descriptor."""
     parser = argparse.ArgumentParser(prog="titan_actor.warm")
     parser.add_argument("--fd", type=int, required=True)
     with socket.socket(fileno=parser.parse_args().fd) as channel:

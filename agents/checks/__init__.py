@@ -1,2 +1,2 @@
-"""What is looked at on a machine before a rank runs there (ADR 9, docs/NODES.md): a function each, in a process of its own
-with a limit, so that what hangs costs no more than that."""
+"""Checks of a machine before a rank runs there (ADR 9, docs/NODES.md). Each is a function in its own process with a
+time limit, so that a check that hangs costs no more than its limit."""

@@ -1,4 +1,4 @@
-"""`supervisor-agent check`: the checks by a person's hand, and, for a node that ran here, its outcome told to etcd."""
+"""`supervisor-agent check`: runs the checks by hand and, for a node that ran here, writes their result to etcd."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _COLOUR = {"passed": "green", "skipped": "yellow", "failed": "red", "unknown": "
 
 
 class NoSuchNode(ValueError):
-    """Nobody of that name ever ran on this machine; the text says so."""
+    """No node of that name ever ran on this machine; the text names it."""
 
 
 class NodeInUse(ValueError):
-    """A rank runs on that node: beside it a check would say nothing of the machine, or take from the rank what it needs."""
+    """A rank runs on that node: a check beside it proves nothing about the machine, or takes what the rank needs."""
 
 
 def by_hand(
     home: Path, node: str, ranks: int, etcd: Sequence[str], security: Security
 ) -> tuple[list[CheckResult], str]:
-    """What the checks say, and a sentence on what follows from it; empty: nothing, since etcd was told nothing.
+    """Returns the results and a sentence on what follows from them; the sentence is empty if etcd was not written.
 
-    `home` is the folder whose disk is used; with `node` that of the node, which has to be there: else a slip of the
-    finger would free another host. Raises NoSuchNode, NodeInUse, and PortError when there is no etcd at `etcd`.
+    `home` is the folder whose disk is checked. With `node` it is that node's folder, which must exist: else a mistyped
+    name would free another host. Raises NoSuchNode, NodeInUse, and PortError when there is no etcd at `etcd`.
     """
     folder = home / "nodes" / node if node else home
     if not folder.is_dir():
@@ -84,7 +84,7 @@ def _tell(store: Store, node: str, results: Sequence[CheckResult], began: int) -
 
 
 def _refuse_beside_ranks(store: Store, node: str) -> None:
-    """What an agent said last outlives it: only while it is registered does a rank run there."""
+    """Raises NodeInUse if ranks run on the node. Only a registered node counts: an agent's last report outlives it."""
     item = store.get(keys.observed(node)) if store.get(keys.registration(node)) is not None else None
     try:
         ranks = decode(item.value, NodeObserved).trainers if item is not None else ()
@@ -107,7 +107,7 @@ def _before(store: Store, node: str) -> NodeCheck | None:
 
 
 def _host(store: Store, node: str) -> str:
-    """As its agent says, or said."""
+    """Returns the node's host as its agent registers it, or as the last check named it."""
     registration, before = store.get(keys.registration(node)), _before(store, node)
     try:
         if registration is not None:
@@ -118,7 +118,7 @@ def _host(store: Store, node: str) -> str:
 
 
 def render(results: Sequence[CheckResult], follows: str) -> RenderableType:
-    """A row a check, and what follows."""
+    """Returns a table with one row for each check, and the sentence that follows."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for result in results:
         table.add_row(

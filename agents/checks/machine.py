@@ -1,5 +1,5 @@
-"""Memory, the node's disk, the loopback interface. Each is used as training would, what comes back is compared, and the
-best of a few tries counts: a busy machine is slow now and then, a broken one always."""
+"""Checks of memory, the node's disk and the loopback interface. Each uses its part as training would and compares what
+comes back. The best of a few tries counts: a busy machine is slow now and then, a broken one always."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from pathlib import Path
 from supervisor.wire.checks import CheckResult, floored
 
 PATTERN = bytes(range(256)) * 4096
-"""A megabyte in which every byte differs from its neighbours."""
+"""A mebibyte in which every byte differs from its neighbours."""
 
 MEMORY_BYTES = 32 << 20
-"""Above what one processor core has of its own caches."""
+"""More than one processor core's own caches hold."""
 MEMORY_TRIES = 5
 MEMORY_FLOOR = 0.5
 """GB/s. One channel of DDR3-800, the slowest that a 64-bit server has had for 15 years, moves 6.4 GB/s (JESD79-3)."""
 
 DISK_BYTES = 8 << 20
 DISK_FLOOR = 1.0
-"""MB/s. A node's own disk takes logs and records. A hard disk writes 100 MB/s and more in a row; a hundredth of that is left
-to one that others keep busy."""
+"""MB/s. A node's own disk takes logs and records. A hard disk writes 100 MB/s and more sequentially; the floor is a
+hundredth of that, for a disk that others keep busy."""
 DISK_TRIES = 3
 
 LOOPBACK_BYTES = 16 << 20
 LOOPBACK_TRIES = 3
 LOOPBACK_FLOOR = 10.0
-"""MB/s. The kernel copies memory: hundreds on the slowest machine, and trainers reach the lighthouse through it."""
+"""MB/s. Trainers reach the lighthouse through loopback. The kernel only copies memory: hundreds on the slowest
+machine."""
 BLOCK = 1 << 16
 
 
 def memory() -> CheckResult:
-    """Copies within main memory, a megabyte at a time, and whether they are equal. Of each megabyte the best try counts: all
-    of it takes longer than a busy machine leaves a thread alone."""
+    """Copies within main memory, a mebibyte at a time, and compares the copies. The best try of each mebibyte counts,
+    because copying all of it takes longer than a busy machine leaves a thread alone."""
     source, target = PATTERN * (MEMORY_BYTES // len(PATTERN)), bytearray(MEMORY_BYTES)
-    reading, writing = memoryview(source), memoryview(target)  # a bytearray would copy the source once more
+    reading, writing = memoryview(source), memoryview(target)  # slicing the bytes would copy the source once more
 
     def copy(at: int) -> None:
         writing[at : at + len(PATTERN)] = reading[at : at + len(PATTERN)]
@@ -53,7 +54,7 @@ def memory() -> CheckResult:
 
 
 def disk(folder: Path) -> CheckResult:
-    """Writes, syncs and reads back a file that has no name any more, so that nothing is left whatever happens. Raises
+    """Writes, syncs and reads back an unlinked file, so that nothing is left behind whatever happens. Raises
     OSError."""
     rate = 0.0
     for _ in range(DISK_TRIES):
@@ -91,7 +92,7 @@ def _reads(handle: int) -> bool:
 
 
 def loopback() -> CheckResult:
-    """Sends through TCP on 127.0.0.1. Raises OSError."""
+    """Sends data through TCP on 127.0.0.1. Raises OSError."""
     rate = 0.0
     for _ in range(LOOPBACK_TRIES):
         took_s, left = _received()
@@ -106,7 +107,7 @@ def loopback() -> CheckResult:
 
 
 def _received() -> tuple[float, int]:
-    """How long it took, in seconds, and how many bytes never came."""
+    """Returns the seconds that the transfer took, and the number of bytes that never came."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=_send_all, args=(server,), daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""Which other nodes a node looks for in the network."""
+"""Picks the other nodes that a node tries to reach in the network check."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from supervisor.wire import keys
 from supervisor.wire.records import RecordError, Registration, decode
 
 PEERS = 8
-"""So many neighbours by name: every node is somebody's, and ten thousand that start at once do not ask one."""
+"""Neighbours by name. Each node has its own, so ten thousand nodes that start at once do not all ask one node."""
 KEYS_AT_ONCE = 60
-"""Of a node there are a handful."""
+"""Keys in one page of the list; a node has a handful."""
 
 
 def neighbours(store: Store, node: str) -> list[Peer]:
-    """The registered nodes that follow by name, round the end. Empty where etcd does not let a node look at others (ADR 7),
-    or is away: this is not what tells that."""
+    """Returns the registered nodes that follow by name, wrapping around at the end. Empty where etcd is away, or does
+    not let a node read the others (ADR 7): other parts report that."""
     try:
         behind = store.list(keys.NODES, after=f"{keys.NODES}{node}/~", limit=KEYS_AT_ONCE).items
         first = store.list(keys.NODES, limit=KEYS_AT_ONCE).items

@@ -1,5 +1,5 @@
-"""The network between this machine and the other nodes: a connection to where their agents serve metrics, which the kernel
-there answers. Nothing is sent."""
+"""Checks the network between this machine and other nodes. It connects to the metrics ports of their agents, where the
+kernel answers, and sends nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Literal
 from supervisor.wire.checks import CheckResult
 
 PATIENCE_S = 3.0
-"""Linux sends a SYN that was lost again after 1 s: one may be."""
+"""Seconds to wait for an answer. Linux repeats a lost SYN after 1 s, so one may be lost."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Peer:
 
 
 def peers(others: Sequence[Peer]) -> CheckResult:
-    """Fails when two or more do not answer, and they are most: one alone may itself be what is broken."""
+    """Fails when two or more nodes, and most of them, do not answer: a single silent node may itself be broken."""
     if not others:
         return CheckResult(name="peers", outcome="skipped", evidence="no other node is known")
     with ThreadPoolExecutor(len(others)) as pool:
@@ -45,7 +45,7 @@ def peers(others: Sequence[Peer]) -> CheckResult:
 
 
 def _round_trip(peer: Peer) -> float | str:
-    """Seconds, or why there is no answer. A refusal is an answer: somebody is there."""
+    """Returns the seconds, or why there is no answer. A refusal counts as an answer: a machine is there."""
     began = time.monotonic()
     try:
         socket.create_connection((peer.address, peer.port), PATIENCE_S).close()

@@ -1,5 +1,5 @@
-"""The checks of a node, as its agent runs them: before the first rank, and when the node has nothing to run after a rank of
-it failed. Beside everything else, and never twice at once."""
+"""Runs a node's checks for its agent: before the first rank, and after a rank failed once the node has nothing to run.
+They run beside everything else, and never twice at once."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ AGAIN = "a rank had failed there"
 REPEATED = "once more, since they had not passed"
 
 IDLE_S = 1.5
-"""A group that is started again where it was is back in tenths of a second, or after a second: it must not wait for a check. After
-the next pause (policy.backoff_first_s, doubled) it does: what has failed there three times in a row is worth one."""
+"""Seconds without work before a check. A group that restarts in place returns within about a second and must not wait
+for a check. After the next pause (policy.backoff_first_s, doubled) a third failure in a row is worth one."""
 
 REPEAT_FIRST_S = 60.0
-"""What all nodes share (a driver, a storage, a switch) is mended in minutes or hours, and nobody tells the nodes."""
+"""Seconds before checks that did not pass are repeated. What nodes share (a driver, a storage, a switch) takes minutes
+or hours to mend, and no one reports it to the nodes."""
 REPEAT_MOST_S = 1800.0
-"""The pause doubles up to this: half a second of a processor, or half a minute of idle GPUs, is then nothing."""
+"""Longest pause, up to which it doubles. Half a second of a processor, or half a minute of idle GPUs, is then
+nothing."""
 
 
 class NodeChecks:
-    """One node's. For one thread, `written` excepted."""
+    """Decides when to check one node and records the result. For one thread, except `written`."""
 
     def __init__(
         self,
@@ -47,17 +49,19 @@ class NodeChecks:
         tell: Callable[[NodeCheck, bool], None],
         write: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
-        """`life` names this node's shim: its next agent finds what was checked. `tell` has a record written, and
-        `written` called when it is; with True only where etcd still says that this node has not passed. `write` has what writes
-        the node's files done, in order: its disk may stall."""
+        """`life` names this node's shim, so that the next agent finds what was checked.
+
+        `tell` has a record written to etcd and calls `written` afterwards; with True it writes only if etcd still has
+        this node as not passed. `write` runs the writes of the node's files in order, because its disk may stall.
+        """
         self._settings = settings
         self._tell = tell
         self._mark = Mark(settings.node_folder / "check.json", life, write)
         self._why = ""
-        """Of the checks that run now; empty: none do."""
+        """Reason of the checks that run now; empty while none run."""
         self._suspect = False
         self._bad = False
-        """The newest checks have not passed, as far as etcd knows."""
+        """True if the newest checks have not passed, as far as etcd knows."""
         self._again_s = REPEAT_FIRST_S
         self._again_at: float | None = None
         self._idle_since: float | None = None
@@ -66,21 +70,22 @@ class NodeChecks:
         self._stopped = threading.Event()
 
     def start(self, runs_here: bool) -> None:
-        """To be called once, before the node is registered. `runs_here`: it has a rank already."""
+        """Begins the first checks unless they were done. Call it once, before the node is registered. `runs_here`: it
+        has a rank already."""
         if self._settings.role != "trainer":
             return
         known = self._mark.read()
         self._bad = known == "bad"
         if known in ("done", "bad") or (known == "" and runs_here):
-            return  # an older agent of this node checked nothing
+            return  # an agent of an older version started that rank and checked nothing
         self._begin(FIRST)
 
     def failed(self) -> None:
-        """A rank has ended, and not well."""
+        """Notes that a rank ended with a failure."""
         self._suspect = True
 
     def look(self, idle: bool, now: float) -> None:
-        """`idle`: nothing runs here and nothing is to; `now` by any clock that only grows."""
+        """Begins checks that are due. `idle`: nothing runs or is desired here; `now`: by any clock that only grows."""
         if not self._bad:
             self._again_s, self._again_at = REPEAT_FIRST_S, None
         elif self._again_at is None and not self._why:
@@ -104,8 +109,8 @@ class NodeChecks:
         self._tell(self._record("pending", ()), why == REPEATED)
 
     def written(self, record: NodeCheck, revision: int, peers: Sequence[network.Peer]) -> None:
-        """A record is in the etcd, at this revision; 0: it is not, since a person has freed this node, or it has passed by
-        hand. From the thread that wrote it."""
+        """Goes on once etcd has the record, at this revision. Revision 0: it was not written, because a person freed
+        this node or it passed by hand. Called from the thread that wrote it."""
         if not revision:
             self._settle(False)
         elif record.state == "pending":
@@ -132,10 +137,10 @@ class NodeChecks:
                     return
                 self._child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             results = collect(self._child)
-        except OSError as error:  # no memory, no processes: nor would a rank start
+        except OSError as error:  # no memory or no processes: a rank could not start either
             results = [CheckResult(name="checks", outcome="unknown", evidence=f"cannot be run: {error.strerror}")]
         if self._stopped.is_set():
-            return  # cut short: the next agent does it
+            return  # cut short: the next agent runs them
         record = self._record(outcome(results), results, revision)
         for result in results:
             log.log(
@@ -150,13 +155,13 @@ class NodeChecks:
 
 
 class Mark:
-    """How far the checks of this node's life are, on its disk."""
+    """Keeps on disk how far the checks of this shim's life have got."""
 
     def __init__(self, path: Path, life: str, write: Callable[[Callable[[], None]], object]) -> None:
         self._path, self._life, self._later = path, life, write
 
     def read(self) -> str:
-        """pending, done, bad (done, and not passed), or an empty string."""
+        """Returns `pending`, `done`, `bad` (done and not passed), or an empty string."""
         try:
             found = json.loads(self._path.read_text())
             return str(found["state"]) if found["life"] == self._life else ""
@@ -174,14 +179,14 @@ class Mark:
 
 
 def arguments(folder: Path, ranks: int, peers: Sequence[network.Peer]) -> list[str]:
-    """The command that runs all checks."""
+    """Returns the command that runs all checks."""
     others = [f"--peer={p.node},{p.port},{p.address}" for p in peers]
     return programs.command("checks", f"--folder={folder}", f"--ranks={ranks}", *others)
 
 
 def collect(child: subprocess.Popen[str]) -> list[CheckResult]:
-    """What it says; when it does not end in its time, or says nothing, that is told as a check that could not be done."""
-    # Not communicate's own timeout: that sleeps by the clock, and a clock that is set may make a sleep fail.
+    """Returns the results that the child prints. A child that is late or prints nothing yields one `unknown` result."""
+    # not communicate's own timeout: it sleeps by the clock, and setting the clock may break a sleep
     late = threading.Timer(TOTAL_S, child.kill)
     late.daemon = True
     late.start()
@@ -202,12 +207,12 @@ def collect(child: subprocess.Popen[str]) -> list[CheckResult]:
 
 
 def outcome(results: Sequence[CheckResult]) -> Literal["passed", "failed", "unknown"]:
-    """Of all together: what failed is graver than what could not be done."""
+    """Returns the outcome of all results together: `failed` outweighs `unknown`."""
     found = {result.outcome for result in results}
     return "failed" if "failed" in found else "unknown" if "unknown" in found else "passed"
 
 
 def life() -> str:
-    """Names the shim above this process for good."""
+    """Returns a permanent, unique name for the shim above this process."""
     stat = process.stat_of(os.getppid())
     return f"{stat.pid}.{stat.start_ticks}" if stat is not None else ""

@@ -1,6 +1,6 @@
-"""`python -m agents.checks.run --folder F --ranks N --peer NODE,PORT,ADDRESS ...`: all checks of this machine, one after the
-other, each in a process of its own with a limit. Prints a CheckResult a line; exit code 1 when one failed
-or could not be done."""
+"""`python -m agents.checks.run --folder F --ranks N --peer NODE,PORT,ADDRESS ...`: runs all checks of this machine, one
+after the other, each in its own process with a limit. Prints a CheckResult a line. Exits 1 if one failed or could not
+be done."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from supervisor.wire import programs
 from supervisor.wire.checks import CheckResult, from_line, to_line
 
 LIMIT_S = 30.0
-"""They take tenths of a second; 20 s on a machine on which twenty others want each processor."""
+"""Seconds for one check. They take tenths of a second; 20 s where twenty processes want each processor."""
 DEVICE_LIMIT_S = 120.0
-"""Torch is read from a file system that many share, and CUDA makes a context on each of eight devices."""
+"""Seconds for the device check: torch from a shared file system, and a CUDA context on each of eight devices."""
 TOTAL_S = 4 * LIMIT_S + DEVICE_LIMIT_S + 10.0
-"""Nobody needs to wait for all of them any longer."""
+"""Seconds after which a caller need not wait any longer."""
 KILLED_S = 1.0
-"""What sleeps in the kernel does not end when it is killed, and is not waited for."""
+"""Seconds to wait for a killed check. A process that sleeps in the kernel does not end, and is not waited for."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Either a function of ours or a program, which prints results itself."""
+    """One check: a function of ours, or a program that prints its results itself."""
 
     name: str
     limit_s: float
@@ -42,7 +42,7 @@ class Check:
 
 
 def checks(folder: Path, ranks: int, peers: Sequence[network.Peer]) -> list[Check]:
-    """All of them, the cheapest first."""
+    """Returns all checks, the cheapest first."""
     return [
         Check("memory", LIMIT_S, machine.memory),
         Check("disk", LIMIT_S, lambda: machine.disk(folder)),
@@ -53,7 +53,7 @@ def checks(folder: Path, ranks: int, peers: Sequence[network.Peer]) -> list[Chec
 
 
 def answers(check: Check) -> Iterator[CheckResult]:
-    """What a check says, or what is said of it when it says nothing within its limit."""
+    """Yields a check's results, and an `unknown` result if it ends badly, prints none, or exceeds its limit."""
     began = time.monotonic()
     reading, writing = os.pipe()
     errors = os.memfd_create("stderr")
@@ -91,10 +91,10 @@ def _look(check: Check, writing: int, errors: int, parent: int) -> NoReturn:
             os.execv(check.argv[0], check.argv)
         try:
             result = check.look()
-        except OSError as error:  # the machine's own word
+        except OSError as error:  # the machine refused
             said = f"{type(error).__name__}: {error.strerror or error}"
             result = CheckResult(name=check.name, outcome="failed", evidence=said)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is ours and not the machine's
+        except Exception as error:  # noqa: BLE001 - our code is wrong, not the machine
             result = CheckResult(name=check.name, outcome="unknown", evidence=f"{type(error).__name__}: {error}")
         os.write(writing, to_line(result).encode() + b"\n")
         os._exit(0)
@@ -103,7 +103,7 @@ def _look(check: Check, writing: int, errors: int, parent: int) -> NoReturn:
 
 
 def _read(reading: int, until: float) -> tuple[bytes, bool]:
-    """All that is said until then, and whether that was all."""
+    """Returns what was written until then, and true if the writer has closed."""
     text = b""
     while select.select([reading], [], [], max(0.0, until - time.monotonic()))[0]:
         block = os.read(reading, 1 << 16)
@@ -114,7 +114,7 @@ def _read(reading: int, until: float) -> tuple[bytes, bool]:
 
 
 def _reap(pid: int) -> str:
-    """How it ended; empty: well, or it was killed and does not."""
+    """Returns how the child ended; empty if it ended well, or was killed and does not end."""
     handle = os.pidfd_open(pid)
     try:
         if not select.select([handle], [], [], KILLED_S)[0]:
@@ -131,7 +131,7 @@ def _results(text: bytes) -> Iterator[CheckResult]:
         try:
             yield from_line(line)
         except ValueError:
-            continue  # torn, since it was killed
+            continue  # cut off when the process was killed
 
 
 def _last_words(errors: int) -> str:

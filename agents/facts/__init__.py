@@ -1,5 +1,5 @@
-"""Facts about this machine that training may suffer from. A source is a function that returns what holds now; another one
-(DCGM, NVSentinel) is one more module, and one more name where the agent makes its list."""
+"""Collects facts about this machine that training may suffer from. A source is a function that returns what holds now.
+Another source (DCGM, NVSentinel) is one more module, and one more entry in the agent's list."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from supervisor.wire.records import Fact
 log = logging.getLogger(__name__)
 
 Source = Callable[[], Sequence[Fact]]
-"""Returns within a second or so; what may hang does that in a thread of its own."""
+"""A source returns within about a second; what may hang runs in its own thread."""
 
 LOOK_S = 5.0
 
 
 class Facts(threading.Thread):
-    """Asks all sources every few seconds. A source that raises is said once, and the others go on."""
+    """Asks all sources every few seconds. A source that raises is logged once, and the others go on."""
 
     def __init__(self, sources: Sequence[Source], changed: Callable[[tuple[Fact, ...]], None]) -> None:
-        """`changed` is called in this thread with all that holds, whenever that is another."""
+        """`changed` is called in this thread with all facts whenever they change."""
         super().__init__(name="facts", daemon=True)
         self._sources = sources
         self._changed = changed
@@ -42,7 +42,7 @@ class Facts(threading.Thread):
             self._wake.wait(LOOK_S)
 
     def look(self) -> tuple[Fact, ...]:
-        """All that holds now, in a fixed order."""
+        """Returns all facts that hold now, in a fixed order."""
         found: list[Fact] = []
         for number, source in enumerate(self._sources):
             try:
@@ -55,7 +55,7 @@ class Facts(threading.Thread):
         return tuple(sorted(found, key=lambda fact: (fact.kind, fact.subject)))
 
     def soon(self) -> None:
-        """Ask all again now: a source has news. From any thread."""
+        """Asks all sources again now, because one has news. From any thread."""
         self._wake.set()
 
     def stop(self) -> None:

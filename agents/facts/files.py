@@ -1,4 +1,4 @@
-"""Disks and file systems, by using them: what `df` says is not what a write meets."""
+"""Probes disks and file systems by using them: `df` does not show what a write meets."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from pathlib import Path
 from supervisor.wire.records import Fact
 
 DEADLINE_S = 10.0
-"""A local disk answers in milliseconds, a busy shared file system within a second or two."""
+"""Seconds until an answer is overdue. A local disk takes milliseconds, a busy shared file system 1 or 2 s."""
 EVERY_S = 10.0
 EVERY_SHARED_S = 10.0
-"""Ten thousand nodes that look at one shared file system list a folder a thousand times a second: what one metadata server answers
-beside its work. What stalls is told DEADLINE_S after the next look, so before a step counts as a hang."""
+"""Ten thousand nodes on one shared file system list a folder a thousand times a second, which one metadata server can
+answer beside its work. A stall is reported DEADLINE_S after the next look, so before a step counts as a hang."""
 BYTES = 4096
 ROOM_BYTES = 1 << 20
-"""A disk with less is full for whatever ranks write. A file that is removed frees blocks now and then: one block that fits
-says nothing."""
+"""A disk with less room is full for ranks that write. One block that fits proves nothing: removed files free some."""
 
 _KINDS = {
     errno.ENOSPC: "disk_full",
@@ -30,16 +29,16 @@ _KINDS = {
 
 
 def takes_nothing(folder: Path) -> str:
-    """That a disk is full or read-only, as a probe would find it in a few seconds; empty when it is not, as far as can be told at
-    once."""
+    """Returns a sentence if the disk is full or read-only, else an empty text. It finds at once what a probe finds in a
+    few seconds, as far as that is possible."""
     try:
         found = os.statvfs(folder)
     except OSError:
         return ""
     if found.f_flag & os.ST_RDONLY:
         return _sentence(folder, errno.EROFS)
-    no_names = found.f_files > 0 and found.f_favail == 0  # some file systems have no limit of them, and say 0 of 0
-    free = found.f_bfree if os.geteuid() == 0 else found.f_bavail  # what is kept back is root's
+    no_names = found.f_files > 0 and found.f_favail == 0  # file systems without such a limit report 0 of 0
+    free = found.f_bfree if os.geteuid() == 0 else found.f_bavail  # the reserve is for root only
     full = free * found.f_frsize < ROOM_BYTES or no_names
     return _sentence(folder, errno.ENOSPC) if full else ""
 
@@ -49,10 +48,10 @@ def _sentence(folder: Path, number: int | None) -> str:
 
 
 def writes(folder: Path) -> None:
-    """Write, sync and remove a block, with some room beside it. For a folder that is this node's alone."""
+    """Writes, syncs and removes a block, with some room beside it. For a folder that is this node's alone."""
     path = folder / f".probe-{os.getpid()}"
     try:
-        # to be read as well: where a file system has no fallocate, libc writes into each block, and looks there first
+        # "w+": without fallocate in the file system, libc writes into each block and reads there first
         with path.open("w+b") as file:
             file.write(b"\0" * BYTES)
             file.flush()
@@ -63,13 +62,13 @@ def writes(folder: Path) -> None:
 
 
 def lists(folder: Path) -> None:
-    """Read the first entry of a folder. For a file system that many share."""
+    """Reads the first entry of a folder. For a file system that many nodes share."""
     with os.scandir(folder) as entries:
         next(entries, None)
 
 
 class Probe:
-    """Uses a folder again and again, in a thread of its own: a file system that hangs holds that thread alone."""
+    """Uses a folder repeatedly in a thread of its own, so that a file system that hangs holds only that thread."""
 
     def __init__(
         self,
@@ -84,11 +83,11 @@ class Probe:
         self._thread: threading.Thread | None = None
 
     def read(self) -> Sequence[Fact]:
-        """Returns at once: what the last use met, or for how long the one in progress hangs."""
+        """Returns at once: the error of the last use, or for how long the current one hangs."""
         now = self._monotonic()
         running = self._thread is not None and self._thread.is_alive()
         if self._began is not None and running and now - self._began > DEADLINE_S:
-            told_s = DEADLINE_S  # doubled, so that it is news now and then, not at every look
+            told_s = DEADLINE_S  # doubled, so that the sentence changes now and then, not at every look
             while 2 * told_s < now - self._began:
                 told_s *= 2
             sentence = f"{self._folder} has not answered for over {told_s:g} s"
@@ -108,19 +107,19 @@ class Probe:
             self._use(self._folder)
             self._said = None
         except FileNotFoundError:
-            self._said = None  # a run's folder that is removed is a person's doing
+            self._said = None  # a person removed the run's folder: no fault of the disk
         except OSError as error:
             self._said = error
 
 
 class SharedFolders:
-    """The run folders that this node uses now."""
+    """Probes the run folders that this node uses now."""
 
     def __init__(self) -> None:
         self._probes: dict[str, Probe] = {}
 
     def use(self, folders: set[str]) -> None:
-        """From any thread; those that are not named any more are left."""
+        """Sets the folders to probe; others are dropped. From any thread."""
         kept = {folder: probe for folder, probe in self._probes.items() if folder in folders}
         self._probes = kept | {folder: Probe(Path(folder), lists, EVERY_SHARED_S) for folder in folders - kept.keys()}
 

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, through NVML. A machine without the library, or without a GPU, says nothing."""
+"""Reads facts about NVIDIA's GPUs through NVML. A machine without the library or without a GPU has none."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from supervisor.wire.records import Fact
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
-"""The first call initialises every GPU, which takes seconds for each where no persistence daemon runs."""
+"""Seconds until NVML is overdue. Without a persistence daemon its first call initialises each GPU for seconds."""
 AGAIN_S = 60.0
-"""A driver that was not there may be loaded later."""
+"""Seconds until a missing driver is looked for again: it may be loaded later."""
 WAIT_MS = 1000
-"""How long one wait for an event lasts: so old may be what is known of the generations that run."""
+"""Milliseconds of one wait for an event. The known set of running generations may be that old."""
 
 
 class Gpus:
-    """Asks NVML in threads of its own: a call that hangs holds those alone, and is itself told."""
+    """Asks NVML in threads of its own: a call that hangs holds only those, and is itself reported as a fact."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Gpus:
         monotonic: Callable[[], float] = time.monotonic,
         every_s: float = LOOK_S,
     ) -> None:
-        """`visible` is CUDA_VISIBLE_DEVICES, which the trainers have from the same place."""
+        """`visible` is CUDA_VISIBLE_DEVICES, which trainers inherit from the same environment."""
         self._nvml, self._monotonic, self._every_s = nvml, monotonic, every_s
         self._devices = Devices(nvml, visible)
         self._xids = Xids(monotonic)
@@ -55,7 +55,7 @@ class Gpus:
         self._stopped = False
 
     def start(self, news: Callable[[], None]) -> None:
-        """`news` is called, in another thread, when something new is to be read."""
+        """Starts the threads. `news` is called, in another thread, when there is something new to read."""
         self._news = news
         threading.Thread(target=self._look, name="gpus", daemon=True).start()
 
@@ -64,12 +64,12 @@ class Gpus:
         self._soon.set()
 
     def running(self, ways: frozenset[str]) -> None:
-        """The generations (RUN.GROUP.GENERATION) of which there are processes, or have just ended. From any thread."""
+        """Sets the generations (RUN.GROUP.GENERATION) that have processes or have just ended. From any thread."""
         self._ways = ways
 
     def read(self) -> Sequence[Fact]:
-        """Returns at once."""
-        # What is new in the log was written after the last time that it was read.
+        """Returns the facts that are known now, without waiting for NVML."""
+        # new lines in the log were written after it was last read
         during, self._ways_at_read = self._ways_at_read, self._ways
         for line in self._log_lines() if self._devices.handles else ():
             found = in_line(line)
@@ -83,7 +83,7 @@ class Gpus:
         now, began = self._monotonic(), self._began
         before, at = self._last_read
         self._last_read = (began, now)
-        # The agent itself may have been frozen: of the time between two reads no more than this counts.
+        # the agent itself may have been frozen, so the time between two reads counts only up to this
         self._waited_s = self._waited_s + min(now - at, 2 * LOOK_S) if began is not None and began == before else 0.0
         if self._waited_s <= DEADLINE_S:
             return ()
@@ -140,10 +140,10 @@ class Gpus:
             try:
                 event = self._nvml.nvmlEventSetWait_v2(events, WAIT_MS)
             except self._nvml.NVMLError_Timeout:
-                sure = ways  # none is left from before this wait: what ran then had started before whatever comes
+                sure = ways  # no older event is left: what ran at the start of this wait began before any later event
                 continue
             except self._nvml.NVMLError:
-                time.sleep(WAIT_MS / 1000)  # as it is when one of them is lost
+                time.sleep(WAIT_MS / 1000)  # as when a GPU is lost
                 continue
             gpu_of = gpus.get(_address(event.device))
             if gpu_of is not None and self._xids.saw(gpu_of, int(event.eventData), sure):

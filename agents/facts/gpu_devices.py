@@ -1,4 +1,4 @@
-"""What NVML says of each GPU now. Any of its calls may hang on a sick GPU: for a thread of its own."""
+"""Reads through NVML what holds for each GPU now. Calls may hang on a sick GPU, so it needs its own thread."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from supervisor.wire.records import Fact
 
 LINKS_EVERY = 6
-"""NVLinks are asked at every sixth look: 18 links of 8 GPUs are hundreds of calls."""
+"""NVLinks are read at every sixth look: 18 links of 8 GPUs are hundreds of calls."""
 TWICE = 2
-"""What is missing is told when it was so at two looks: one may fall into a reset."""
+"""Looks at which something must be missing before it is reported: a single one may fall into a reset."""
 THROTTLED_LOOKS = 12
-"""A reason to run slower comes and goes many times a minute: told for so many looks after it was seen."""
+"""Looks for which a throttle reason is reported after it was seen: it comes and goes many times a minute."""
 
 _ACTIONS = {
     1: "a reset",
@@ -24,19 +24,19 @@ _ACTIONS = {
     6: "a reset of its bus",
     7: "a restart of its machine",
 }
-"""NVML_GPU_RECOVERY_ACTION_*; an older driver does not say it."""
+"""NVML_GPU_RECOVERY_ACTION_*; an older driver does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One that is ours."""
+    """A GPU that the trainers here may use."""
 
     index: int
     bus: str
     """PCI address, as 0000:18:00.0."""
     uuid: str
     rank: int | None
-    """Local rank that uses it, as CUDA counts them. None: not known."""
+    """Local rank that uses it, as CUDA counts them; None if unknown."""
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.bus}, {self.uuid})"
@@ -47,7 +47,7 @@ class Gpu:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of one before."""
+    """Earlier readings of one GPU."""
 
     absent: int = 0
     links_up: set[int] = field(default_factory=set)
@@ -59,7 +59,7 @@ class _Seen:
 
 
 def local_rank(index: int, uuid: str, visible: str | None) -> int | None:
-    """The local rank that CUDA gives a device (by CUDA_VISIBLE_DEVICES); -1 when it hides it, None when that is not known."""
+    """Returns the local rank that CUDA_VISIBLE_DEVICES gives a device; -1 if CUDA hides it, None if unknown."""
     if visible is None:
         return index
     names = [name.strip() for name in visible.split(",")] if visible.strip() else []
@@ -72,7 +72,7 @@ def local_rank(index: int, uuid: str, visible: str | None) -> int | None:
 
 
 class Devices:
-    """The GPUs that are there, or were. Raises NVMLError when NVML itself does not work."""
+    """The GPUs that are or were present. Raises NVMLError when NVML itself does not work."""
 
     def __init__(self, nvml: Any, visible: str | None) -> None:
         self._nvml, self._visible = nvml, visible
@@ -81,11 +81,11 @@ class Devices:
         self._looks = 0
 
     def at_bus(self, bus: str) -> Gpu | None:
-        """By its PCI address without the function, as the kernel's log has it."""
+        """Finds a GPU by its PCI address without the function, as the kernel's log writes it."""
         return next((gpu for gpu in list(self._seen) if gpu.bus.rpartition(".")[0] == bus.lower()), None)
 
     def look(self) -> list[Fact]:
-        """All that holds of them."""
+        """Returns all facts that hold for the GPUs now."""
         found: list[Fact] = []
         there: set[Gpu] = set()
         for index in range(self._nvml.nvmlDeviceGetCount()):
@@ -100,7 +100,7 @@ class Devices:
                 self._seen.setdefault(gpu, _Seen())
                 found += self._holds(gpu, handle)
             except self._nvml.NVMLError_GpuIsLost:
-                # one that never told who it is may be hidden from us
+                # a GPU that never gave its identity may be hidden from the trainers
                 if known is not None:
                     there.add(known)
                     found.append(known.fact("gpu_lost", "is lost: the driver does not reach it any more"))
@@ -118,7 +118,7 @@ class Devices:
             return None
         domain, _, rest = str(self._nvml.nvmlDeviceGetPciInfo(handle).busId).lower().partition(":")
         known = next((gpu for gpu in self._seen if gpu.uuid == uuid), None)
-        # The others' numbers change when one is gone: it keeps the one by which it was first told.
+        # the numbers of the others change when one is gone: each keeps the number under which it was first reported
         return known or Gpu(index, f"{domain[-4:]}:{rest}", uuid, rank)
 
     def _gone(self, there: set[Gpu]) -> Iterator[Fact]:
@@ -168,7 +168,7 @@ class Devices:
 
     def _throttled(self, gpu: Gpu, handle: Any, seen: _Seen) -> Iterator[Fact]:
         nvml = self._nvml
-        # The cap on power (SwPowerCap) is reached by every GPU that works hard.
+        # every GPU that works hard reaches the power cap (SwPowerCap), so that one is no fact
         names = {
             nvml.nvmlClocksEventReasonHwSlowdown: "a slowdown by its hardware",
             nvml.nvmlClocksEventReasonHwThermalSlowdown: "its temperature (hardware)",
@@ -187,7 +187,7 @@ class Devices:
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
             state = self._ask("nvmlDeviceGetNvLinkState", handle, link)
             if state is None:
-                break  # as many as it has
+                break  # it has no more links
             if state == nvml.NVML_FEATURE_ENABLED:
                 seen.links_up.add(link)
                 seen.links_down.pop(link, None)
@@ -200,7 +200,7 @@ class Devices:
             seen.link_errors[link] = errors
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """None where this GPU or its driver does not know that."""
+        """Returns NVML's answer, or None where this GPU or its driver does not support the call."""
         try:
             return getattr(self._nvml, name)(*arguments)
         except (self._nvml.NVMLError_GpuIsLost, self._nvml.NVMLError_ResetRequired):

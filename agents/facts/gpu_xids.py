@@ -1,5 +1,5 @@
-"""The Xids that were seen on this node, each with the generations that surely ran when it came. Two sources tell the same ones:
-NVML and the kernel's log."""
+"""Collects the Xids seen on this node, each with the generations that surely ran when it came. Two sources report the
+same Xids: NVML and the kernel's log."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from supervisor.core import xids
 from supervisor.wire.records import Fact
 
 SAME_S = 10.0
-"""Both sources have told one within this: the kernel's log is read every 5 s."""
+"""Seconds within which both sources have reported an Xid: the kernel's log is read every 5 s."""
 TOLD_S = 3600.0
-"""How long one is told. What runs on for longer did not fail by it."""
+"""Seconds for which an Xid is reported. What runs for longer did not fail by it."""
 
 _LINE = re.compile(r"NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})[^)]*\): (?P<xid>\d+)")
 
 
 def in_line(line: str) -> tuple[str, int] | None:
-    """PCI address and number, from a line of the kernel's log."""
+    """Returns PCI address and Xid from a line of the kernel's log."""
     found = _LINE.search(line)
     return (found["bus"].lower(), int(found["xid"])) if found else None
 
@@ -36,7 +36,7 @@ class _Seen:
 
 
 class Xids:
-    """Used from any thread."""
+    """The Xids that were seen. For any thread."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -44,7 +44,7 @@ class Xids:
         self._seen: list[_Seen] = []
 
     def saw(self, gpu: Gpu, xid: int, during: frozenset[str]) -> bool:
-        """One came; whether that is news. `during`: generations that had been started before it came."""
+        """Records an Xid and returns true if it is news. `during`: generations that had started before it came."""
         now = self._monotonic()
         with self._lock:
             for seen in self._seen:

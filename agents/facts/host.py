@@ -1,4 +1,5 @@
-"""The machine: memory, clock, network links. Linux's own files; what this kernel does not have says nothing."""
+"""Reads facts about the machine from Linux's own files: memory, clock, network links. A file that this kernel lacks
+yields no fact."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from agents import ooms
 from supervisor.wire.records import Fact
 
 PRESSURE_PERCENT = 20.0
-"""A fifth of the last 10 s in which every process waited for memory: a trainer that swaps is slower than a restart."""
+"""Percent of the last 10 s in which every process waited for memory: a trainer that swaps is slower than a restart."""
 
 _STA_UNSYNC = 0x40
 _TIME_ERROR = 5
@@ -21,8 +22,8 @@ PRESSURE = Path("/proc/pressure/memory")
 
 
 def memory(path: Path = PRESSURE, pid: int = 0) -> Sequence[Fact]:
-    """Pressure stall information of the kernel (`full avg10`), of the machine and of the cgroup that process `pid` is in (0: this
-    one's): where a job's memory is limited, the rest of the machine need not feel what it waits for."""
+    """Reads the kernel's pressure stall information (`full avg10`) of the machine and of process `pid`'s cgroup (0:
+    this process). A job whose memory is limited may wait while the rest of the machine does not."""
     own = ooms.pressure(ooms.cgroup_of(pid or os.getpid()))
     for file, whose in ((path, "every process"), (own, "every process of this job's cgroup")):
         percent = _pressure(file) if file is not None else 0.0
@@ -35,14 +36,14 @@ def memory(path: Path = PRESSURE, pid: int = 0) -> Sequence[Fact]:
 def _pressure(path: Path) -> float:
     try:
         lines = path.read_text().splitlines()
-    except OSError:  # a kernel without it, or one where it is switched off
+    except OSError:  # the kernel lacks it, or it is switched off
         return 0.0
     full = next((pairs for kind, *pairs in map(str.split, lines) if kind == "full"), [])
     return float(dict(pair.split("=") for pair in full).get("avg10", "0"))
 
 
 class _Timex(ctypes.Structure):
-    """The beginning of `struct timex` (adjtimex(2)); the rest is only made room for."""
+    """The first fields of `struct timex` (adjtimex(2)); `rest` only makes room for the others."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -56,7 +57,7 @@ class _Timex(ctypes.Structure):
 
 
 def kernel_clock() -> tuple[int, int]:
-    """What adjtimex answers, and its status word; changes nothing."""
+    """Returns adjtimex's answer and its status word; changes nothing. Raises OSError."""
     timex = _Timex()
     answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     if answer < 0:
@@ -65,7 +66,7 @@ def kernel_clock() -> tuple[int, int]:
 
 
 def clock(answer: tuple[int, int] | None = None) -> Sequence[Fact]:
-    """Whether the kernel's clock is kept by somebody. Nobody compares clocks here, but people compare logs."""
+    """Returns a fact if nothing synchronises the clock. Everstep compares no clocks, but people compare logs."""
     state, status = kernel_clock() if answer is None else answer
     if state != _TIME_ERROR and not status & _STA_UNSYNC:
         return ()
@@ -74,8 +75,8 @@ def clock(answer: tuple[int, int] | None = None) -> Sequence[Fact]:
 
 
 class Links:
-    """Network interfaces that were up and are not any more, or are gone: those with a device behind them (PCI, USB, virtio), and
-    bonds of such. Virtual ones (a bridge of containers, veth, tun) have none: they go down whenever nobody uses them."""
+    """Reports network interfaces that were up and are down or gone. Only those with a device behind them (PCI, USB,
+    virtio) count, and bonds of such. Virtual ones (a container bridge, veth, tun) go down whenever they are unused."""
 
     def __init__(self, folder: Path = Path("/sys/class/net")) -> None:
         self._folder = folder

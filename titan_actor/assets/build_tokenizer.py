@@ -1,7 +1,7 @@
 """Trains the tokenizer that is shipped in `tokenizer/` beside this file.
 
-Made with `python -m titan_actor.assets.build_tokenizer` on CPython 3.11.7's standard library with tokenizers 0.23.3:
-byte-level BPE of 2048 tokens, the vocabulary of TorchTitan's debug model.
+Made with `python -m titan_actor.assets.build_tokenizer` on CPython 3.11.7's standard library with tokenizers 0.23.3. It
+is a byte-level BPE of 2048 tokens, the vocabulary of TorchTitan's debug model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BOS, EOS = "<|begin|>", "<|end|>"
 
 
 def build(folder: Path) -> None:
-    """Train on the standard library's source and write tokenizer.json and tokenizer_config.json."""
+    """Trains on the standard library's source and writes tokenizer.json and tokenizer_config.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
