@@ -1,4 +1,5 @@
-"""`python -m fault_injection.chaos ...` is `supervisor chaos ...`: how it starts itself again among network namespaces."""
+"""`python -m fault_injection.chaos ...`: the same as `supervisor chaos ...`, which starts itself again this way in
+network namespaces."""
 
 from __future__ import annotations
 
