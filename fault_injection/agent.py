@@ -1,5 +1,5 @@
-"""`python -m fault_injection.agent ...`: a node's agent with GPUs that a file defines (gpus.py) and a clock that can be
-moved (clocks.py)."""
+"""`python -m fault_injection.agent ...`: a node's agent with fake GPUs (gpus.py) and a clock that can be moved
+(clocks.py)."""
 
 from __future__ import annotations
 

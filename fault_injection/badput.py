@@ -1,5 +1,4 @@
-"""Accounts for a group's time from the files of a run: step records while a process lives, the journal between two
-processes."""
+"""Accounts for a group's time from a run's files: step records while a process lives, the journal in between."""
 
 from __future__ import annotations
 
@@ -100,8 +99,7 @@ class Short:
 
 
 def in_short(history: History, ledgers: Mapping[int, list[Interval]], span: Span) -> Short:
-    """Sums up the leader's newest account, which the page, `top` and the metrics show; the files where the journal has
-    none."""
+    """Sums up the leader's newest account, as shown by the page, `top` and the metrics; without one, the files."""
     causes, account = totals(i for intervals in ledgers.values() for i in intervals), history.account
     files = Short(span.begin, span.end, round(span.seconds, 3), {c.value: s for c, s in causes.items()}, ())
     if account is None or not account.ran_s:
@@ -146,8 +144,7 @@ def windows(history: History) -> list[Window]:
 
 
 def does_not_add_up(history: History, found: Mapping[int, list[Interval]], span: Span) -> list[str]:
-    """Returns what contradicts the ledgers of a run: seconds under two causes or none, and trainers' records that were
-    cut to fit."""
+    """Returns what contradicts the ledgers: seconds under two causes or none, and records that were cut to fit."""
     length = span.seconds
     wrong = list(_cut_to_fit(history))
     for group, intervals in found.items():
@@ -198,8 +195,7 @@ def _waits(history: History, group: int, found: list[Interval]) -> list[Interval
 
 
 def _ordinary_s(history: History, group: int, held: list[Window]) -> float:
-    """Returns the median time that this group computed a step while no other kept it waiting; 0 if there is no such
-    step."""
+    """Returns the median time that this group computed a step while no other kept it waiting; 0: no such step."""
     steps = (
         line
         for s in history.of_group(group)

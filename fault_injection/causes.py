@@ -77,7 +77,7 @@ def obeys(run_dir: str | Path, group: int, generation: int, rank: int) -> bool:
 
 
 class Orders:
-    """The rank's side. Its existence shows that the rank looks for orders."""
+    """The rank's side. Creating it announces that the rank looks for orders."""
 
     def __init__(self, run_dir: str | Path, group: int, generation: int, rank: int) -> None:
         self._path = _path(run_dir, group, generation, rank)

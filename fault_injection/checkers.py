@@ -1,5 +1,4 @@
-"""Checks a history for violations. Checkers read files, never a cluster, and answer pass, fail or unknown; unknown
-fails a run."""
+"""Checks a history for violations. Checkers read files alone, and answer pass, fail or unknown; unknown fails a run."""
 
 from __future__ import annotations
 
@@ -192,8 +191,7 @@ def steps_not_lost(history: History) -> list[str]:
 
 
 def _not_next(history: History) -> Iterator[str]:
-    """Finds commits of one process that are not the next step, unless it healed. A process without a quorum does not
-    record heals."""
+    """Finds commits that are not the process's next step, unless it healed. Without a quorum, no heal is recorded."""
     for steps in history.steps:
         heals = [
             x["t"] for x in steps.lines if x.get("healed") or x.get("event") == "heal"

@@ -54,8 +54,7 @@ def library() -> str:
 
 
 def follow(arguments: Sequence[str]) -> None:
-    """The agent's side: restarts itself under libfaketime if its node's clock is moved, and then writes down what it
-    reads."""
+    """The agent's side: restarts itself under libfaketime if its clock is moved, and then writes down what it reads."""
     node = next((a.partition("=")[2] for a in arguments if a.startswith("--node=")), "none")
     file = Path(os.environ.get(FOLDER, "")) / node
     if not file.is_file():

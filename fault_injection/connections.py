@@ -1,5 +1,4 @@
-"""Finds TCP connections between processes of this machine in /proc, also across network namespaces, and ends them by
-`ss -K`."""
+"""Finds TCP connections between processes here, also across network namespaces, in /proc; ends them by `ss -K`."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ def between(one: int, others: Sequence[int]) -> list[tuple[Address, Address]]:
 
 
 def end(pid: int, local: Address, peer: Address) -> None:
-    """Makes the kernel end a connection in that process's network; pid 0: in this one. Both sides see an error. Raises
+    """Makes the kernel end a connection in that process's network (0: in this one). Both sides see an error. Raises
     Fatal without `ss`."""
     _ss(pid, "-K", "src", f"{local[0]}:{local[1]}", "dst", f"{peer[0]}:{peer[1]}")
 

@@ -79,8 +79,7 @@ class Cluster:
         self.members[n] = self._spawn(n)
 
     def leader(self) -> int:
-        """Returns the member that leads, as the live members report. Waits until they agree on one; raises Fatal when
-        they do not."""
+        """Returns the leading member. Waits until the live members agree on one; raises Fatal when they do not."""
         until = time.monotonic() + AGREE_WITHIN_S
         while (found := self._leader()) is None:
             if time.monotonic() > until:
@@ -103,8 +102,7 @@ class Cluster:
         return said[leaders.pop()] if len(leaders) == 1 and leaders <= said.keys() else None
 
     def make_space(self, revision: int) -> None:
-        """Makes space after NOSPACE as etcd's documentation describes: compacts up to a revision, defragments, and
-        clears the alarm."""
+        """Makes space after NOSPACE, by etcd's documentation: compacts to a revision, defragments, clears the alarm."""
         with connect(self.endpoints, security=self._security) as store:
             store.compact(revision)
         for endpoint in self.endpoints:
@@ -138,8 +136,7 @@ def cluster(
 
 @contextlib.contextmanager
 def slow_disk(pids: Sequence[int], delay_s: float, log: Path) -> Iterator[None]:
-    """Makes every fsync and fdatasync of these processes take `delay_s` longer. Raises NotHere where strace may not do
-    that."""
+    """Delays every fsync and fdatasync of these processes by `delay_s`. Raises NotHere where strace may not do that."""
     if why := missing("strace"):
         raise NotHere(why)
     calls = "fdatasync,fsync"

@@ -22,8 +22,7 @@ ENDS_BY: Mapping[str, int] = {
     "sigterm": SIGNALLED + signal.SIGTERM,  # a rank that handles it may exit with it itself
     "exit_code": EXIT_CODE,
 }
-"""Maps a fault to how its rank's process ends. Left out are those that end in several ways, or by the supervisor's
-signal."""
+"""Maps a fault to its rank's end, if that is always the same and not by the supervisor's signal."""
 
 LEADER_DIES = frozenset({"supervisor_killed", "failpoint"})
 """Faults after which another epoch leads."""
@@ -75,8 +74,7 @@ def _ends(history: History, fault: FaultDone, others: Sequence[FaultDone]) -> It
 
 
 def _ends_alone(fault: FaultDone, others: Sequence[FaultDone]) -> bool:
-    """Returns true if it ends a process, and no other fault then breaks that group or keeps its node from noting
-    how."""
+    """Returns true if it ends a process, and no other fault breaks that group or keeps its node from noting how."""
     return fault.name in ENDS_BY and not any(o.group == fault.group and (o.kinds or o.mute) for o in others)
 
 

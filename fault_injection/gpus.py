@@ -1,5 +1,4 @@
-"""Gives the nodes' agents GPUs that do not exist: a file holds what the driver reports, and can change while they
-run."""
+"""Gives the nodes' agents fake GPUs: a file holds what the driver reports, and can change while they run."""
 
 from __future__ import annotations
 

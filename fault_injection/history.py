@@ -22,7 +22,7 @@ ACCOUNT = TypeAdapter(Account)
 
 
 class Unknown(Exception):
-    """Raised where the files lack what a checker has to know; the text names what is missing."""
+    """Raised where the files lack what a checker needs; the text names what is missing."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What was broken, and what the run's policy promised."""
+    """The plan of a broken run, and the promises of its policy."""
 
     seed: int
     plan: tuple[str, ...]
@@ -161,13 +161,13 @@ class FaultDone:
     """When its evidence was there. None: it did not happen."""
     evidence: str
     healed: float | None
-    """When it was healed, if the runner had to heal it. None: not yet."""
+    """When what it broke was undone. None: not yet."""
     over: float | None
     """When everything trained again. None: never."""
     before: str = ""
-    """What was not well before it; empty: all was."""
+    """The reason why the run was not well before it; empty: it was."""
     after: str = ""
-    """What did not happen, or is not well afterwards; empty: all is."""
+    """The reason why it did not happen, or the run is not well afterwards; empty: neither."""
     kinds: tuple[str, ...] = ()
     """Kinds of the one incident that is right; empty: no action is right."""
     echoes: tuple[str, ...] = ()
@@ -185,7 +185,7 @@ class FaultDone:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What etcd showed, and when that reached the watcher."""
+    """A record in etcd, and when it reached the watcher."""
 
     t: float
     what: str
@@ -204,7 +204,7 @@ class Outage:
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What was left when all had ended, or of older generations while the run goes on."""
+    """Processes and allocations left when all had ended, or those of older generations while the run goes on."""
 
     processes: tuple[str, ...]
     allocations: tuple[str, ...]
@@ -224,8 +224,7 @@ class History:
     epochs: dict[int, int] = field(default_factory=dict)
     """Maps an epoch to the journal's line at which it was first seen to lead."""
     elected: dict[int, int] = field(default_factory=dict)
-    """Maps an epoch to the revision at which it was elected, where its journal records it. The two are equal until a
-    backup is restored."""
+    """Maps an epoch to the recorded revision of its election, which it equals until a backup is restored."""
     unreadable: list[str] = field(default_factory=list)
     """Lines that are no JSON, with their file: with one, no checker may pass."""
     told: set[int] = field(default_factory=set)
@@ -246,8 +245,8 @@ class History:
         return [d for d in self.decisions if self._took_effect(d)]
 
     def unresolved(self) -> list[Decided]:
-        """Returns decisions that may or may not have taken effect: their supervisor died before recording it, and none
-        was made after."""
+        """Returns decisions whose effect is unknown: their supervisor died before recording it, and none was made
+        after."""
         return [d for d in self.decisions if self._took_effect(d) is None]
 
     def _took_effect(self, d: Decided) -> bool | None:

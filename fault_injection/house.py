@@ -1,5 +1,4 @@
-"""Holds what only a system started to be broken has: three etcds, a network between its nodes, GPUs, clocks and
-failpoints."""
+"""Holds what only a system started to be broken has: etcds, a network, GPUs, clocks and failpoints of its own."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ SPACE_WITHIN_S = 30.0
 
 @dataclass
 class House:
-    """The parts of such a system that faults use. `nodes`: their names, in the network's order. `folder`: where files
-    are written."""
+    """Such a system's parts that faults use. `nodes`: names, in the network's order. `folder`: for files written
+    here."""
 
     etcds: Cluster
     gpus: Gpus
@@ -96,8 +95,7 @@ class House:
     # --- failpoints ---
 
     def arm(self, name: str) -> Path:
-        """Makes the processes that start from now on die at a failpoint, once. The file that it returns exists when one
-        did."""
+        """Makes a process that starts from now on die at a failpoint, once. The returned file exists when it has."""
         once = self.folder / f"failpoint-{time.time_ns()}"
         os.environ[FAILPOINT], os.environ[ONCE] = name, str(once)
         return once

@@ -68,8 +68,8 @@ def recovered_at(history: History, incident: Mapping[str, Any]) -> float | None:
 
 
 def lasted(history: History, incident: Mapping[str, Any]) -> float | None:
-    """Returns the seconds from an incident's first sign until it recovered. None: it has not, or its journal lacks the
-    times."""
+    """Returns the seconds from an incident's first sign until it recovered. None: it has not, or they are not
+    recorded."""
     opened, recovered = incident.get("opened"), incident.get("recovered")
     if opened is None or recovered is None:
         return None

@@ -1,5 +1,4 @@
-"""Turns SIGINT, SIGTERM and a closed terminal in a chaos run into KeyboardInterrupt, which waits for a heal that has
-begun."""
+"""Turns SIGINT, SIGTERM and a closed terminal into KeyboardInterrupt, which waits for a heal that has begun."""
 
 from __future__ import annotations
 

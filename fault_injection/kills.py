@@ -57,8 +57,7 @@ class _Reason:
 
 
 def _reasons(history: History) -> list[_Reason]:
-    """Returns all recorded reasons. They count from the intent on, for agents may be faster than the line of its
-    outcome."""
+    """Returns all recorded reasons. They count from the intent on, as agents may be faster than its outcome."""
     committed = history.committed()
     resumed = [d.t for d in committed if any(a["verb"] == "resume" for a in d.actions)]
     reasons = []
@@ -111,8 +110,7 @@ def _of_its_own(history: History, sent: Signalled) -> bool:
 
 
 def _stepped(history: History, sent: Signalled, since: float) -> bool:
-    """Returns true if it committed a step that it began after `since`: each step needs a quorum, and a trainer that is
-    cut off gets none."""
+    """Returns true if it committed a step begun after `since`: a trainer that is cut off gets no quorum for one."""
     whom = (sent.node, sent.group, sent.generation)
     own = (line for s in history.steps if (s.node, s.group, s.generation) == whom for line in s.committed())
     own = (line for line in own if isinstance(line.get("quorum_id"), int))  # toys step without one

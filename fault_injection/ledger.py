@@ -1,5 +1,4 @@
-"""The command `supervisor ledger`: accounts for the seconds of a run from its files, by group, by incident and in
-all."""
+"""The command `supervisor ledger`: accounts for a run's seconds from its files, by group, incident and in all."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ IN_FLIGHT = 2.0
 """In a run that goes on, the time since the newest step counts once it exceeds this many ordinary steps."""
 
 SILENT_S = 300.0
-"""Seconds without a line in any file, or twice the longest silence of a trainer, after which a run may have lost its
-supervisor."""
+"""Seconds without a line in any file (or twice a trainer's longest silence) after which a run may be unsupervised."""
 
 ROUNDED_S = 0.0005
 """Seconds below which a value counts as none, as JSON has milliseconds."""
@@ -155,8 +153,7 @@ class Lasted:
 
 
 def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
-    """Returns the time from the first decision until the run finished, or was stopped or halted and not resumed. None:
-    no decision."""
+    """Returns how long the run lasted: from the first decision until it ended for good, or now. None: no decision."""
     found = of_journal(
         (line for line in lines if "t" in line), lambda line: (float(line["t"]), str(line.get("phase", "")))
     )
@@ -190,8 +187,7 @@ def _heard(lasted: Lasted, lines: Iterable[Mapping[str, Any]], history: History,
 
 
 def _is_up(system: Path) -> bool:
-    """Returns true if a `supervisor up` of this folder lives on this machine: a run that stands still is silent, and
-    costs all the same."""
+    """Returns true if a `supervisor up` of this folder lives here: a run that stands still is silent, but costs."""
     for path in system.glob("up*.lock"):
         with path.open() as lock:
             try:
@@ -202,8 +198,7 @@ def _is_up(system: Path) -> bool:
 
 
 def _span(history: History, lasted: Lasted) -> tuple[Span, float]:
-    """Returns what is counted, and how long the newest step may be under way uncounted, as its cause is not known
-    yet."""
+    """Returns what is counted, and how long the newest step may go uncounted, its cause being still unknown."""
     steps = [line for s in history.steps for line in s.committed() if "start" in line]
     if lasted.over or lasted.silent or not steps:
         return Span(lasted.began, lasted.until, lasted.halts), 0.0

@@ -90,8 +90,7 @@ _SIGNALLED: TypeAdapter[Any] = TypeAdapter(_Signalled)
 
 
 def not_finite(body: Any, name: str = "") -> str:
-    """Returns the name of a number in a JSON body that is not a number or infinite; empty: all are finite. JSON has
-    neither, Python's has."""
+    """Returns the name of a number in a JSON body that is not finite; empty: all are. Python's JSON allows them."""
     if isinstance(body, float):
         return "" if math.isfinite(body) else name or "it"
     if isinstance(body, Mapping):

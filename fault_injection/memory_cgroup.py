@@ -58,8 +58,7 @@ def _parent() -> tuple[Path, bool]:
 
 @contextmanager
 def memory_cgroup(name: str) -> Iterator[MemoryCgroup]:
-    """Yields an empty one without a limit. Raises NotHere without a memory controller, or without the right to make a
-    cgroup."""
+    """Yields an empty one without a limit. Raises NotHere without a memory controller or the right to make a cgroup."""
     parent, legacy = _parent()
     folder = parent / f"supervisor-{os.getpid()}-{name}"
     try:

@@ -19,8 +19,7 @@ COMPUTING = (causes.SEGFAULT, causes.ABORT, causes.EXIT, causes.RAISE, causes.HO
 LOADING = (causes.BLOCK_DATA, causes.RAISE_DATA)
 
 BIT = 12
-"""A bit of a 32-bit float, in the middle of its mantissa: it changes the value by less than a thousandth, which no loss
-shows."""
+"""A bit in the middle of a 32-bit float's mantissa: it changes the value by under a thousandth, shown by no loss."""
 
 
 class Obeying:

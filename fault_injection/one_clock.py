@@ -59,8 +59,7 @@ class _Stretch:
 def retimed(
     lines: Iterable[Mapping[str, Any]], processes: Sequence[Process], newest: float = inf
 ) -> list[dict[str, Any]]:
-    """Returns a journal's lines, with those of a leader with another clock set to the nodes'. `newest`: the newest time
-    in a node's file."""
+    """Returns a journal's lines, all by the nodes' clock. `newest`: the newest time in a node's file."""
     stretches = list(_stretches(dict(line) for line in lines))
     born, ended = _of_ranks(processes)
     for stretch in stretches:

@@ -61,8 +61,7 @@ def _was_in_flight(line: dict[str, Any], first: dict[str, Any]) -> bool:
 
 
 def _beside_each_other(history: History) -> Iterator[str]:
-    """Finds one step of a rank that two generations made at once, or in one quorum. A step in flight when the newer one
-    began does not count."""
+    """Finds a step of a rank made by two generations at once or in one quorum, unless in flight as the newer began."""
     pauses = without_life(history)
     made: dict[tuple[int, int, int, int], list[tuple[Steps, dict[str, Any]]]] = defaultdict(list)
     for steps in history.steps:
@@ -112,8 +111,7 @@ def _commits_of_the_fenced(history: History) -> Iterator[str]:
 
 
 def _is_newer(quorums: dict[int, list[tuple[int, float]]], group: int, line: dict[str, Any], decided: float) -> bool:
-    """Returns true if all others of its quorum began the step after the decision: it requested the quorum before, and
-    got it after."""
+    """Returns true if all others of its quorum began after the decision: it was given the quorum only then."""
     others = [start for other, start in quorums.get(line.get("quorum_id", -1), ()) if other != group]
     return bool(others) and min(others) > decided
 
@@ -232,8 +230,7 @@ def _without_record(history: History) -> Iterator[str]:
 
 
 def _ids_given_again(history: History, pauses: list[float]) -> Iterator[str]:
-    """Finds steps of a quorum older than one that had committed before they began, and quorums with two generations of
-    a group."""
+    """Finds steps begun in a quorum older than one that had committed, and quorums with two generations of a group."""
     stretches: dict[int, list[_Commit]] = defaultdict(list)
     for steps in history.steps:
         for line in steps.committed():

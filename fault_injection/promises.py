@@ -17,7 +17,7 @@ from fault_injection.incidents import Acted, incidents, mended
 from fault_injection.owners import without_life
 
 Digests = dict[tuple[int, int, int], tuple[float, set[str]]]
-"""What `digests` returns."""
+"""The type that `digests` returns."""
 
 WRITERS = frozenset({"checkpoint_blocked", "checkpoint_disk_full", "checkpoint_folder_gone"})
 """Faults of the group that then writes the checkpoints: their plan names no victim, or one that is ignored."""
@@ -32,8 +32,7 @@ def of_fault(history: History, fault: FaultDone) -> list[Acted]:
 
 
 def echoes_of(history: History, fault: FaultDone) -> list[Acted]:
-    """Returns the incidents that this fault explains and that are no fault's own, such as those of another group that
-    was hit too."""
+    """Returns the incidents that this fault explains and no fault owns, such as those of another group it hit."""
     own = {incident.id for each in history.faults for incident in of_fault(history, each)}
     return [i for i in incidents(history) if i.id not in own and _explains(fault, i)]
 
@@ -127,8 +126,7 @@ def one_incident_each(history: History) -> list[str]:
 
 
 def _others_cordoned(history: History) -> Iterator[str]:
-    """Finds nodes cordoned for an incident that was not about them. An incident that climbs may be about one node after
-    the other."""
+    """Finds nodes cordoned for an incident never about them. One that climbs may be about several in turn."""
     about: dict[str, set[str]] = defaultdict(set)
     where: dict[int, str] = {}
     for decision in history.committed():
@@ -143,8 +141,7 @@ def _others_cordoned(history: History) -> Iterator[str]:
 
 
 def others_go_on(history: History) -> list[str]:
-    """Checks that the other groups commit steps while one is mended: none stands still for longer than the run's
-    timeouts allow."""
+    """Checks that while one group is mended, no other stands still for longer than the run's timeouts allow."""
     setting, found = _setting(history), []
     if not any(steps.committed() for steps in history.steps):
         raise Unknown("there are no committed steps")
@@ -277,8 +274,7 @@ def _while_it_drifts(history: History, shared: Digests, fault: FaultDone, made: 
 
 
 def nothing_left(history: History) -> list[str]:
-    """Checks that no process and no allocation of the run is left in the end, and that nothing is restarted once it was
-    stopped."""
+    """Checks that no process and no allocation of the run is left, and that nothing stopped was restarted."""
     if history.left is None:
         raise Unknown("nobody looked what was left")
     found = [f"a process is left: {process}" for process in history.left.processes]

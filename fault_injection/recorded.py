@@ -40,8 +40,7 @@ KINDS: Mapping[str, TypeAdapter[Any]] = {
     "outage": TypeAdapter(Outage),
     "left": TypeAdapter(Left),
 }
-"""Maps the type of a line to what it holds. Others: `history` (the first), `step` (a line of a rank's step record) and
-`unreadable`."""
+"""Maps a line's type to its content. Others: `history` (first), `step` (of a step record), `unreadable`."""
 
 
 class NoHistory(ValueError):

@@ -1,5 +1,4 @@
-"""Sends commands to a real Slurm that break a run on it, and finds out which of them this user may run from this
-machine."""
+"""Runs what breaks a run on a real Slurm, and finds out which of it this user may do from this machine."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class SlurmHere(Commands):
         return found
 
     def undrain(self, host: str, reason: str) -> None:
-        """Resumes a host that is drained for this very reason; another's drain stays. Raises Fatal with Slurm's words
-        if it refuses."""
+        """Resumes a host that is drained for this very reason alone. Raises Fatal with Slurm's words if it refuses."""
         node = self.node(host)
         if drained(node) and node.reason.startswith(reason):
             self._again("scontrol", "update", f"nodename={host}", "state=resume")

@@ -1,5 +1,4 @@
-"""`python -m fault_injection.chaos ...`: the same as `supervisor chaos ...`, which starts itself again this way in
-network namespaces."""
+"""`python -m fault_injection.chaos ...`: `supervisor chaos ...`, which restarts itself so in network namespaces."""
 
 from __future__ import annotations
 

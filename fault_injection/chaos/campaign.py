@@ -1,5 +1,4 @@
-"""Takes a schedule to a certificate: unfolds it, breaks and heals the run, reads its history, judges it and writes the
-report."""
+"""Takes a schedule to a certificate: unfolds it, breaks and heals the run, reads its history and judges it."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ PACKAGES = (DISTRIBUTION, "torch", "torchft", "torchtitan")
 class Campaign:
     """Breaks a run by a schedule and certifies the outcome. Its two entries return true if the certificate is green.
 
-    `wanted`: makes the schedule for what can be broken there. `ranks`: ranks per group of a system that is started for
-    it."""
+    `wanted`: makes the schedule for what can be broken there. `ranks`: per group, where a system is started for it."""
 
     wanted: Callable[[Site], Schedule]
     say: Callable[[str], None]
@@ -55,7 +53,7 @@ class Campaign:
     dry_run: bool = False
 
     def on_its_own(self, home: Path, name: str, cold: bool, network: Network | None = None) -> bool:
-        """Breaks a run in a system that is started for it and ended afterwards. With a network, this process is in its
+        """Breaks a run in a system that is started for it and ended after. With a network, this process is in its
         hub."""
         made = own.spec(name, self.ranks)
         plan = self._plan(made.groups.count, self.ranks, sites.of_machine(self.ranks))
@@ -194,8 +192,8 @@ def sentence(error: Exception) -> str:
 
 
 def setting(record: RunRecord, plan: Plan, began: float, ended: float, to_its_end: bool, given_up: str = "") -> Setting:
-    """Collects what the checkers have to know of a run that was broken between `began` and `ended`. `given_up`: why the
-    plan was not finished."""
+    """Collects what the checkers must know of a run broken from `began` to `ended`. `given_up`: why it was cut
+    short."""
     spec = record.spec
     budget = spec.policy.budget
     return Setting(
@@ -217,8 +215,7 @@ def setting(record: RunRecord, plan: Plan, began: float, ended: float, to_its_en
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what runs here, and the commit of these sources (`+`: with changes since) where git is
-    there."""
+    """Returns the versions of what runs here, and the commit of these sources, if known (`+`: changed since)."""
     found = {"python": platform.python_version(), **{p: v for p in PACKAGES if (v := _version(p))}}
     return found | {"commit": commit()} | ({"etcd": v} if (v := _etcd()) else {})
 

@@ -1,5 +1,4 @@
-"""Makes the certificate, as JSON and as a page: what was broken, what each fault cost, where the time went, and the
-checkers' answers."""
+"""Makes the certificate, as JSON and as a page: what was broken, its cost, where the time went, the verdicts."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ COLOURS: Mapping[Cause, str] = {
 
 
 NOBODY_NOTED: Mapping[str, Any] = {"once": None, "twice": None, "never": None, "twice_at": [], "never_at": []}
-"""What the report holds of the samples where ranks do not note them."""
+"""The report's sample counts where ranks do not note samples."""
 
 NO_COST: Mapping[str, Any] = {
     **dict.fromkeys(("others_steps", "others_longest_stall_s", "steps_lost", "incident", "kind", "rung")),
@@ -122,8 +121,7 @@ def build(
 
 
 def _told(unknown: dict[str, str], part: str, made: Callable[[], Any], otherwise: Any) -> Any:
-    """Returns a part of the certificate. Where it cannot be computed, returns `otherwise` and notes the part in
-    `unknown`."""
+    """Returns a part of the certificate; `otherwise`, noted in `unknown`, where it cannot be computed."""
     try:
         return made()
     # as in `checkers.check`: the content of a file decides what fails here, and the certificate must be written all the

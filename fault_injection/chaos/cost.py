@@ -52,8 +52,7 @@ def halt(history: History, group: int, begin: float, until: float) -> dict[str, 
 
 
 def heal_s(history: History, begin: float, until: float) -> float | None:
-    """Returns the longest time in which a group got its state from a peer meanwhile, as its rank 0 noted it; None if
-    none did."""
+    """Returns the longest time in which a group got its state from a peer, as its rank 0 noted it; None: none did."""
     lines = (x for s in history.steps if s.rank == 0 for x in s.lines if x.get("event") == "heal")
     return max((float(x["transfer_s"]) for x in lines if begin <= x["t"] <= until and "transfer_s" in x), default=None)
 

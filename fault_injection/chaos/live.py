@@ -68,8 +68,7 @@ class CompactableStore(Store, Protocol):
 
 
 class LiveRun:
-    """Implements `runner.Live` and `fault.Scene`. `system`: the folder that holds `nodes/`. `tended`: restarts what
-    ends."""
+    """Implements `runner.Live` and `fault.Scene`. `system`: the folder of `nodes/`. `tended`: restarts what ends."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class LiveRun:
             (i.id, i.group)
             for i in incidents
             if i.decided is not None and not i.shadow
-            and (i.rung > Rung.RIDE_THROUGH or i.generation_after > i.generation_before)  # a suspended group has no rung
+            and (i.rung > Rung.RIDE_THROUGH or i.generation_after > i.generation_before)  # a suspended one has no rung
         )  # fmt: skip
         ended = f"the run is {now.phase}" if now.phase in (*ENDED, "stopping") else ""
         if ended and now.halt_reason:
@@ -314,9 +313,9 @@ class LiveRun:
         )
 
     def left(self, ended: bool) -> Left:
-        """Returns processes and allocations that should not be there. If the run has `ended`, that is any; else those
-        of older generations, and what the local engine holds unwanted. What the engine was just told to give back, or
-        to give, gets some time."""
+        """Returns processes and allocations that should not be there: any, if the run has `ended`. Otherwise those of
+        older generations, and what the local engine holds unwanted, after some time for what was just released or
+        requested."""
         if not ended:
             with suppress(Fatal):
                 self.wait(lambda: not self._held(ended), GIVEN_BACK_S, "what is not wanted is given back")
@@ -382,8 +381,7 @@ class LiveRun:
         return self._nobody_leads(mirror) or self._no_spare(mirror, now)
 
     def _nobody_leads(self, mirror: Mirror) -> str:
-        """Returns why no supervisor leads; empty if one does. The record of a killed leader stays until its lease
-        lapses."""
+        """Returns why no supervisor leads; empty if one does. A killed leader's record stays until its lease lapses."""
         leader = mirror.record(keys.LEADER, LeaderRecord)
         if leader is None:
             return "nobody leads"

@@ -1,5 +1,4 @@
-"""Reconstructs from the step records what a run committed: each step's groups, their samples, and the step that it
-continued."""
+"""Reconstructs from the step records what a run committed: each step's groups, samples and predecessor."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class Committed:
     norms: set[float] = field(default_factory=set)
     """The same of the gradient's norm before clipping."""
     logged: bool = False
-    """True if a group that did not heal in it reports the norm. A healing group counts its steps differently and may
-    report it at any."""
+    """True if a group that did not heal in it reports the norm. A healing group may report it at any step."""
     states: dict[tuple[int, int], str] = field(default_factory=dict)
     """Hashes of the state after it, where there are any, by group and rank."""
     participants: int = 0
@@ -54,7 +52,7 @@ class Replay:
 
     steps: tuple[Committed, ...]
     why: str = ""
-    """What is missing of the steps that follow; empty: these are all."""
+    """The records that are missing of the following steps; empty: these are all."""
     since: float = math.inf
     """When the first of the missing steps was committed."""
     lacks: frozenset[int] = frozenset()
@@ -209,8 +207,7 @@ def _is_whole(of_ranks: dict[int, list[list[str]]], ranks: int) -> bool:
 
 
 def _goes_on(one: Committed, tries: list[Try], order: list[Committed], at: int, placed: dict[Key, int]) -> str:
-    """Notes which earlier step it continues; returns why that cannot be known, where the groups that took part
-    disagree."""
+    """Notes which earlier step it continues; returns why that cannot be known, where the groups disagree."""
     said: set[int | None] = set()
     for tried in tries:
         if tried.takes_part and tried.after is not None:

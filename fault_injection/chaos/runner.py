@@ -28,7 +28,7 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """One look at the run. `not_well`: empty when all groups train in one quorum, none is being mended and a spare is
+    """One look at the run. `not_well`: empty when all groups train in one quorum, none is mended and a spare is
     there."""
 
     step: int
@@ -216,8 +216,7 @@ class Runner:
             self._next()
 
     def _until_something_is_done(self, open_: Sequence[_Made]) -> None:
-        """Waits until the last fault, on top of which the next one comes, is acted on. A fault without an incident
-        needs no wait."""
+        """Waits until the last fault is acted on, as the next one comes on top of it. Skips one without an incident."""
         last = open_[-1]
         if not last.made or not last.fault.kinds:
             return

@@ -22,8 +22,7 @@ from fault_injection.faults.control import LEADERS
 from fault_injection.faults.fault import Fault, Site
 
 Together = Literal["", "with", "during"]
-"""`with`: right after the fault before it. `during`: as soon as that one is acted on. Empty: when the run is well
-again."""
+"""`with`: right after the fault before it. `during`: as soon as that one is acted on. Empty: when all is well again."""
 
 LAST_STEP = 10**9
 """More steps than any run makes; a rate is counted up to its last."""
@@ -31,8 +30,7 @@ LAST_STEP = 10**9
 Step = Annotated[int, Field(ge=1, le=LAST_STEP)]
 
 MOST_FAULTS = 5_000
-"""Most faults of a plan. One takes about twenty seconds on a run of two small groups, so this is more than a day: more
-is a mistake."""
+"""Most faults of a plan. One takes some twenty seconds on a run of two small groups: more than a day is a mistake."""
 
 COMPOUND_SHARE = 0.25
 """The share of the other faults drawn that bring a second one, from which no group suffers."""
@@ -93,8 +91,8 @@ class Each:
 
 @checked(frozen=True, kw_only=True, config=_STRICT)
 class Schedule:
-    """The content of a schedule file. `ranks_per_group`: of the run that is started for it (default 1), or required of
-    a live run."""
+    """The content of a schedule file. `ranks_per_group`: of the run started for it (default 1), or required of a live
+    run."""
 
     seed: int = 0
     ranks_per_group: Annotated[int, Field(ge=1)] | None = None
@@ -252,8 +250,7 @@ def drawn(seed: int, count: int, every_steps: int, site: Site) -> Schedule:
 
 
 def _compound(rng: random.Random, possible: Sequence[Fault], crashes: bool) -> list[tuple[str, Together]]:
-    """Draws two faults, one of which comes while the other is mended: a lost group, then another group or a part of the
-    control plane."""
+    """Draws a fault that hits a group, and one while it is mended: another group, or a part of the control plane."""
     mended = [f for f in possible if f.kinds and not (f.echoes or f.stays_s or f.writers) and f.family != "supervisor"]
     if not crashes:
         # a lost node that has the lighthouse takes it along: then there is none to kill

@@ -56,8 +56,7 @@ class Retrained:
     norms: tuple[float, ...]
     """Norms of the gradients, before they are clipped."""
     states: tuple[dict[int, str], ...]
-    """Hashes after each step: of the state of twin.EVERYBODY, and of each group that has its own. Empty where none was
-    wanted."""
+    """Hashes after each step: of the state of twin.EVERYBODY, and of each group with its own. Empty if not wanted."""
     why: str = ""
     """Why there are no more; empty: these are all."""
     no_twin: twin.NoTwin | None = None
@@ -316,7 +315,7 @@ def _states(steps: Sequence[Committed], again: Retrained) -> list[State]:
     from one of the twin's is the twin's too, if this machine computes as the run's did. That is shown by numbers that
     agree to the last bit until then, or by a state that did. The process group orders a sum over more groups."""
     found: list[State] = []
-    exact = {BEGINNING: True}  # place -> whether the state after it has to be the twin's
+    exact = {BEGINNING: True}  # place -> whether the state after it must be the twin's
     known = 0  # the newest step after which it was
     for at, (one, loss, norm, states) in enumerate(zip(steps, again.losses, again.norms, again.states, strict=False)):
         same = one.losses <= {loss} and one.norms <= {norm}
@@ -347,8 +346,7 @@ def _of_states(steps: Sequence[Committed], states: Sequence[State]) -> str:
 
 
 def _flips(steps: Sequence[Committed]) -> list[int]:
-    """Returns the steps at which a bit was flipped on purpose and committed: without it the twin would be another
-    model."""
+    """Returns the steps at which a bit was flipped on purpose and committed, so that the twin must flip it too."""
     first: dict[twin.Flip, int] = {}
     for one in steps:
         for flip in itertools.chain.from_iterable(one.flips.values()):

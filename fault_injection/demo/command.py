@@ -32,8 +32,7 @@ from supervisor.wire.printer import Printer
 from supervisor.wire.security import VARIABLE, Security
 
 NODES = 4
-"""Two for the groups, a spare, and one to replace the lost node, to which the group moves when its allocation is
-taken."""
+"""Two for the groups, a spare, and a replacement of the lost node, for when the group's allocation is taken."""
 
 
 def spec(name: str) -> RunSpec:
@@ -81,8 +80,7 @@ def demo(
 
 
 def _run(name: str, home: Path, cold: bool, network: Network | None, easier: str) -> int:
-    """`easier`: why a node is lost by killing its processes; empty with a network, in whose hub this process then
-    is."""
+    """`easier`: why a node is lost by killing its processes; empty with a network, whose hub this process is in."""
     os.environ.pop(VARIABLE, None)
     # Output that is no terminal gets a width that keeps the tables whole.
     console = Printer(width=None if sys.stdout.isatty() else 150)

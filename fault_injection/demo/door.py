@@ -17,8 +17,7 @@ VARIABLE = "SUPERVISOR_DOOR"
 
 @contextmanager
 def made() -> Iterator[socket.socket]:
-    """Yields a listener on loopback. It stays in the network in which it was made, whichever process accepts from
-    it."""
+    """Yields a listener on loopback. It stays in the network in which it was made, wherever it is accepted from."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener
 

@@ -21,7 +21,7 @@ Show = Callable[[Look, str], None]
 
 @contextmanager
 def view(console: Printer, page: str) -> Iterator[Show]:
-    """Yields a function that shows a look. `page`: where a browser finds the page, which can differ from the leader's
+    """Yields a function that shows a look. `page`: where a browser finds the page, maybe not at the leader's
     address."""
     began = time.monotonic()
     if not console.is_terminal:

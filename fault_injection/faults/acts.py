@@ -1,5 +1,4 @@
-"""Makes faults from outside: each breaks one thing for real and reports what it did. Those inside a rank are in
-`causes`."""
+"""Makes faults from outside: each breaks one thing for real and reports it. Those inside a rank are in `causes`."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ def kill_agent(group: int, node: str, pid: int) -> Injected:
 
 
 def fill_disk(group: int, node: str, folder: Path) -> Injected:
-    """Writes a file until the file system of `folder` is full, or extends the file that is already there. The caller
-    removes it: FILLER."""
+    """Writes a file, FILLER, or more of it, until the file system of `folder` is full. The caller removes it."""
     at = time.time()
     with (folder / FILLER).open("ab", buffering=0) as file:
         try:

@@ -30,8 +30,7 @@ LOOKS = 40
 AT_FAILPOINT = "committed"
 
 LEADERS = ("observed", "decided", "journaled", "committed", "recorded")
-"""Failpoints of each round of a leader, in their order. Those from `journaled` on are passed only in a round that
-writes something."""
+"""Failpoints of a leader's round, in order. From `journaled` on, only a round that writes something passes them."""
 
 
 def leader_killed(scene: Scene, target: Target, after: ExitStack) -> str:
@@ -156,8 +155,7 @@ def etcd_compacted(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def failpoint(scene: Scene, target: Target, after: ExitStack) -> str:
-    """Makes the next leader die right after it has committed a decision, before that is acted on, or where the plan
-    names."""
+    """Makes the next leader die where the plan names, or right after it has committed a decision, before its effect."""
     house, where = house_of(scene), target.failpoint or AT_FAILPOINT
     after.callback(house.disarm)
     once = house.arm(where)

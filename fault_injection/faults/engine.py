@@ -1,5 +1,4 @@
-"""Makes the faults of an engine: what a scheduler does to a run, and its absence. On Slurm, the outcome is read back
-from Slurm itself."""
+"""Makes the faults of an engine: what a scheduler does to a run, and its absence. Slurm itself confirms the outcome."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ LEAVES_WITHIN_S = 120.0
 """Seconds from a node's drain until its group is elsewhere: short where a spare is warm, else a job and a start."""
 
 PENDING_WITHIN_S = 60.0
-"""Seconds from the end of an allocation until the next is requested: two of the engine's listings, and the beginning of
-its processes' end."""
+"""Seconds from an allocation's end until the next request: two engine listings, and the start of its processes' end."""
 
 PENDING_S = 10.0
 
@@ -68,8 +66,7 @@ def job_cancelled(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def node_drained(scene: Scene, target: Target, after: ExitStack) -> str:
-    """Drains a node until its group has left it and its job has ended, as an administrator does before taking it
-    down."""
+    """Drains a node until its group has left it and its job has ended, as an administrator does first."""
     slurm, number = SlurmHere(), number_of(_grant(scene, target.allocation))
     host, reason = slurm.job(number).node, f"supervisor chaos, run {scene.run}"
     before = slurm.node(host)
@@ -148,8 +145,7 @@ def _on_local(scene: Scene, target: Target, after: ExitStack, taken: Mapping[str
 
 
 def _on_slurm(scene: Scene, target: Target, after: ExitStack, taken: Mapping[str, Grant]) -> tuple[str, Take]:
-    """Fills the free hosts with jobs of ours, and queues others for those that become free: only the right to submit is
-    needed."""
+    """Fills the free hosts with jobs of ours, and queues more for those that become free. It needs only to submit."""
     slurm, spec, name = SlurmHere(), scene.allocation.slurm, filler_name(scene.run)
     numbers = {key: number_of(grant) for key, grant in taken.items()}
     hosts = {key: slurm.job(number).node for key, number in numbers.items()}

@@ -84,7 +84,7 @@ class Scene(Protocol):
 
     @property
     def house(self) -> House | None:
-        """What the run has for itself; None for a run that was not started to be broken."""
+        """The parts that the run has for itself; None for a run that was not started to be broken."""
         ...
 
     def leader_pid(self) -> int: ...

@@ -124,8 +124,7 @@ def bit_flipped(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def raised_everywhere(scene: Scene, target: Target, after: ExitStack) -> str:
-    """Makes every rank raise the same error at one step. The program is to blame, so the run is halted, and a person
-    resumes it."""
+    """Makes every rank raise at one step. The program is at fault, so the run is halted, and a person resumes it."""
     step = target.step + STEPS_AHEAD
     whom = list(scene.ranks())
 
@@ -374,7 +373,6 @@ def _ordered(scene: Scene, target: Target, after: ExitStack, wanted: Order) -> s
 
 
 def _order(scene: Scene, after: ExitStack, whom: tuple[int, int, int], wanted: Order) -> None:
-    """Gives an order, which is withdrawn in the end even if the rank never began it. `whom`: group, generation,
-    rank."""
+    """Gives an order, withdrawn in the end even if the rank never began it. `whom`: group, generation, rank."""
     after.callback(causes.withdraw, scene.run_dir, *whom)
     causes.order(scene.run_dir, *whom, wanted)

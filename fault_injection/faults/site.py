@@ -40,8 +40,7 @@ def no_collective(ranks: int) -> str:
 
 @functools.cache
 def no_reset() -> str:
-    """Returns why the kernel does not end other processes' connections here; empty if it does. Ends one of its own to
-    find out."""
+    """Returns why the kernel does not end other processes' connections here, found by ending one; empty if it does."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as one,

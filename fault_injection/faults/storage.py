@@ -16,7 +16,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.wire.checkpoints import folder_of, listed
 
 HIDES = "no-checkpoints"
-"""Name of the empty file system that hides the folder, by which the two are told apart."""
+"""Name of the empty file system that hides the folder, which distinguishes the two."""
 
 NEXT_WITHIN_S = 120.0
 """Seconds from one checkpoint to the next: 25 steps of the debug model. They take ten seconds on two cores, and more

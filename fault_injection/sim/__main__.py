@@ -25,8 +25,7 @@ SEEDS = 200
 
 
 def main() -> int:
-    """Plays seeds. Exits 0 if nothing broke; 1 if something did, reported with its seed and the fewest faults; 2 for
-    wrong input."""
+    """Plays seeds. Exits 0 if nothing broke; 1 if something did, shown with the fewest faults; 2 for wrong input."""
     asked = _asked()
     try:
         plan = read_plan(asked.plan) if asked.plan is not None else None
@@ -61,7 +60,7 @@ def _kept(kept: Kept | None) -> str:
 
 
 def _seeds(asked: argparse.Namespace, kept: Kept | None) -> range:
-    """Returns the seeds to play. Raises LaneError if none are left to ask for, or the file lacks some."""
+    """Returns the seeds to play. Raises LaneError if the file lacks seeds before the next."""
     if kept is None or not asked.go_on:
         return range(asked.first, asked.first + asked.seeds)
     if kept.missing:
@@ -172,8 +171,8 @@ def described(result: Result) -> str:
 
 
 def failure(result: Result, plan: Path | None = None) -> str:
-    """Describes what broke, with the seed and the fewest faults that break it. `plan`: where its faults are from, if
-    not from the seed."""
+    """Describes what broke, with the seed and the fewest faults that break it. `plan`: the file of its faults, if
+    any."""
     least = shrunk(result)
     lines = [
         f"seed {result.seed}, {result.nodes} nodes: {len(result.plan)} faults, of which {len(least.plan)} are enough:"

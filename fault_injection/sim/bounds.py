@@ -18,8 +18,7 @@ from supervisor.core.spec import RunSpec
 from supervisor.shell.store import LEASE_S
 
 SEEN_S = 15.0
-"""Seconds after the end of a fault when nothing of it shows any more: a node's lease and all timeouts of a silent one
-are shorter."""
+"""Seconds after a fault's end when nothing of it shows: a node's lease and a silent one's timeouts are shorter."""
 RECOVERY_BOUND_S = 300.0
 """Most seconds from the end of all faults until every group commits, whatever they were: seven times the model's
 longest timeout (allocation_timeout_s)."""
@@ -53,8 +52,8 @@ class Bounds:
 
     @property
     def _back_s(self) -> float:
-        """Returns the seconds from its start until its first commit is known: the others finish a step, then it heals
-        in one."""
+        """Returns the seconds from its start until its first commit is known: the others' step, then one in which it
+        heals."""
         pace = self.pace
         start_s = max(pace.start_s[1], pace.move_s[1])
         return start_s + pace.gate_tick_s + 2 * pace.step_s + pace.heal_s[1] + self._told_s
@@ -104,8 +103,8 @@ class Bounds:
 
     @property
     def opened_s(self) -> float:
-        """Bounds a lighthouse that has ended: reported, the next one started, found by all, and joined by the groups
-        that it expects."""
+        """Bounds a lighthouse that has ended: reported, the next one started, found by all, and joined by its
+        groups."""
         pace, join_s = self.pace, self.spec.torchft.join_timeout_ms / 1000
         return 4 * self._told_s + 3 * pace.gate_tick_s + join_s + pace.rejoin_s + 2 * pace.step_s + pace.heal_s[1]
 
@@ -128,8 +127,7 @@ class Bounds:
         return self.elsewhere_s if self.climbs else self.in_place_s
 
     def of(self, kinds: Sequence[str], spare: bool = False) -> float:
-        """Returns the seconds from the end of faults of these kinds until all is well, if nothing else is broken.
-        `spare`: one is free."""
+        """Returns the seconds from the end of such faults, alone, until all is well. `spare`: one is free."""
         alone = len(kinds) == 1
         mended_s = max(self._mended_s(kind, spare and alone) for kind in kinds)
         controls = any(kind in CONTROL for kind in kinds)

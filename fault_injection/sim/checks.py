@@ -28,8 +28,7 @@ OBEYS_S = 12.0
 """Seconds from the withdrawal of an order until an agent that reaches etcd has ended the process: the grace period
 (term_grace_s) and the latest watch."""
 KNOWN_S = 10.0
-"""Seconds from a write until the leader acts on it: the latest watch, and the time for which a leader that sees nothing
-leads on (LEASE_S)."""
+"""Seconds from a write until the leader acts: the latest watch, and the rest of a blind leader's term (LEASE_S)."""
 UNSAVED = 5
 """Checkpoint intervals that may pass without a checkpoint."""
 ENOUGH = 5
@@ -53,14 +52,13 @@ class Checks:
     _fenced_below: dict[int, int] = field(default_factory=dict)
     """Maps a group to the generation below which a gate has stated in etcd that it admits none."""
     _complete: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Maps group and generation to the step of the newest checkpoint that had to be known when its start was
-    decided."""
+    """Maps group and generation to the newest checkpoint's step that had to be known when its start was decided."""
     _told: deque[tuple[float, Trainer, int]] = field(default_factory=deque)
-    """Steps of complete checkpoints, with when they reached etcd, and whose agent reported them."""
+    """Steps of complete checkpoints, when each reached etcd, and by whose report."""
     _known: int = 0
     """Step of the newest checkpoint that the leader must know."""
     _unasked: dict[int, Step] = field(default_factory=dict)
-    """Maps a number to the step of which groups that were left out may not know."""
+    """Maps a step's number to the step, if trainers that its lighthouse could not ask may not know it."""
     _unwanted_since: dict[Trainer, float] = field(default_factory=dict)
     _homeless: dict[int, float] = field(default_factory=dict)
     """Maps a group to the time since which it needs another node."""
@@ -290,8 +288,8 @@ class Checks:
     def _spares(
         self, observed: Observed, decision: Decision, before: Memory, starts: Mapping[int, GroupMemory]
     ) -> None:
-        """Checks that a group that leaves its node takes a spare where there is one, instead of requesting a node or
-        waiting for one."""
+        """Checks that a group that leaves its node takes a free spare, and neither requests a node nor waits for
+        one."""
         for g in starts.keys() & self._homeless.keys():
             since, came = self._homeless.pop(g), self.world.nodes.get(starts[g].node)
             waited = came is not None and since < came.known_at < float("inf")
@@ -331,8 +329,7 @@ class Checks:
     # --- at the end ---
 
     def left_over(self) -> str:
-        """Returns a sentence on what is kept unwanted, or what the run was launched with and does not keep; empty:
-        nothing."""
+        """Returns a sentence on what is kept unwanted, or missing of what the run was launched with; empty: nothing."""
         wanted = {key for key, a in self.memory.allocations.items() if a.state == "wanted"}
         gone = {key for key, h in self.world.engine.held.items() if h.state == "gone"}
         held = self.world.engine.held.keys() - gone
@@ -347,8 +344,7 @@ class Checks:
         return f"orphan: {orphans[0].name} still runs on {orphans[0].node.name}" if orphans else ""
 
     def _renews(self) -> bool:
-        """Returns true if a lost allocation is requested again: the last of the budget is kept for groups without a
-        node."""
+        """Returns true if lost allocations are requested again: groups without a node have the last of the budget."""
         left = self.world.spec.policy.budget.reallocate - len(self._drawn["reallocate"])
         return self.memory.phase == "running" and left > 1
 

@@ -8,8 +8,7 @@ from itertools import count
 
 
 class Clock:
-    """Time stands still except in `run_until` and `wait`. Events due at one moment happen in the order in which they
-    were scheduled."""
+    """Time passes only in `run_until` and `wait`. Events due at one moment happen in the order of scheduling."""
 
     def __init__(self, start: float = 0.0) -> None:
         self.now = start

@@ -1,5 +1,4 @@
-"""The command `supervisor simulate`: computes what failures at published rates cost a run of months, under one policy
-or another."""
+"""The command `supervisor simulate`: what failures at published rates cost a run of months, by policy."""
 
 from __future__ import annotations
 

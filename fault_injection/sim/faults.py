@@ -39,8 +39,7 @@ LOST = (0.2, 0.9)
 """Least and most share that a lossy network loses."""
 WATCH_LATE_S = (0.5, 4.0)
 BEATS_LATE_S, CALLS_LATE_S = (0.5, 4.0), (0.1, 2.0)
-"""Least and most of the largest delay. Some of it exceeds the heartbeat timeout, and the interval at which a lease is
-renewed."""
+"""Least and most of the largest delay, sometimes beyond the heartbeat timeout or a lease's renewal interval."""
 
 
 @dataclass(frozen=True, order=True)
@@ -441,8 +440,7 @@ def _gate_frozen(world: World, fault: Fault) -> bool:
 
 
 def _host_off(world: World, fault: Fault) -> bool:
-    """Switches a service host off, with the lighthouse if it is there. Its shim comes up again and knows what had
-    run."""
+    """Switches a service host off, perhaps with the lighthouse. Its shim comes up again and knows what had run."""
     host = world.hosts[sorted(world.hosts)[fault.target % 2]]
     if not host.power:
         return False
@@ -474,8 +472,7 @@ def _beats(world: World, fault: Fault, lost: float, late: tuple[float, float]) -
 
 
 def _calls_lost(world: World, fault: Fault) -> bool:
-    """Loses a share of the requests to etcd, or of the answers: then the write is done, and its client does not
-    know."""
+    """Loses a share of the requests to etcd, or of the answers: then the write is done unknown to its client."""
     return _calls(world, fault, random.Random(fault.target).uniform(*LOST), (0.0, 0.0))
 
 

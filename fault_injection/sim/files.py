@@ -1,5 +1,4 @@
-"""Checks a seed's files for more than a real run allows: here a node's host is known, and how the budgets are
-counted."""
+"""Checks a seed's files more strictly than a real run's: a node's host, and how budgets are counted, are known."""
 
 from __future__ import annotations
 

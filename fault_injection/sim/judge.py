@@ -75,9 +75,9 @@ class Asked:
     bound: int = 0
     """Faults whose recovery had its own bound, shorter than RECOVERY_BOUND_S."""
     none: int = 0
-    """Faults for which no incident was right, and no group was to stand still."""
+    """Faults for which neither an incident nor a group that stands still is right."""
     one: int = 0
-    """Faults for which one incident of the right kind was right, and no other group was to stand still."""
+    """Faults for which one incident of the right kind is right, and no other group may stand still."""
 
 
 @dataclass(eq=False)
@@ -137,8 +137,8 @@ class Struck:
         return True
 
     def done(self, over: float | None) -> list[FaultDone]:
-        """Returns the faults as a real run's history has them. One for which the right incident is not clear may have
-        any, of any group."""
+        """Returns the faults as a real run's history has them. Where the right incident is not clear, any is
+        allowed."""
         found: list[FaultDone] = []
         clear = self.clear(over)
         spec = self.world.spec
@@ -163,9 +163,8 @@ class Struck:
         beside = [o for o in beside if (o.over or over or end) >= struck.began]
         guessed = Kind.ALLOCATION_LOST in kinds or Kind.STALLED in kinds
         if kinds and ((guessed and beside) or any(o.fault.kind in CONTROL for o in beside)):
-            # a node's lease may end first, where the scheduler or the leader that hears it is away. Where etcd is away,
-            # so does a silent node's lease, and any whose agent is away
-            # that of any whose agent is
+            # a node's lease may end first where the scheduler, or the gate that hears it, is away. So may a silent
+            # node's where etcd is away, and any node's whose agent is away
             return (*kinds, Kind.NODE_LOST)
         return kinds
 
@@ -175,8 +174,7 @@ class Struck:
         return all_at is not None and self.world.launched_at + all_at < at
 
     def clear(self, over: float | None) -> list[_Struck]:
-        """Returns the faults whose right incidents are known: none, or one of a kind, with nothing unclear beside
-        them."""
+        """Returns faults with known right incidents: none, or one of a kind, with nothing unclear beside them."""
         end = over if over is not None else float("inf")
 
         def beside(one: _Struck, other: _Struck) -> bool:

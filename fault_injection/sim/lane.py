@@ -1,5 +1,4 @@
-"""Plays many seeds over several processes, and writes their results to a file as they come, so that an interruption
-loses nothing."""
+"""Plays seeds over several processes, and saves results as they come, so that an interruption loses nothing."""
 
 from __future__ import annotations
 
@@ -165,8 +164,7 @@ class Kept:
 
     @property
     def broken(self) -> list[tuple[int, list[dict[str, Any]]]]:
-        """Returns the seeds that broke before and have not passed since, with their plans of then: today a seed may
-        draw another."""
+        """Returns the seeds that broke and have not passed since, with their plans, as today's may differ."""
         return [(violation["seed"], violation["plan"]) for part in self._before for violation in _open(part)]
 
     def again(self, result: Result, commit: str) -> None:
@@ -188,8 +186,7 @@ class Kept:
         return [seed for seed in range(self.next) if seed not in there]
 
     def keep(self, part: Part, at_once: bool = False) -> None:
-        """Writes the file, whole or not at all, unless it was just written. Raises OSError for a disk that fails
-        meanwhile."""
+        """Writes the file, whole or not at all, unless just written. Raises OSError for a disk that fails meanwhile."""
         now = time.monotonic()
         if not at_once and now - self._kept_at < KEEP_S:
             return

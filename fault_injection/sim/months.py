@@ -196,8 +196,8 @@ class Months:
         self.out.by_look[look] += others * (waits_s + lost_s)
 
     def _lose(self, look: Look) -> None:
-        """Charges what each group trained since the newest checkpoint, for no group is left to heal from and it is
-        trained again."""
+        """Charges what each group trained since the newest checkpoint: none is left to heal from, so it is trained
+        again."""
         if self.times.whole_interval_s:
             saved = self.now - (self.now - self._resumed) % self.times.whole_interval_s
             lost_s = sum(max(0.0, down.since - saved) for down in self._down.values())

@@ -152,7 +152,7 @@ class Node:
         self._lease: SimLease | None = None
         self._said: NodeObserved | None = None
         self._at_rest: object = None
-        """What was wanted and what existed when the agent had nothing left to do."""
+        """The wishes and processes at which the agent last had nothing left to do."""
         self.beats_lost = 0.0
         """Share of a gate's looks at which nothing of its trainers has arrived."""
         self.beats_late = (0.0, 0.0)
@@ -312,7 +312,7 @@ class Node:
             self.remember("signalled", trainer, signal=15, why=why)
             clock.after(after_s, lambda: trainer.end(signal=9 if trainer.frozen else 15))
 
-    # --- what it tells ---
+    # --- its reports ---
 
     def _report(self) -> None:
         for trainer in self.trainers.values():

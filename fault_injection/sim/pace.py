@@ -21,8 +21,7 @@ class Pace:
     start_s: Span
     """From a trainer's start until it is built, where its group ran before."""
     move_s: Span
-    """The same on another node: its memory caches nothing of what was read before, and the next spare gets ready
-    meanwhile."""
+    """The same on another node: nothing read before is in its memory, and the next spare gets ready meanwhile."""
     term_s: Span
     """From TERM to the end of a trainer that lives."""
     lag_s: Span
@@ -47,9 +46,9 @@ class Pace:
     gate_tick_s: float
     """How often the gate looks at its connections; the heartbeat timeout of a model's run is at least twice this."""
     heal_s: Span
-    """What a heal adds to the step of all members: a new process group, and the transfer of the state."""
+    """The time that a heal adds to the step of all members: a new process group, and the transfer of the state."""
     rejoin_s: float
-    """From the opening of a new gate until those who wait for it step again, less the rest of a step."""
+    """From the opening of a new gate until the groups that wait for it step again, less the rest of a step."""
     back_s: Span
     """From the death of a supervisor to its next process."""
 

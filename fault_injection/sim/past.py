@@ -1,5 +1,4 @@
-"""Reads the failures of a real run from its journal, or from the history of a broken run, to play them again under
-another policy."""
+"""Reads a real run's failures from its journal, or from a chaos history, to play them under another policy."""
 
 from __future__ import annotations
 
@@ -31,13 +30,11 @@ LOOKS: dict[Kind, Look] = {
         "process",
     ),
 }  # fmt: skip
-"""Maps a kind to what the model of months shows of it. A hang is shown as an end, at the moment at which it was
-found."""
+"""Maps a kind to what the model of months shows of it. A hang is shown as an end, when it was found."""
 
 DAY_S = 86_400.0
 LONGEST_S = 3650 * DAY_S
-"""Longest time that is played, by chance or again: no model is trained for ten years, and each month of thousands of
-GPUs takes seconds."""
+"""Longest time that is played: no model is trained for ten years, and each month of many GPUs takes seconds."""
 
 GIVE = "give a run's journal.jsonl, or the history.jsonl of `supervisor chaos run`"
 
@@ -124,8 +121,7 @@ class Past:
     """Median seconds from the start of a process until its group trained again; None: no incident shows it."""
     step_s: float | None
     queue_s: float | None
-    """Seconds from the request for the first allocations until a group was placed on one; None: the file begins
-    later."""
+    """Seconds from the first requests for allocations until a group was placed; None: the file begins later."""
 
 
 def read(path: Path) -> Past:

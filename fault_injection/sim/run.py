@@ -1,5 +1,4 @@
-"""Plays one seed: first faults, in which nothing may go wrong; then they are healed, and every group must train
-again."""
+"""Plays one seed: faults, in which nothing may go wrong; then they are healed, and every group must train again."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from supervisor.core.restored import ENDED
 from supervisor.core.words import say
 
 LEFT_OVER_S = 60.0
-"""Seconds after it within which nothing may be left over: an allocation is waited for once more (allocation_timeout_s),
-then released."""
+"""Seconds after it until nothing may be left over: one more wait for an allocation (allocation_timeout_s)."""
 NAMED = 5
 """Groups that are not well and that a failure names: of five hundred no one reads more."""
 ROOT = Path(__file__).parents[2]
@@ -40,8 +38,8 @@ class Result:
     broken: tuple[str, ...]
     digest: str
     recovered_s: float | None
-    """Virtual seconds from the end of the faults until every group committed, at least SEEN_S. None: budgets were tight
-    and the run halted."""
+    """Virtual seconds from the faults' end until every group committed, at least SEEN_S. None: the run halted, its
+    budgets being tight."""
     hit: tuple[str, ...]
     """Faults that found a victim."""
     lasted_s: float
@@ -82,8 +80,7 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
 
 
 def _recover(world: World, tight: bool) -> float | None:
-    """Heals, and demands progress, but not before the last fault shows: else all would seem well a second after a node
-    was lost."""
+    """Heals, and demands progress once the last fault shows: right after a node is lost, all still seems well."""
     faults.heal(world)
     healed, checks, seen = world.clock.now, world.checks, -1
 

@@ -169,8 +169,7 @@ class SimStore:
         wait: Callable[[float], None] | None = None,
         idle: Callable[[float], None] | None = None,
     ) -> None:
-        """`wait` passes the time while a call is not answered, `idle` while a watch has nothing to report (both:
-        virtual time)."""
+        """`wait` passes virtual time while a call is not answered, `idle` while a watch has nothing to report."""
         self.etcd = etcd
         self.name = name
         self.linked = True
@@ -309,8 +308,8 @@ class SimStore:
 
 
 class SimLease:
-    """A lease that is renewed while its holder reaches etcd. It lapses up to a third of its time early, by when it was
-    last renewed."""
+    """A lease, renewed while its holder reaches etcd. By its last renewal, it lapses up to a third of its time
+    early."""
 
     def __init__(self, etcd: Etcd, holder: SimStore, lease_id: int, ttl_s: float) -> None:
         self.holder = holder
@@ -346,8 +345,7 @@ class SimLease:
             self._interrupted += 1  # the server's clock of it stands still
 
     def resumed(self) -> None:
-        """Resumes after its holder, or the server, is back. A lost lease stays lost, for a holder that has given up
-        renews no more."""
+        """Resumes when its holder, or the server, is back. A lost lease stays lost: its holder has given up."""
         if self.holder.reaches and not self.lost:
             self._deadline = None
             self._interrupted += 1

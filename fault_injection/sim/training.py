@@ -89,7 +89,7 @@ class Training:
     def _begin(self, gate: Lighthouse, members: list[Trainer]) -> float:
         """Begins the next step of these members; returns how long it takes."""
         world, able = self.world, [m for m in members if m.commits or m.desired.resume == "disk"]
-        if not able:  # a group that must heal from peers ends in a quorum in which none has trained (titan_actor/replica.py)
+        if not able:  # groups that must heal from peers end where none has trained (titan_actor/replica.py)
             for trainer in members:
                 trainer.end(code=PEERS_GONE)
             return world.pace.gate_tick_s

@@ -36,8 +36,7 @@ them."""
 
 
 def spec(nodes: int, tight: bool = False) -> RunSpec:
-    """Returns a run of that many nodes, a twelfth of them spares, with short times. `tight`: budgets that are soon
-    spent."""
+    """Returns a run of that many nodes, a twelfth of them spares, with short times. `tight`: budgets soon spent."""
     spares = max(1, nodes // 12)
     many = {} if tight else {"restart": 500, "replace": 500, "reallocate": 500}
     few = {"restart": 1, "replace": 1, "reallocate": 1} if tight else {}
@@ -111,7 +110,7 @@ class World:
         self._pid += 1
         return self._pid
 
-    # --- who is there ---
+    # --- nodes and trainers ---
 
     def trainers(self) -> Iterator[Trainer]:
         """Returns all trainers whose end may still matter, wherever they are."""
