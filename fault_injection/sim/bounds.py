@@ -60,7 +60,7 @@ class Bounds:
 
     @property
     def in_place_s(self) -> float:
-        """Bounds a group whose process ended: reported, decided, started."""
+        """Bounds the recovery of a group whose process ended: reported, decided, started."""
         return 2 * self._told_s + self._back_s
 
     @property
@@ -72,7 +72,7 @@ class Bounds:
 
     @property
     def moved_s(self) -> float:
-        """Bounds a group whose node is gone: missed, shut out of the quorum, placed on a spare."""
+        """Bounds the recovery of a group whose node is gone: missed, shut out of the quorum, placed on a spare."""
         pace, policy = self.pace, self.spec.policy
         missed_s = max(policy.node_lease_s, pace.poll_s + pace.kill_s[1]) + TRAITS["slurm"].word_s
         fenced_s = self.spec.torchft.heartbeat_timeout_ms / 1000 + 2 * self._told_s
@@ -80,37 +80,39 @@ class Bounds:
 
     @property
     def elsewhere_s(self) -> float:
-        """Bounds a group for which no spare is left, on a node that is requested."""
+        """Bounds the recovery of a group for which no spare is left, on a node that is requested."""
         pace = self.pace
         return self.moved_s + 2 * pace.poll_s + 2 * pace.queue_s[1] + pace.boot_s[1] + 2 * self._told_s + pace.idle_s
 
     @property
     def ended_s(self) -> float:
-        """Bounds a group that was already silent for too long: ended, with the grace period of one that does not
-        answer, and started again."""
+        """Bounds the recovery of a group that was already silent for too long: ended, with the grace period of one that
+        does not answer, and restarted."""
         return self._told_s + self.spec.policy.term_grace_s + self.restarted_s
 
     @property
     def silent_s(self) -> float:
-        """Bounds a group that stands still until it is ended: its heartbeats are missed, and it is waited for."""
+        """Bounds the recovery of a group that stands still: its missed heartbeats are noticed, it is waited for, and
+        ended."""
         beats_s = self.spec.torchft.heartbeat_timeout_ms / 1000 + 2 * self.pace.gate_tick_s
         return beats_s + self._told_s + self.spec.policy.silent_timeout_s + self.pace.idle_s + self.ended_s
 
     @property
     def never_trains_s(self) -> float:
-        """Bounds a group that ended, and whose next process never makes its first commit."""
+        """Bounds the recovery of a group that ended, and whose next process never makes its first commit."""
         return 2 * self._told_s + self.spec.policy.start_timeout_s + self.pace.idle_s + self.ended_s
 
     @property
     def opened_s(self) -> float:
-        """Bounds a lighthouse that has ended: reported, the next one started, found by all, and joined by its
-        groups."""
+        """Bounds the replacement of a lighthouse that ended: reported, the next one started, found by all, joined by
+        its groups."""
         pace, join_s = self.pace, self.spec.torchft.join_timeout_ms / 1000
         return 4 * self._told_s + 3 * pace.gate_tick_s + join_s + pace.rejoin_s + 2 * pace.step_s + pace.heal_s[1]
 
     @property
     def taken_s(self) -> float:
-        """Bounds a lighthouse of which nothing is known: its seat is taken from it, once it has surely closed."""
+        """Bounds the replacement of a lighthouse of which nothing is known: it loses its seat once it has surely
+        closed."""
         cut_s = max(GATE_ETCD_SILENCE_S, self.spec.torchft.heartbeat_timeout_ms / 1000) + MARGIN_S
         return 3 * self._told_s + cut_s + self.pace.idle_s + self.opened_s
 
@@ -123,11 +125,11 @@ class Bounds:
 
     @property
     def restarted_s(self) -> float:
-        """Bounds a group that must be started again."""
+        """Bounds the recovery of a group that must be started again."""
         return self.elsewhere_s if self.climbs else self.in_place_s
 
     def of(self, kinds: Sequence[str], spare: bool = False) -> float:
-        """Returns the seconds from the end of such faults, alone, until all is well. `spare`: one is free."""
+        """Returns the seconds from the end of faults of these kinds, alone, until all is well. `spare`: one is free."""
         alone = len(kinds) == 1
         mended_s = max(self._mended_s(kind, spare and alone) for kind in kinds)
         controls = any(kind in CONTROL for kind in kinds)
@@ -146,9 +148,8 @@ class Bounds:
         }.get(kind, self._told_s)
 
     def spent_s(self, faults: Sequence[Fault]) -> float:
-        """Returns the wait for spent budgets, for unpaid actions and those after them wait until the window has passed.
-        A restart too many is a replacement, and such a replacement a reallocation, as is what the scheduler took
-        away."""
+        """Returns the wait for spent budgets: an unpaid action, and those after it, wait until the window has passed. A
+        restart too many is a replacement; a replacement too many, or what the scheduler took away, a reallocation."""
         budget = self.spec.policy.budget
         kinds = [fault.kind for fault in faults]
         taken = kinds.count("allocation_taken")
