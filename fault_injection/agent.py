@@ -1,4 +1,4 @@
-"""`python -m fault_injection.agent ...`: a node's agent, whose GPUs are what a file says (gpus.py), and whose clock may be moved
+"""`python -m fault_injection.agent ...`: a node's agent with fake GPUs (gpus.py) and a clock that can be moved
 (clocks.py)."""
 
 from __future__ import annotations

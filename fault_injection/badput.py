@@ -1,4 +1,4 @@
-"""Where a group's time went, from the files of a run: step records for what a process did, the journal for the time between two."""
+"""Accounts for a group's time from a run's files: step records while a process lives, the journal in between."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ from supervisor.core.ledger import (
 from supervisor.core.model import Rung
 
 SLACK_S = 0.05
-"""Between the clock's readings of two processes of one machine."""
+"""Tolerance between the clock readings of two processes on one machine, in seconds."""
 
 APART = 0.05
-"""Between the leader's ETTR and that of the files. In a run of forty faults they were 0.002 apart."""
+"""Tolerance between the leader's ETTR and that of the files. In a run of forty faults they were 0.002 apart."""
 
 SHARE = 0.01
-"""By which sums of times may be off: they are rounded where they are written."""
+"""Tolerance of sums of times, as a share: times are rounded where they are written."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The time that the ledger covers; this machine's clock."""
+    """The time that the ledger covers, by this machine's clock."""
 
     begin: float
     end: float
     halts: tuple[tuple[float, float], ...] = ()
-    """From when until when the run was halted. They are left out, as the leader leaves them out (`Accounts`): what a person takes to
-    look at it says nothing of how well it trains."""
+    """Beginning and end of each time in which the run was halted. They are left out, as the leader leaves them out
+    (`Accounts`): how long a person takes to look at a halted run says nothing of how well it trains."""
 
     @property
     def seconds(self) -> float:
         return self.end - self.begin - self.halted_s(self.begin, self.end)
 
     def halted_s(self, start: float, end: float) -> float:
-        """Of these seconds those that are left out."""
+        """Returns how many of these seconds are left out."""
         return sum(max(0.0, min(end, resumed) - max(start, halted)) for halted, resumed in self.halts)
 
 
 def ledger(history: History, group: int, span: Span) -> list[Interval]:
-    """Every second of a group, once; those in which the run was halted are left out."""
+    """Puts every second of a group under one cause; the seconds in which the run was halted are left out."""
     generations = history.of_group(group)
     ends = _generation_ends(history, group)
     processes = []
     for steps in generations:
         intervals = of_lines(steps.lines, _redone(history, steps))
         if steps.generation in ends:
-            # What an ended or fenced process did after its last committed step is lost time: the marks say of which kind.
+            # After its last committed step, an ended or fenced process only loses time: the marks give the cause.
             kept = [i for i in intervals if i.cause != Cause.FAILED_STEP or i.end <= ends[steps.generation]]
             last = max((i.end for i in kept if i.cause in (Cause.PRODUCTIVE, Cause.RECOMPUTE)), default=0.0)
             intervals = [i for i in kept if i.end <= max(last, ends[steps.generation])]
@@ -79,7 +79,7 @@ def ledger(history: History, group: int, span: Span) -> list[Interval]:
 
 @dataclass(frozen=True)
 class Short:
-    """A run in one line: its start, end, length and ETTR, as whoever reads etcd has them."""
+    """A run in one line: its start, end, length and ETTR, as a reader of etcd sees them."""
 
     begin_unix_s: float
     end_unix_s: float
@@ -87,7 +87,7 @@ class Short:
     causes: Mapping[str, float]
     """Group-seconds."""
     apart: tuple[str, ...]
-    """What the files say that is far from it, as sentences."""
+    """Sentences on where the files differ too much from it."""
 
     @property
     def ettr(self) -> float:
@@ -99,7 +99,7 @@ class Short:
 
 
 def in_short(history: History, ledgers: Mapping[int, list[Interval]], span: Span) -> Short:
-    """By the leader's newest account, for that is what the page, `top` and the metrics show; by the files where the journal has none."""
+    """Sums up the leader's newest account, as shown by the page, `top` and the metrics; without one, the files."""
     causes, account = totals(i for intervals in ledgers.values() for i in intervals), history.account
     files = Short(span.begin, span.end, round(span.seconds, 3), {c.value: s for c, s in causes.items()}, ())
     if account is None or not account.ran_s:
@@ -115,7 +115,7 @@ def in_short(history: History, ledgers: Mapping[int, list[Interval]], span: Span
 
 @dataclass(frozen=True)
 class Window:
-    """The time of an incident: from its first sign until its group was given up, and until it was over; infinite: it never was."""
+    """The time of an incident: its first sign, when its group was given up, and its end. Infinite: never."""
 
     incident: dict[str, Any]
     began: float
@@ -124,7 +124,7 @@ class Window:
 
 
 def windows(history: History) -> list[Window]:
-    """Of all incidents, in the order in which they were opened."""
+    """Returns the windows of all incidents, in the order in which they were opened."""
     found: dict[str, Window] = {}
     for decision in history.committed():
         at = decision.committed_at or decision.t
@@ -132,7 +132,7 @@ def windows(history: History) -> list[Window]:
             known = found.get(incident["id"])
             began = decision.t - float(incident.get("took_s") or 0.0)
             ended = incident.get("state") in ("recovered", "halted")
-            # A group that was only waited for has a generation that is gone on with.
+            # A group that was only waited for keeps its generation.
             acted = ended or incident["generation_after"] > incident["generation_before"]
             found[incident["id"]] = Window(
                 incident,
@@ -144,7 +144,7 @@ def windows(history: History) -> list[Window]:
 
 
 def does_not_add_up(history: History, found: Mapping[int, list[Interval]], span: Span) -> list[str]:
-    """What contradicts the ledgers of a run: seconds under two causes or none, and what the trainers wrote that was cut to fit."""
+    """Returns what contradicts the ledgers: seconds under two causes or none, and records that were cut to fit."""
     length = span.seconds
     wrong = list(_cut_to_fit(history))
     for group, intervals in found.items():
@@ -158,7 +158,7 @@ def does_not_add_up(history: History, found: Mapping[int, list[Interval]], span:
 
 
 def _cut_to_fit(history: History) -> Iterator[str]:
-    """Lines of one process for the same seconds, and parts that are not their step's length."""
+    """Finds lines of one process that overlap, and parts that do not add up to their step's length."""
     for steps in history.steps:
         lines = sorted(
             (x for x in steps.lines if "start" in x and not x.get("overlaps")), key=lambda x: (x["start"], x["t"])
@@ -168,18 +168,19 @@ def _cut_to_fit(history: History) -> Iterator[str]:
                 yield f"{steps.name}: from {two['start']:.2f} to {one['t']:.2f} twice"
         for line in lines:
             if "seconds" not in line:
-                continue  # of who does not tell them, all of it is taken for computing
+                continue  # a rank that does not report parts: all of it counts as computing
             seconds, length = line["seconds"], line["t"] - line["start"]
             parts, slack = sum(seconds.values()), length * SHARE + SLACK_S
             if below := [name for name, part in seconds.items() if part < 0]:
                 yield f"{steps.name}: step {line.get('step')} has {seconds[below[0]]:g} s of {below[0]}"
-            # computing is what the other parts leave: they are all of it, also of a step that was not committed
+            # computing is the rest that the other parts leave, so the parts add up, also in a step that was not
+            # committed
             if abs(parts - length) > slack:
                 yield f"{steps.name}: step {line.get('step')} took {length:.2f} s, and its parts {parts:.2f} s"
 
 
 def _waits(history: History, group: int, found: list[Interval]) -> list[Interval]:
-    """What a group that stood still, or was slow, cost this one."""
+    """Moves the time that a hung or slow group cost this one to its cause."""
     all_of_them = windows(history)
     held = [w for w in all_of_them if w.incident["kind"] in ("hang", "straggler")]
     ordinary_s = _ordinary_s(history, group, held) if held else 0.0
@@ -194,7 +195,7 @@ def _waits(history: History, group: int, found: list[Interval]) -> list[Interval
 
 
 def _ordinary_s(history: History, group: int, held: list[Window]) -> float:
-    """Median of what computing a step took this group while nobody kept it waiting; 0: there is no such step."""
+    """Returns the median time that this group computed a step while no other kept it waiting; 0: no such step."""
     steps = (
         line
         for s in history.of_group(group)
@@ -210,14 +211,14 @@ def _ordinary_s(history: History, group: int, held: list[Window]) -> float:
 
 
 def _redone(history: History, steps: Steps) -> int:
-    """The newest step that anyone had committed when this process was born."""
+    """Returns the newest step that any group had committed when this process started."""
     born = min((line["start"] for line in steps.lines if "start" in line and not line.get("overlaps")), default=0.0)
     before = (line["step"] for s in history.steps for line in s.committed() if line["t"] <= born)
     return max(before, default=0)
 
 
 def _generation_ends(history: History, group: int) -> dict[int, float]:
-    """generation -> when an incident that ended it was opened."""
+    """Maps each generation to the time at which an incident that ended it was opened."""
     ends: dict[int, float] = {}
     for decision in history.committed():
         for incident in decision.incidents:
@@ -227,7 +228,7 @@ def _generation_ends(history: History, group: int) -> dict[int, float]:
 
 
 def _generations_opened(history: History, group: int) -> dict[int, float]:
-    """generation -> when the incident that ended it was first there."""
+    """Maps each generation to the time at which the incident that ended it was first seen."""
     first: dict[str, float] = {}
     opened: dict[int, float] = {}
     for decision in history.committed():
@@ -251,7 +252,7 @@ def _marks(history: History, group: int, processes: list[list[Interval]]) -> lis
         last = max((i.end for i in lived), default=process.spawned)
         known = opened.get(process.generation, float("inf"))
         if process.exited is not None and process.exit_code != 0 and process.exited > known:
-            # It was given up before it ended: when it ends says nothing any more.
+            # The supervisor gave it up before it ended, so the time of its end has no meaning.
             marks += [Mark(last, Cause.DETECT)] if last < known else []
         elif process.exited is not None and process.exit_code != 0:
             marks += [Mark(last, Cause.LOST_STEP), Mark(max(last, process.exited), Cause.DETECT)]
@@ -264,7 +265,7 @@ def _marks(history: History, group: int, processes: list[list[Interval]]) -> lis
             if incident["group"] == group and incident.get("state") == "open":
                 marks.append(Mark(at, Cause.DECIDE))
             if incident["group"] == group and incident.get("state") == "acting" and incident.get("acted") is None:
-                waited = incident["rung"] == Rung.RIDE_THROUGH  # until it is heard again, or is worse
+                waited = incident["rung"] == Rung.RIDE_THROUGH  # until the lighthouse hears it again, or it gets worse
                 marks.append(Mark(at, Cause.DECIDE if waited else Cause.PLACE))
         for action in decision.actions:
             if action.get("group") == group and action["verb"] in ("start", "place"):
@@ -274,7 +275,8 @@ def _marks(history: History, group: int, processes: list[list[Interval]]) -> lis
     for steps, lived in zip(history.of_group(group), processes, strict=True):
         silent = not any(p.generation == steps.generation and p.group == group and p.exited for p in history.processes)
         if lived and silent:
-            # Of one that was given up nobody knows when it ended; one that has not stepped yet may be at a long first step.
+            # The end of a process that was given up is unknown. One that has made no step yet may be in a long first
+            # step.
             begins = not steps.committed() and steps.generation not in opened
             marks.append(Mark(max(i.end for i in lived), Cause.START if begins else Cause.DETECT))
     return marks

@@ -1,4 +1,4 @@
-"""The checker `within_budgets`: what was done about failures, counted apart from the supervisor's own count."""
+"""The checker `within_budgets`: counts what was done about failures, independently of the supervisor's own count."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ from supervisor.core.model import PLANNED, Kind, Rung
 from supervisor.core.reason import Code, of_json
 
 PAYS = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT})
-"""Failures of a process that is nobody else's fault: whatever is done about them draws on the budget of its rung."""
+"""Failures of a process that no other group or node caused: each remedy for them draws on its rung's budget."""
 
 SPOILS = frozenset({Kind.NUMERICS, Kind.GPU, Kind.ERROR})
-"""As what it may be told that a group's own numbers were not finite, by which the others end."""
+"""Kinds under which non-finite numbers of a group may be reported; they make other groups end."""
 
 MOST_TRIES = 10
-"""Generations of a group for one incident that draw on a budget: more than all budgets allow by default. A run that is broken every minute has wide
-ones, and in its histories four were the most, but for groups that were started again and again for what no start could mend."""
+"""Most generations of a group for one incident that draw on a budget: more than all default budgets allow. A run that
+is broken every minute has wide budgets. Its histories show at most four, but for groups restarted again and again for
+something that no start could mend."""
 
 
 def within_budgets(history: History) -> list[str]:
-    """No more is done within the window than the budgets allow: each time that a group gets another generation for a failure that
-    surely pays, and each node that was asked for at a budget's cost. And no more for one incident than MOST_TRIES.
+    """Checks that a window holds no more remedies than the budgets allow, and an incident no more than MOST_TRIES.
 
-    What is said to be free is so only as far as something else than that sentence bears it out. What a person gives up, for the
-    breaker's window from that decision on. What is put down to another group, where an incident of that one, of a kind by which others
-    end, was opened since this one's process began. What is put down to one cause, where the shims' records have the next process on
-    the same node, and the journal has the breaker hold, or the shims have processes that ended by themselves on two nodes."""
+    A remedy is a new generation of a group for a failure that surely pays, or a node requested at a budget's cost.
+
+    A decision that claims to be free must be borne out by other records than its own reason:
+
+    - what a person gives up is free for the breaker's window from that decision on;
+    - a failure put down to another group needs that group's incident since this process began, of a kind by which
+      others end;
+    - a failure put down to a shared cause needs the next process on the same node in the shims' records. It also needs
+      the breaker's hold in the journal, or processes that ended by themselves on two nodes."""
     if history.setting is None:
         raise Unknown("the history does not say what was to be broken")
     setting = history.setting
@@ -61,7 +66,7 @@ def within_budgets(history: History) -> list[str]:
         for id, n in tries.items()
         if n > MOST_TRIES
     ]
-    # the same draw may be in both: each is held against the budget by itself
+    # one draw may be in both lists: each is compared with the budget by itself
     for (rung, group), instants in sorted([*drawn.items(), *asked.items()], key=str):
         name = Rung(rung).name.lower()
         allowed = setting.budgets.get(name)
@@ -73,25 +78,25 @@ def within_budgets(history: History) -> list[str]:
 
 
 def _pays(incident: Mapping[str, Any]) -> bool:
-    """All pay but what a person asked for, and a node that is left before it is taken away. Whether another allocation is paid for is
-    told by what is asked for: nobody pays when all were taken, or when one in its place was wanted already."""
+    """Returns true unless a person requested it, or a node is left before it is taken away. A reallocation pays by the
+    node that it requests: it is free when all were taken, or when another was already wanted in its place."""
     if incident["kind"] in PLANNED:
         return False
     return incident["rung"] < Rung.REALLOCATE or incident["kind"] in PAYS
 
 
 class _Free:
-    """When, and for what, no budget is drawn on."""
+    """Finds when, and for what, no budget is drawn on."""
 
     def __init__(self, history: History, setting: Setting) -> None:
         self._history, self._window_s = history, setting.breaker_window_s
         self._said: list[float] = []
-        """When a person has said that what is lost is given up."""
+        """Times at which a person gave up what was lost."""
         self._held: list[tuple[float, float]] = []
-        """From when until when the breaker held."""
+        """Beginning and end of each hold of the breaker."""
         self._opened: dict[str, float] = {}
         self._spoils: dict[str, int] = {}
-        """incident -> its group, by whose numbers others may have ended."""
+        """Maps an incident to its group, whose numbers may have ended others."""
         anothers: set[str] = set()
         since: float | None = None
         for decision in history.committed():
@@ -118,7 +123,7 @@ class _Free:
         return any(said <= t < said + self._window() + SLACK_S for said in self._said)
 
     def of_others(self, t: float, incident: Mapping[str, Any]) -> bool:
-        """Whether this was a restart for what is not the group's own fault, as others bear out."""
+        """Returns true if this was a restart for a failure that the group did not cause, as other records bear out."""
         return self._of_another(t, incident) if _is_anothers_fault(incident) else self._of_one_cause(t, incident)
 
     def _of_another(self, t: float, incident: Mapping[str, Any]) -> bool:
@@ -129,7 +134,7 @@ class _Free:
         return spoilt and incident["rung"] == Rung.RESTART and incident["kind"] == Kind.ERROR
 
     def _of_one_cause(self, t: float, incident: Mapping[str, Any]) -> bool:
-        """Whether this was a restart in place for what is no node's own fault, as others bear out."""
+        """Returns true if this was a restart in place for a failure that no node caused, as other records bear out."""
         code = _code(incident)
         if incident["rung"] != Rung.RESTART or incident["kind"] not in breaker.HELD or not self._in_place(incident):
             return False

@@ -1,9 +1,9 @@
-"""What goes wrong inside a rank, each by its real cause. It is ordered from outside, by a file in the run's folder, and done by
-the rank itself, at the place of its step where it belongs.
+"""Makes real failures inside a rank. A file in the run's folder orders one, and the rank does it at the right place of
+its step.
 
-A trainer for tests asks `Orders.due` at each such place; what needs its model, its peers or its collectives (PLANT_NAN, FLIP_BIT,
-HOLD_HEAL, SKIP_COLLECTIVE, SLOW) it does itself. An order is of one generation: what is started in its place is well, unless it is of EVERY one.
-"""
+A trainer for tests calls `Orders.due` at each such place. It does itself what needs its model, its peers or its
+collectives (PLANT_NAN, FLIP_BIT, HOLD_HEAL, SKIP_COLLECTIVE, SLOW). An order holds for one generation, so the next one
+is well; an order for EVERY one holds for all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pathlib import Path
 FOR_EVER_S = 3600
 HOG_BYTES = 1 << 30
 ASIDE_S = 0.25
-"""Some steps of a toy: the main thread is anywhere by then."""
+"""Some steps of a toy: the main thread can be anywhere by then."""
 
 SEGFAULT, ABORT, EXIT, RAISE, HOG, WRITE = "segfault", "abort", "exit", "raise", "hog", "write"
 HOLD_GIL, LOOP, BLOCK_DATA, BLOCK_CHECKPOINT = "hold_gil", "loop", "block_data", "block_checkpoint"
@@ -30,17 +30,19 @@ RAISE_DATA, HOLD_HEAL, HOLD_GIL_ASIDE = "raise_data", "hold_heal", "hold_gil_asi
 EXIT_CODE = 7
 
 EVERY = -1
-"""Generation of an order that holds for all, until it is withdrawn."""
+"""The generation of an order that holds for all, until it is withdrawn."""
 
 
 class Bug(Exception):
-    """As a program's own error."""
+    """Stands for a program's own error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """`at_step`: not before this step is made. `seconds`: how much longer each step takes, for SLOW; or a peer waits for the state
-    that it heals from, for HOLD_HEAL."""
+    """A failure that a rank is ordered to suffer.
+
+    `at_step`: the first step in which it may happen. `seconds`: how much longer each step takes (SLOW), or how long a
+    peer waits for the state that it heals from (HOLD_HEAL)."""
 
     cause: str
     at_step: int = 0
@@ -48,7 +50,7 @@ class Order:
 
 
 def order(run_dir: str | Path, group: int, generation: int, rank: int, wanted: Order) -> None:
-    """From now on."""
+    """Writes an order, which holds from now on."""
     path = _path(run_dir, group, generation, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.tmp")
@@ -57,12 +59,12 @@ def order(run_dir: str | Path, group: int, generation: int, rank: int, wanted: O
 
 
 def withdraw(run_dir: str | Path, group: int, generation: int, rank: int) -> None:
-    """Who has begun it goes on with it all the same; nobody begins it any more."""
+    """Withdraws an order. A rank that has begun it goes on with it; no other begins it."""
     _path(run_dir, group, generation, rank).unlink(missing_ok=True)
 
 
 def done_at(run_dir: str | Path, group: int, generation: int, rank: int) -> float | None:
-    """When the rank began it, by this machine's monotonic clock; None: not yet."""
+    """Returns when the rank began it, by this machine's monotonic clock; None if it has not."""
     try:
         return float(_mark(_path(run_dir, group, generation, rank)).read_text())
     except (OSError, ValueError):
@@ -70,23 +72,23 @@ def done_at(run_dir: str | Path, group: int, generation: int, rank: int) -> floa
 
 
 def obeys(run_dir: str | Path, group: int, generation: int, rank: int) -> bool:
-    """Whether that rank is one that looks for orders."""
+    """Returns true if that rank looks for orders."""
     return _ear(_path(run_dir, group, generation, rank)).exists()
 
 
 class Orders:
-    """The rank's side. It says that it is one that looks for orders."""
+    """The rank's side. Creating it announces that the rank looks for orders."""
 
     def __init__(self, run_dir: str | Path, group: int, generation: int, rank: int) -> None:
         self._path = _path(run_dir, group, generation, rank)
         self._of_every = _path(run_dir, group, EVERY, rank)
         self._begun: Order | None = None
-        with suppress(OSError):  # a full disk: then it is taken for one that does not
+        with suppress(OSError):  # a full disk: the rank then counts as one that does not look
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _ear(self._path).touch()
 
     def due(self, *causes: str, step: int) -> Order | None:
-        """What is to be done now, if it is one of these. The moment is noted, once."""
+        """Returns the order if it is due now and one of these causes. Notes the moment, once."""
         wanted = self._begun or self._ordered()
         if wanted is None or wanted.cause not in causes or step < wanted.at_step:
             return None
@@ -98,7 +100,7 @@ class Orders:
         return wanted
 
     def _ordered(self) -> Order | None:
-        """Read anew until it is begun: it may be withdrawn."""
+        """Reads the order at each call until it is begun, for it may be withdrawn."""
         for path in (self._path, self._of_every):
             with suppress(OSError, ValueError):
                 return Order(**json.loads(path.read_text()))
@@ -106,7 +108,7 @@ class Orders:
 
 
 def suffer(wanted: Order, folder: Path) -> None:
-    """Do it. `folder` is the rank's own, for what blocks on a file there."""
+    """Does it. `folder` is the rank's own, for a cause that blocks on a file there."""
     BY_ITSELF[wanted.cause](folder)
 
 
@@ -139,12 +141,12 @@ def _hog(folder: Path) -> None:
 
 
 def _write(folder: Path) -> None:
-    """Goes wrong where the disk is full or read-only."""
+    """Fails where the disk is full or read-only."""
     (folder / "written").write_bytes(b"\0" * 65536)
 
 
 def _hold_gil(folder: Path) -> None:
-    ctypes.PyDLL(None).sleep(FOR_EVER_S)  # C code that does not give the interpreter's lock away
+    ctypes.PyDLL(None).sleep(FOR_EVER_S)  # C code that does not release the interpreter's lock
 
 
 def _hold_gil_aside(folder: Path) -> None:
@@ -162,14 +164,14 @@ def _loop(folder: Path) -> None:
 
 def _block_reading(folder: Path) -> None:
     os.mkfifo(folder / "batches")
-    (folder / "batches").read_bytes()  # nobody ever writes there
+    (folder / "batches").read_bytes()  # no process ever writes there
 
 
 def _block_writing(folder: Path) -> None:
     os.mkfifo(folder / "checkpoint.pipe")
     with open(os.open(folder / "checkpoint.pipe", os.O_RDWR), "wb", buffering=0) as pipe:
         while True:
-            pipe.write(b"\0" * 65536)  # nobody ever reads there: it blocks when the pipe is full
+            pipe.write(b"\0" * 65536)  # no process ever reads there: it blocks when the pipe is full
 
 
 BY_ITSELF: Mapping[str, Callable[[Path], None]] = {

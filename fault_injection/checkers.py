@@ -1,4 +1,4 @@
-"""Checkers over a history. They read files, never a cluster, and answer pass, fail or unknown; unknown fails a run."""
+"""Checks a history for violations. Checkers read files alone, and answer pass, fail or unknown; unknown fails a run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Verdict:
 
 
 def one_actuation_per_decision(history: History) -> list[str]:
-    """Every rank's process was spawned once, and because a committed decision had started that generation, on that node; no
-    other wrote steps."""
+    """Checks that each rank's process was spawned once, on the node on which a committed decision had started its
+    generation. No other process wrote steps."""
     found = []
     spawns = Counter((p.group, p.generation, p.rank) for p in history.processes)
     found += [f"group {g} generation {n} rank {r} was spawned {k} times" for (g, n, r), k in spawns.items() if k > 1]
@@ -66,7 +66,7 @@ def _owner(steps: Steps) -> tuple[int, int, int, str]:
 
 
 def no_stale_actuation(history: History) -> list[str]:
-    """No generation is spawned after a newer one of its group was decided."""
+    """Checks that no generation is spawned after a newer one of its group was decided."""
     found = []
     raised: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for decision in history.committed():
@@ -82,8 +82,8 @@ def no_stale_actuation(history: History) -> list[str]:
 
 
 def generations_grow(history: History) -> list[str]:
-    """A group's generation never goes back, nor does the decision count, nor the newest checkpoint but to what a start from disk found;
-    and no two epochs share a decision."""
+    """Checks that a group's generation and the decision count never go back, and that no two epochs share a decision.
+    The newest checkpoint goes back only to what a start from disk found."""
     found = []
     last: dict[int, int] = {}
     seen: dict[int, int] = {}
@@ -115,13 +115,15 @@ def generations_grow(history: History) -> list[str]:
 
 
 def no_dead_epoch(history: History) -> list[str]:
-    """Nothing is decided under an epoch once a newer one leads. What an old leader tries and is refused is fine, and so
-    is a line that it writes late about what it had committed in its time.
+    """Checks that nothing is decided under an epoch once a newer one leads. An old leader may try and be refused, or
+    write late about what it committed in its time.
 
-    Told by the order of the journal's lines and by the store's revisions, not by a clock: what an older leader committed at a higher
-    revision than that at which the newer one was elected it committed too late. (Revisions of before and after the restore of a
-    backup are not of one store: the epochs are then farther apart than the revisions.) Unknown where the lines of an epoch or
-    of an outcome are missing."""
+    Neither check uses a clock. The first goes by the order of the journal's lines. The second goes by the store's
+    revisions: an old leader's commit is too late if its revision is above that at which the newer leader was elected.
+    Revisions from before and after the restore of a backup belong to different stores: their epochs are then farther
+    apart than their revisions.
+
+    Unknown where the lines of an epoch or of an outcome are missing."""
     found, missing = [], []
     said = {(o.epoch, o.number) for o in history.outcomes if not o.refused}
     for decision in history.committed():
@@ -163,13 +165,13 @@ def no_dead_epoch(history: History) -> list[str]:
 
 
 def _named_step(action: dict[str, Any]) -> int:
-    """Step of the checkpoint that an action names or loads; -1 for another action."""
+    """Returns the step of the checkpoint that an action names or loads; -1 for another action."""
     return int(action["key"].rpartition(":")[2]) if action["verb"] in ("checkpoint", "load") else -1
 
 
 def steps_not_lost(history: History) -> list[str]:
-    """A step that begins once step N was committed commits at least N, unless every group had ended in between (a
-    resume from disk); a process leaves none out, nor does a resume go behind the newest checkpoint."""
+    """Checks that a step begun after step N was committed commits at least N, unless every group had ended in between
+    (a resume from disk). No process leaves a step out, and no resume goes behind the newest checkpoint."""
     found = [*_not_next(history), *_behind_the_disk(history)]
     commits = sorted((line["t"], line["step"]) for s in history.steps for line in s.committed())
     begun = sorted(
@@ -189,7 +191,7 @@ def steps_not_lost(history: History) -> list[str]:
 
 
 def _not_next(history: History) -> Iterator[str]:
-    """What one process commits is the next step each time, unless it healed. Who knows no quorum does not say when it does."""
+    """Finds commits that are not the process's next step, unless it healed. Without a quorum, no heal is recorded."""
     for steps in history.steps:
         heals = [
             x["t"] for x in steps.lines if x.get("healed") or x.get("event") == "heal"
@@ -204,8 +206,8 @@ def _not_next(history: History) -> Iterator[str]:
 
 
 def _behind_the_disk(history: History) -> Iterator[str]:
-    """A resume from disk goes on from the newest checkpoint that was known to be complete; not from one that a fault has torn, which
-    was the newest until everybody began again: with it all are killed."""
+    """Finds resumes from disk that did not continue from the newest checkpoint known to be complete. A checkpoint that
+    a fault tore does not count. It was the newest until all groups began again, for the fault kills them all."""
     named = [(decision.t, action) for decision in history.committed() for action in decision.actions]
     known = [(t, step) for t, action in named if (step := _named_step(action)) >= 0]
     loads = [t for t, action in named if action["verb"] == "load"]
@@ -214,7 +216,7 @@ def _behind_the_disk(history: History) -> Iterator[str]:
     for pause in without_life(history):
         began = [(x["start"], x["step"]) for s in history.steps for x in s.committed() if x["start"] >= pause]
         again = min((p.spawned for p in history.processes if p.spawned > pause), default=pause)
-        # what was named before a start from disk may have been torn by then: that start says what was complete
+        # a checkpoint named before a start from disk may have been torn by then: that start shows what was complete
         since = max((t for t in loads if t <= again), default=0.0)
         newest = max((step for t, step in known if since <= t <= again and step not in torn), default=-1)
         if began and min(began)[1] <= newest:
@@ -222,7 +224,7 @@ def _behind_the_disk(history: History) -> Iterator[str]:
 
 
 def _mute(history: History, group: int, one: dict[str, Any], two: dict[str, Any]) -> bool:
-    """A fault by which the group's lines were not written down lay between the two."""
+    """Returns true if a fault between the two kept the group's lines from being written."""
     return any(
         f.mute and f.group == group and f.began <= two["t"] and (f.over is None or one["t"] <= f.over)
         for f in history.faults
@@ -242,11 +244,11 @@ CHECKERS: Mapping[str, Callable[[History], list[str]]] = {
 
 
 OF_STEPS = (single_owner, one_quorum_per_step, steps_not_lost)
-"""They know nothing without step records."""
+"""Checkers that know nothing without step records."""
 
 
 def check(history: History, checkers: Mapping[str, Callable[[History], list[str]]] = CHECKERS) -> list[Verdict]:
-    """Every checker's verdict. A checker that crashes, or a history with holes or nothing in it, is unknown."""
+    """Returns every checker's verdict. A checker that crashes, or a history with holes or nothing in it, is unknown."""
     verdicts = []
     for name, checker in checkers.items():
         if not history.decisions or not history.processes:
@@ -260,7 +262,7 @@ def check(history: History, checkers: Mapping[str, Callable[[History], list[str]
         except Unknown as error:
             verdicts.append(Verdict(name, "unknown", (str(error),)))
             continue
-        # whatever it is: a file decides what a checker trips over, and a traceback would leave no certificate and no verdicts
+        # a file's content decides what crashes a checker, and a traceback would leave neither certificate nor verdicts
         except Exception as error:  # noqa: BLE001
             verdicts.append(Verdict(name, "unknown", (f"the checker crashed: {error!r}",)))
             continue

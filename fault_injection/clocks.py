@@ -1,4 +1,4 @@
-"""A node's agent whose wall clock is moved while it runs, by libfaketime; everybody else's stays."""
+"""Moves the wall clock of a node's agent while it runs, by libfaketime; all other processes keep theirs."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ SAYS_EVERY_S = 0.2
 
 
 class Clocks:
-    """The side that moves them."""
+    """Moves the clocks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def move(self, node: str, by: str) -> None:
-        """As libfaketime reads it, `+3h`. The node's next agent has such a clock, or its present one if it has."""
+        """Sets a node's clock, as libfaketime reads it: `+3h`. It holds for the node's next agent, and for a present
+        one that already has such a clock."""
         scratch = self.folder / f"{node}.new"
         scratch.write_text(by)
         scratch.replace(self.folder / node)
 
     def back(self, node: str) -> None:
-        """Its next agent has everybody's."""
+        """Gives the node's next agent the machine's clock."""
         (self.folder / node).unlink(missing_ok=True)
         (self.folder / f"{node}.says").unlink(missing_ok=True)
 
     def ahead_s(self, node: str) -> float | None:
-        """By how much the clock that its agent reads is ahead of the kernel's; None while no such agent runs."""
+        """Returns the seconds by which its agent's clock is ahead of the kernel's; None while no such agent runs."""
         path = self.folder / f"{node}.says"
         try:
             return float(path.read_text()) - path.stat().st_mtime
@@ -45,7 +46,7 @@ class Clocks:
 
 
 def library() -> str:
-    """libfaketime. Raises NotHere where it is missing."""
+    """Returns the path of libfaketime. Raises NotHere where it is missing."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
     if not found:
         raise NotHere("no libfaketime (Debian: apt-get install faketime)")
@@ -53,7 +54,7 @@ def library() -> str:
 
 
 def follow(arguments: Sequence[str]) -> None:
-    """The agent's side: starts itself again under libfaketime if its node's clock is moved, and says then what it reads."""
+    """The agent's side: restarts itself under libfaketime if its clock is moved, and then writes down what it reads."""
     node = next((a.partition("=")[2] for a in arguments if a.startswith("--node=")), "none")
     file = Path(os.environ.get(FOLDER, "")) / node
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""The commands that this package adds to `supervisor`: a line each, until one is chosen."""
+"""Lists the commands that this package adds to `supervisor`. Only a chosen one is imported."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ COMMANDS = (
 
 
 def register(app: typer.Typer) -> None:
-    """Add them to the command line."""
+    """Adds them to the command line."""
     for heading, name, module, line in COMMANDS:
         later(app, heading, name, f"fault_injection.{module}", line)

@@ -1,4 +1,4 @@
-"""TCP connections between processes of this machine, in whatever network namespaces: found in /proc, ended by `ss -K`."""
+"""Finds TCP connections between processes here, also across network namespaces, in /proc; ends them by `ss -K`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _PID = re.compile(r"pid=(\d+),")
 
 
 def between(one: int, others: Sequence[int]) -> list[tuple[Address, Address]]:
-    """The established connections of a process with any of the others: its own address, and theirs."""
+    """Returns the established connections of a process with any of the others: its own address, and theirs."""
     theirs = {(peer, local) for pid in others for local, peer in _of(pid)}
     return [pair for pair in _of(one) if pair in theirs]
 
 
 def end(pid: int, local: Address, peer: Address) -> None:
-    """The kernel ends it, in that process's network; 0: in ours. Both sides see an error. Raises Fatal without `ss`."""
+    """Makes the kernel end a connection in that process's network (0: in this one). Both sides see an error. Raises
+    Fatal without `ss`."""
     _ss(pid, "-K", "src", f"{local[0]}:{local[1]}", "dst", f"{peer[0]}:{peer[1]}")
 
 

@@ -1,4 +1,4 @@
-"""A cluster of three etcds on this machine, of which members are lost, stopped and slowed down."""
+"""Runs a cluster of three etcds on this machine, whose members can be killed, stopped and slowed down."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cluster:
     def __init__(
         self, folder: Path, binary: Path | None = None, host: str = "127.0.0.1", security: Security | None = None
     ) -> None:
-        """`security`: of whoever asks them; off loopback it must say that plain is meant."""
+        """`security`: that of the clients; off loopback it must state that plain is intended."""
         binary = binary or find_server()
         self._security = security
         ports = free_ports(6, host)
@@ -70,16 +70,16 @@ class Cluster:
             )  # fmt: skip
 
     def kill(self, n: int) -> None:
-        """SIGKILL to one member; it has ended when this returns."""
+        """Kills one member with SIGKILL; it has ended when this returns."""
         self.members[n].kill()
         self.members[n].wait()
 
     def start(self, n: int) -> None:
-        """A member that was killed, on its old ports and data."""
+        """Starts a killed member again, on its old ports and data."""
         self.members[n] = self._spawn(n)
 
     def leader(self) -> int:
-        """The member that leads, as the living ones say. Waits until they agree on one; raises Fatal when they do not."""
+        """Returns the leading member. Waits until the live members agree on one; raises Fatal when they do not."""
         until = time.monotonic() + AGREE_WITHIN_S
         while (found := self._leader()) is None:
             if time.monotonic() > until:
@@ -102,7 +102,7 @@ class Cluster:
         return said[leaders.pop()] if len(leaders) == 1 and leaders <= said.keys() else None
 
     def make_space(self, revision: int) -> None:
-        """After NOSPACE: compact up to a revision, give back what is free, and put the alarm off, as etcd's documents say."""
+        """Makes space after NOSPACE, by etcd's documentation: compacts to a revision, defragments, clears the alarm."""
         with connect(self.endpoints, security=self._security) as store:
             store.compact(revision)
         for endpoint in self.endpoints:
@@ -126,7 +126,7 @@ class Cluster:
 def cluster(
     folder: Path, binary: Path | None = None, host: str = "127.0.0.1", security: Security | None = None
 ) -> Iterator[Cluster]:
-    """Three members, ended with the block."""
+    """Yields three members, which end with the block."""
     three = Cluster(folder, binary, host, security)
     try:
         yield three
@@ -136,7 +136,7 @@ def cluster(
 
 @contextlib.contextmanager
 def slow_disk(pids: Sequence[int], delay_s: float, log: Path) -> Iterator[None]:
-    """Every fsync and fdatasync of these processes takes `delay_s` longer. Raises NotHere where strace may not do that."""
+    """Delays every fsync and fdatasync of these processes by `delay_s`. Raises NotHere where strace may not do that."""
     if why := missing("strace"):
         raise NotHere(why)
     calls = "fdatasync,fsync"
@@ -162,5 +162,5 @@ def slow_disk(pids: Sequence[int], delay_s: float, log: Path) -> Iterator[None]:
         yield
     finally:
         if tracer.poll() is None:
-            tracer.send_signal(signal.SIGTERM)  # it lets go of etcd, which a KILL would leave stopped
+            tracer.send_signal(signal.SIGTERM)  # strace then detaches from etcd, which a KILL would leave stopped
         tracer.wait(10)

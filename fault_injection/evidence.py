@@ -1,5 +1,5 @@
-"""What a fault leaves elsewhere in a history: in the journal, and in what the shims saw. Its own evidence is a sentence that anybody can
-write. An agent leaves nothing there."""
+"""Compares a fault with its traces in the journal and in what the shims saw. Its own evidence is only a sentence that
+anyone can write. A fault of an agent leaves no such trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fault_injection.causes import EXIT_CODE
 from fault_injection.history import FaultDone, History
 
 SIGNALLED = 128
-"""A process that a signal has ended is told by that much more, as a shell does."""
+"""Offset of the exit status of a process that a signal ended, as in a shell."""
 
 ENDS_BY: Mapping[str, int] = {
     **dict.fromkeys(
@@ -19,20 +19,20 @@ ENDS_BY: Mapping[str, int] = {
     ),
     **dict.fromkeys(("sigsegv", "segfault"), SIGNALLED + signal.SIGSEGV),
     **dict.fromkeys(("sigabrt", "abort"), SIGNALLED + signal.SIGABRT),
-    "sigterm": SIGNALLED + signal.SIGTERM,  # who hears it may exit so itself
+    "sigterm": SIGNALLED + signal.SIGTERM,  # a rank that handles it may exit with it itself
     "exit_code": EXIT_CODE,
 }
-"""Fault -> how its rank's process ends. Left out is what ends in more ways than one, or by the supervisor's signal."""
+"""Maps a fault to its rank's end, if that is always the same and not by the supervisor's signal."""
 
 LEADER_DIES = frozenset({"supervisor_killed", "failpoint"})
-"""Another epoch leads then."""
+"""Faults after which another epoch leads."""
 
 LIGHTHOUSE_DIES = frozenset({"lighthouse_killed", "gate_killed"})
-"""Another one is opened then."""
+"""Faults after which another lighthouse is opened."""
 
 
 def contradicted(history: History, fault: FaultDone, others: Sequence[FaultDone]) -> Iterator[str]:
-    """What cannot be if it was made. `others`: faults at the same time."""
+    """Yields what is impossible if the fault was made. `others`: faults at the same time."""
     made = fault.made if fault.made is not None else fault.began
     over = fault.over if fault.over is not None else float("inf")
     for at, how in _ends(history, fault, others):
@@ -53,7 +53,7 @@ def contradicted(history: History, fault: FaultDone, others: Sequence[FaultDone]
 
 
 def not_told(history: History, fault: FaultDone, others: Sequence[FaultDone]) -> Iterator[str]:
-    """What it must have left, and the history does not hold."""
+    """Yields what the fault must have left and the history does not hold."""
     if _ends_alone(fault, others) and not list(_ends(history, fault, others)):
         yield "no shim saw how its process ended"
     if fault.name in LEADER_DIES and max(history.epochs, default=0) <= _led(history, fault):
@@ -63,7 +63,7 @@ def not_told(history: History, fault: FaultDone, others: Sequence[FaultDone]) ->
 
 
 def _ends(history: History, fault: FaultDone, others: Sequence[FaultDone]) -> Iterator[tuple[float, int]]:
-    """When and how its process ended, as its shim saw it."""
+    """Yields when and how its process ended, as its shim saw it."""
     whom = (fault.group, fault.generation, fault.rank)
     for p in history.processes if _ends_alone(fault, others) else ():
         if (p.group, p.generation, p.rank) != whom:
@@ -74,10 +74,10 @@ def _ends(history: History, fault: FaultDone, others: Sequence[FaultDone]) -> It
 
 
 def _ends_alone(fault: FaultDone, others: Sequence[FaultDone]) -> bool:
-    """It ends a process, and nothing else breaks that group, or keeps its node from writing down how, at the same time."""
+    """Returns true if it ends a process, and no other fault breaks that group or keeps its node from noting how."""
     return fault.name in ENDS_BY and not any(o.group == fault.group and (o.kinds or o.mute) for o in others)
 
 
 def _led(history: History, fault: FaultDone) -> int:
-    """The newest epoch that had decided something before it."""
+    """Returns the newest epoch that had decided something before it."""
     return max((d.epoch for d in history.decisions if d.t <= fault.began), default=0)

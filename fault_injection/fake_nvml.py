@@ -1,4 +1,4 @@
-"""NVML at the seam of its Python module: the real one's names and exceptions, with GPUs out of a dictionary."""
+"""Fakes NVML at its Python module: the real one's names and exceptions, with GPUs from a dictionary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def real() -> ModuleType:
-    """nvidia-ml-py's module, also where another takes its place on the path."""
+    """Returns nvidia-ml-py's module, also where another takes its place on the path."""
     if "nvidia_ml_py" in sys.modules:
         return sys.modules["nvidia_ml_py"]
     path = distribution("nvidia-ml-py").locate_file("pynvml.py")
@@ -27,7 +27,8 @@ def real() -> ModuleType:
 
 
 def gpu(number: int = 0, **about: Any) -> dict[str, Any]:
-    """A healthy one. lost, reset: its calls fail with that. absent: it is not counted. links, errors: of each NVLink."""
+    """Returns a healthy GPU, changed by `about`. lost, reset: its calls fail so. absent: it is not counted. links,
+    errors: for each NVLink."""
     healthy = {
         "uuid": f"GPU-{number:04x}", "bus": f"00000000:{16 + number:02X}:00.0", "lost": False, "reset": False, "absent": False,
         "recovery": 0, "ecc": [0, 0], "rows": [0, 0, 0, 0], "slow": 0, "links": [], "errors": [],
@@ -36,11 +37,13 @@ def gpu(number: int = 0, **about: Any) -> dict[str, Any]:
 
 
 class FakeNvml:
-    """`read` gives the state: gpus, events ([GPU's number, Xid], only ever added to), and what is wrong with NVML itself (`init`,
-    `error`: names of its exceptions; `hangs`: its calls wait until it is freed)."""
+    """NVML with a state that `read` returns.
+
+    The state holds `gpus` and `events` ([GPU's number, Xid], only ever appended to). It also holds what is wrong with
+    NVML itself: `init` and `error` name its exceptions, and with `hangs` its calls wait until freed."""
 
     def __init__(self, read: Callable[[], dict[str, Any]], hurry: float = 100.0) -> None:
-        """`hurry`: by how much a wait for an event is shorter than what is asked for."""
+        """`hurry`: how many times shorter a wait for an event is than asked for."""
         self._read, self._hurry = read, hurry
         self._real = real()
         self._events_told = 0
@@ -138,7 +141,7 @@ class FakeNvml:
         self._registered.append(self._number(handle))
 
     def nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any:
-        """The next event."""
+        """Returns the next event."""
         self.waits += 1
         told = self._read().get("events", [])
         if len(told) <= self._events_told and not self.freed.wait(timeout_ms / 1000 / self._hurry):

@@ -1,4 +1,4 @@
-"""GPUs that are not there, as the agents of nodes see them: what the driver says of them is a file, which changes while they run."""
+"""Gives the nodes' agents fake GPUs: a file holds what the driver reports, and can change while they run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FOLDER = "FAKE_NVML"
 
 
 HURRY = 4.0
-"""An Xid is told within a quarter of a second, and reading the file costs nothing then."""
+"""An Xid is reported within a quarter of a second, and reading the file costs nothing then."""
 
 
 class Gpus:
-    """One GPU on each of these nodes. Events are kept with their time: an agent is told those that came while it ran."""
+    """One GPU on each of these nodes. Events are kept with their time: an agent gets those that came while it ran."""
 
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
         self.folder = folder
@@ -32,7 +32,7 @@ class Gpus:
             self._write(node, {"gpus": [gpu()], "events": []})
 
     def say(self, node: str, xid: int = 0, **about: Any) -> None:
-        """From now on the GPU of the node is healthy but for what is said; and this Xid comes."""
+        """Makes the node's GPU healthy from now on but for `about`, and adds this Xid."""
         events = self._read(node)["events"]
         self._write(node, {"gpus": [gpu(**about)], "events": events + ([[0, xid, time.time()]] if xid else [])})
 
@@ -47,7 +47,7 @@ class Gpus:
 
 
 def stand_in(arguments: Sequence[str]) -> None:
-    """Take NVML's place in this process, before anybody imports it. A node without a file has no GPU."""
+    """Replaces NVML in this process, before any module imports it. A node without a file has no GPU."""
     node = next((a.partition("=")[2] for a in arguments if a.startswith("--node=")), "none")
     file = Path(os.environ.get(FOLDER, "")) / f"{node}.json"
     since = time.time()
@@ -63,7 +63,7 @@ def stand_in(arguments: Sequence[str]) -> None:
     module = ModuleType("pynvml")
     module.__getattr__ = lambda name: getattr(fake, name)  # type: ignore[method-assign]
     sys.modules["pynvml"] = module
-    # which of the machine's own ones the node has says nothing of these, and the agent reads it on import
+    # the list of the machine's visible GPUs does not apply to these, and the agent reads it on import
     visible = os.environ.pop(VISIBLE, None)
     from agents.facts import gpu as _  # noqa: F401
 

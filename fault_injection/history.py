@@ -1,7 +1,6 @@
-"""What happened, read from files only: the journal, the shims' histories, the trainers' step records.
+"""Reads what happened in a run from files only: the journal, the shims' histories, the trainers' step records.
 
-All times are the wall clock of one machine: a history is read where one machine wrote it (ADR 3).
-"""
+All times are the wall clock of one machine: a history is read where one machine wrote it (ADR 3)."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ ACCOUNT = TypeAdapter(Account)
 
 
 class Unknown(Exception):
-    """The files do not say what a checker has to know; the text says what is missing."""
+    """Raised where the files lack what a checker needs; the text names what is missing."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +36,18 @@ class Decided:
     incidents: tuple[dict[str, Any], ...]
     groups: dict[int, dict[str, Any]]
     committed_at: float | None = None
-    """None: refused, or its supervisor died before it could say."""
+    """None: refused, or its supervisor died before it could record an outcome."""
     refused: str = ""
     line: int = 0
-    """Of its intent, in the journal."""
+    """Line of its intent in the journal."""
     replaced: bool = False
-    """Its number was given once more: whoever gave it had not found this one in etcd."""
+    """True if its number was used again by a leader that had not found this decision in etcd."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one decision, whatever it was about. Lines are places in the journal: it is only appended to, so
-    they are an order that no clock can turn round."""
+    """The outcome of one decision, also of one that did nothing. Lines are places in the journal, which is only
+    appended to: they give an order that no clock can reverse."""
 
     number: int
     epoch: int
@@ -56,7 +55,7 @@ class Outcome:
     intent_line: int | None
     """None: no intent was found for it."""
     revision: int | None
-    """Of the store, when it was committed."""
+    """The store's revision when it was committed."""
     refused: bool
 
 
@@ -75,8 +74,8 @@ class Process:
     signal: int | None = None
     exit_code: int | None = None
     over_by: float | None = None
-    """When it had ended at the latest: a shim begins only when nothing is left of the one before, also of what it has killed. None:
-    nobody saw it."""
+    """The latest time at which it had ended. A shim starts only when nothing is left of the one before, nor of what it
+    killed. None: no shim saw it."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,9 @@ class Signalled:
     number: int
     why: str = ""
     node_ending: bool = False
-    """The shim was told to end, and ended what it had."""
+    """True if the shim was ordered to end, and ended its processes."""
     allocation: str | None = None
-    """Of the node. None: its shim did not say, nor would it say that it was told to end."""
+    """The node's allocation. None: its shim did not record it, nor would it record an order to end."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +106,12 @@ class Steps:
     lines: tuple[dict[str, Any], ...]
 
     def committed(self) -> list[dict[str, Any]]:
-        """Its committed steps, in order."""
+        """Returns its committed steps, in order."""
         return [line for line in self.lines if line.get("event") == "step" and line.get("committed")]
 
     @property
     def name(self) -> str:
-        """As sentences name it."""
+        """Names the generation in sentences."""
         return f"group {self.group} generation {self.generation}"
 
 
@@ -121,11 +120,11 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What was broken, and what its policy promised."""
+    """The plan of a broken run, and the promises of its policy."""
 
     seed: int
     plan: tuple[str, ...]
-    """One sentence a fault, in order."""
+    """One sentence for each fault, in order."""
     planned: int
     groups: int
     ranks: int
@@ -135,11 +134,11 @@ class Setting:
     """restart, replace, reallocate."""
     window_s: float
     breaker_window_s: float | None = None
-    """For so long nothing is paid for once a person gives up what is lost. None: a history of before it was said."""
+    """Seconds in which nothing is paid for after a person gives up what is lost. None: an older history without it."""
     to_its_end: bool = False
-    """The run had ended when this was written down. A live one goes on."""
+    """True if the run had ended when this was written. A live one goes on."""
     given_up: str = ""
-    """Why the plan was not gone through to its end; empty: it was, or a history of before it was said."""
+    """Why the plan was not finished; empty: it was, or an older history without it."""
     not_available: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -162,31 +161,31 @@ class FaultDone:
     """When its evidence was there. None: it did not happen."""
     evidence: str
     healed: float | None
-    """When what had to be healed by hand was. None: not yet."""
+    """When what it broke was undone. None: not yet."""
     over: float | None
     """When everything trained again. None: never."""
     before: str = ""
-    """What was not well before it; empty: all was."""
+    """The reason why the run was not well before it; empty: it was."""
     after: str = ""
-    """What did not happen, or is not well afterwards; empty: all is."""
+    """The reason why it did not happen, or the run is not well afterwards; empty: neither."""
     kinds: tuple[str, ...] = ()
-    """Of the one incident that is right; empty: nothing may be done about it."""
+    """Kinds of the one incident that is right; empty: no action is right."""
     echoes: tuple[str, ...] = ()
     drifts: bool = False
     within_s: float
-    """From its beginning until all is well, at the most."""
+    """Most seconds from its beginning until all is well."""
     others_within_s: float
-    """The longest that a group which was not hit may stand still."""
+    """Most seconds that a group which was not hit may stand still."""
 
     @property
     def mute(self) -> bool:
-        """What its group commits meanwhile may not be written down."""
+        """True if what its group commits meanwhile may not be written down."""
         return self.name == "disk_full" and self.made is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What etcd said, when it came to whoever broke the run."""
+    """A record in etcd, and when it reached the watcher."""
 
     t: float
     what: str
@@ -197,7 +196,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Outage:
-    """While the store was away from whoever led, by that machine's wall clock."""
+    """A time in which the leader did not reach the store, by its machine's wall clock."""
 
     start: float
     end: float
@@ -205,7 +204,7 @@ class Outage:
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What was still there when all had ended, or of older generations while the run goes on."""
+    """Processes and allocations left when all had ended, or those of older generations while the run goes on."""
 
     processes: tuple[str, ...]
     allocations: tuple[str, ...]
@@ -213,7 +212,7 @@ class Left:
 
 @dataclass
 class History:
-    """All of one run."""
+    """Everything of one run."""
 
     run: str
     decisions: list[Decided] = field(default_factory=list)
@@ -221,13 +220,13 @@ class History:
     steps: list[Steps] = field(default_factory=list)
     signals: list[Signalled] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
-    """Of all decisions, in the journal's order."""
+    """Outcomes of all decisions, in the journal's order."""
     epochs: dict[int, int] = field(default_factory=dict)
-    """epoch -> line of the journal at which it was first seen to lead."""
+    """Maps an epoch to the journal's line at which it was first seen to lead."""
     elected: dict[int, int] = field(default_factory=dict)
-    """epoch -> revision at which it was elected, where its journal says so. The two are one number until a backup is restored."""
+    """Maps an epoch to the recorded revision of its election, which it equals until a backup is restored."""
     unreadable: list[str] = field(default_factory=list)
-    """Lines that are no JSON, with their file: a checker must not take them for good."""
+    """Lines that are no JSON, with their file: with one, no checker may pass."""
     told: set[int] = field(default_factory=set)
     """Numbers of all decisions with an outcome, also of those that did nothing about the cluster."""
     reached: int = 0
@@ -238,15 +237,16 @@ class History:
     seen: list[Seen] = field(default_factory=list)
     left: Left | None = None
     account: Account | None = None
-    """The leader's newest account of the run, as the page has it. None: its journal holds none."""
+    """The leader's newest account of the run, as on the page. None: its journal holds none."""
 
     def committed(self) -> list[Decided]:
-        """Decisions that took effect. One without an outcome (its supervisor died in between, or the store went away)
-        did if a later one built on it and none took its number again."""
+        """Returns the decisions that took effect. One may lack an outcome, as its supervisor died or the store went
+        away. It counts if a later decision built on it and none used its number again."""
         return [d for d in self.decisions if self._took_effect(d)]
 
     def unresolved(self) -> list[Decided]:
-        """Decisions of which nothing says whether they took effect: their supervisor died before it could, and none was made after."""
+        """Returns decisions whose effect is unknown: their supervisor died before recording it, and none was made
+        after."""
         return [d for d in self.decisions if self._took_effect(d) is None]
 
     def _took_effect(self, d: Decided) -> bool | None:
@@ -255,18 +255,18 @@ class History:
         return built_on(d.number, d.replaced, self.told, self.reached)
 
     def newest(self) -> float:
-        """The newest time that a file of a node has."""
+        """Returns the newest time in the files of the nodes."""
         steps = (float(s.lines[-1].get("t") or 0.0) for s in self.steps if s.lines)
         shims = (max(p.spawned, p.exited or 0.0) for p in self.processes)
         return max((*steps, *shims), default=0.0)
 
     def of_group(self, group: int, rank: int = 0) -> list[Steps]:
-        """The step records of a group's generations, oldest first."""
+        """Returns the step records of a group's generations, oldest first."""
         return sorted((s for s in self.steps if (s.group, s.rank) == (group, rank)), key=lambda s: s.generation)
 
 
 def read(run: str, run_dir: Path, system: Path) -> History:
-    """Read everything that there is about a run; `system` is the folder that holds `nodes/`."""
+    """Reads everything that there is about a run; `system` is the folder that holds `nodes/`."""
     unreadable: list[str] = []
     journal = _right(run_dir / "journal.jsonl", unreadable, wrong_with_journal)
     shims = (
@@ -299,7 +299,7 @@ def of_lines(
     shims: Iterable[tuple[str, Iterable[dict[str, Any]]]],
     steps: Iterable[Steps],
 ) -> History:
-    """The history that these lines tell, wherever they were kept: a journal's, each node's shim's, each rank's."""
+    """Builds a history from the lines of a journal, of each node's shim and of each rank, wherever they were kept."""
     history = History(run, steps=list(steps))
     for node, lines in shims:
         _read_shim(history, lines, node)
@@ -321,7 +321,7 @@ def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
     for at, line in enumerate(lines):
         last = float(line.get("t") or last)
         if line.get("entry") == "event" and line.get("event") in ("store", "term"):
-            back = bool(line.get("up", True))  # whoever leads has reached it
+            back = bool(line.get("up", True))  # the leader has reached it
             if away is not None and back:
                 history.outages.append(Outage(start=away, end=last))
             away = None if back else last - float(line.get("silent_s") or 0.0) if away is None else away
@@ -370,7 +370,7 @@ def _outcome(line: Mapping[str, Any], at: int, intent_at: int | None) -> Outcome
 
 def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> None:
     alive: dict[tuple[str, int], dict[str, Any]] = {}
-    killed: list[tuple[dict[str, Any], dict[str, Any]]] = []  # said just before the signal
+    killed: list[tuple[dict[str, Any], dict[str, Any]]] = []  # recorded just before the signal
     ending, allocation = False, None
     for line in lines:
         event = line.get("event")
@@ -438,13 +438,13 @@ def _lines(path: Path, unreadable: list[str]) -> Iterator[dict[str, Any]]:
         try:
             body = json.loads(row)
         except (ValueError, RecursionError):
-            # A process that is killed while it writes leaves a torn last line: that is no loss of history.
+            # A process that is killed while it writes leaves a torn last line, which is no loss of history.
             if number != len(rows):
                 torn = f"{path.name} of {path.parent.name}: line {number}"
                 unreadable.append(torn)
             continue
         if torn and isinstance(body, dict) and body.get("event") == "term":
-            unreadable.remove(torn)  # the last line of a supervisor that was killed, ended by the next one
+            unreadable.remove(torn)  # the last line of a supervisor that was killed, completed by the next one
         torn = ""
         if isinstance(body, dict):
             yield body

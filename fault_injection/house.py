@@ -1,4 +1,4 @@
-"""What only a system has that is started to be broken: three etcds, a network between its nodes, GPUs, clocks, failpoints."""
+"""Holds what only a system started to be broken has: etcds, a network, GPUs, clocks and failpoints of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ SPACE_WITHIN_S = 30.0
 
 @dataclass
 class House:
-    """`nodes`: their names, in the network's order. `folder`: for what is written here."""
+    """Such a system's parts that faults use. `nodes`: names, in the network's order. `folder`: for files written
+    here."""
 
     etcds: Cluster
     gpus: Gpus
@@ -30,10 +31,10 @@ class House:
     nodes: Sequence[str]
     network: Network | None = None
     _down: set[int] = field(default_factory=set)
-    """Members that are not to be started again yet."""
+    """Members that must stay away for now."""
 
     def tend(self) -> None:
-        """Start again the members of etcd that have ended."""
+        """Restarts the members of etcd that have ended."""
         for n, member in enumerate(self.etcds.members):
             if member.poll() is not None and n not in self._down:
                 self.etcds.start(n)
@@ -44,7 +45,7 @@ class House:
         return [member.pid for member in self.etcds.members if member.poll() is None]
 
     def lose(self, members: Sequence[int]) -> None:
-        """SIGKILL, and they stay away."""
+        """Kills members with SIGKILL, and keeps them away."""
         self._down |= set(members)
         for n in members:
             self.etcds.kill(n)
@@ -54,7 +55,7 @@ class House:
         self.tend()
 
     def make_space(self, revision: int) -> None:
-        """Raises Fatal when etcd does not take it."""
+        """Makes space in etcd again. Raises Fatal if etcd does not allow it."""
         until = time.monotonic() + SPACE_WITHIN_S
         while True:
             try:
@@ -67,7 +68,7 @@ class House:
     # --- the network ---
 
     def cut(self, node: str) -> None:
-        """Its link goes down."""
+        """Takes a node's link down."""
         network, index = self._place(node)
         network.cut(index)
         if not network.is_cut(index):
@@ -78,7 +79,7 @@ class House:
         network.mend(index)
 
     def cut_off(self, node: str) -> None:
-        """It does not reach etcd, and whoever else it talks to does not notice."""
+        """Cuts a node off from etcd alone; its other peers do not notice."""
         network, index = self._place(node)
         network.close_port(index, network.hub_address, [int(e.rpartition(":")[2]) for e in self.etcds.endpoints])
 
@@ -94,7 +95,7 @@ class House:
     # --- failpoints ---
 
     def arm(self, name: str) -> Path:
-        """What is started from now on dies there, once: the file is there when it does."""
+        """Makes a process that starts from now on die at a failpoint, once. The returned file exists when it has."""
         once = self.folder / f"failpoint-{time.time_ns()}"
         os.environ[FAILPOINT], os.environ[ONCE] = name, str(once)
         return once

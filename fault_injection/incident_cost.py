@@ -1,13 +1,14 @@
-"""What each incident cost: of the seconds that did not train, those that are its own. No second is of two incidents.
+"""Attributes lost group-seconds to incidents. No second belongs to two.
 
-Of its group: all from the last step that was committed before it until it was over, and what is computed again of the steps that were
-lost with it. Of the others: the steps that failed and the waits for a quorum meanwhile, what they stood still for one that hung, and
-what they waited for one that was slow. Where two may have a second, the one that began last has it, and not before it began: a group that
-waits for another one has not committed a step since, and what befalls it later has none of that wait.
+An incident costs its own group all seconds from the last step committed before it until it was over. The seconds in
+which lost steps are made again count too. It costs the others failed steps and quorum waits meanwhile, and the waits
+for a group that hung or was slow.
 
-One for which nothing was started, as one that was only observed, has seconds until its group commits again: from then on it trains. What
-an ordinary step brings with it is nobody's.
-"""
+Where two may have a second, the one that began last has it, if it had begun by then. A group that waits for another has
+committed no step since. A later failure of it gets nothing of that wait.
+
+If no new generation was started, as in observe mode, the incident costs seconds until its group commits again: from
+then on it trains. An ordinary step's own overhead belongs to no incident."""
 
 from __future__ import annotations
 
@@ -24,21 +25,21 @@ from supervisor.core.ledger import LONGER, Cause, Interval
 from supervisor.core.model import Kind
 
 ROUTINE = (Cause.DATA, Cause.CHECKPOINT, Cause.EVALUATE, Cause.DIGEST)
-"""What a step brings with it, or follows it, whatever befalls the group then."""
+"""Causes that accompany or follow any step, whatever befalls the group then."""
 
 IN_ANY_STEP = (*ROUTINE, Cause.QUORUM, Cause.OTHER)
-"""What a committed step of usual length takes beside computing."""
+"""Causes in a committed step of usual length besides computing."""
 
 WAITED = (Cause.QUORUM, Cause.FAILED_STEP)
-"""What a group costs the others that go on."""
+"""Causes that a group's incident brings to the others that go on."""
 
 HELD_UP: Mapping[Cause, Kind] = {Cause.HUNG: Kind.HANG, Cause.STRAGGLING: Kind.STRAGGLER}
-"""What a group costs itself and the others by an incident of this kind alone."""
+"""Causes that an incident of this kind alone brings to its own group and the others."""
 
 
 @dataclass(frozen=True)
 class _Share:
-    """An incident, and since when and until when its group did not train for it; since infinite: it trained on."""
+    """An incident, and the time in which its group did not train because of it; infinite `since`: it trained on."""
 
     window: Window
     since: float
@@ -50,7 +51,7 @@ class _Share:
 
     @property
     def begins(self) -> float:
-        """Since when it costs anybody more than the step that was under way."""
+        """Returns when it begins to cost more than the step that was under way."""
         return max(self.since, self.window.began)
 
     @property
@@ -66,7 +67,7 @@ class _Share:
 
 
 def of_incidents(history: History, ledgers: Mapping[int, Sequence[Interval]]) -> dict[str, dict[Cause, float]]:
-    """By incident, in the order in which they were opened: group-seconds by cause."""
+    """Returns group-seconds by cause for each incident, in the order in which they were opened."""
     shares = [_share(history, window) for window in windows(history)]
     found: dict[str, dict[Cause, float]] = {share.id: {} for share in shares}
     for group, intervals in ledgers.items():
@@ -97,14 +98,14 @@ def _restarted(incident: Mapping[str, Any]) -> bool:
 
 
 def _usual_steps(history: History, group: int) -> list[tuple[float, float]]:
-    """From when until when a group made each committed step that took no longer than an ordinary one."""
+    """Returns the beginning and end of each committed step of a group that took no longer than an ordinary one."""
     steps = [(x["start"], x["t"]) for s in history.of_group(group) for x in s.committed() if "start" in x]
     ordinary_s = median(end - start for start, end in steps) if steps else 0.0
     return sorted((start, end) for start, end in steps if end - start <= LONGER * ordinary_s)
 
 
 def _is_usual(interval: Interval, steps: Sequence[tuple[float, float]]) -> bool:
-    """Whether it would have been there without any incident."""
+    """Returns true if it would have been there without any incident."""
     if interval.cause not in IN_ANY_STEP:
         return False
     at = (interval.start + interval.end) / 2
@@ -113,8 +114,8 @@ def _is_usual(interval: Interval, steps: Sequence[tuple[float, float]]) -> bool:
 
 
 def _cut(intervals: Iterable[Interval], own: Sequence[_Share], shares: Sequence[_Share]) -> Iterator[Interval]:
-    """The same seconds, so that an incident which may have an interval has all of it, or none: one of the group, or, of what the
-    others may have cost it, any."""
+    """Splits intervals at the boundaries of incidents, so that an incident has all of a part or none. Other groups'
+    incidents count only where they may have cost it something."""
     of_own, of_any = _ends(own), _ends(shares)
     for interval in intervals:
         ends, start = of_any if interval.cause in (*WAITED, *HELD_UP) else of_own, interval.start
@@ -129,7 +130,7 @@ def _ends(shares: Iterable[_Share]) -> list[float]:
 
 
 def _whose(interval: Interval, group: int, own: Sequence[_Share], shares: Sequence[_Share]) -> _Share | None:
-    """Whose an interval is; None: no incident's."""
+    """Returns the incident to which an interval belongs; None: none."""
     at, cause = (interval.start + interval.end) / 2, interval.cause
     if cause == Cause.PRODUCTIVE:
         return None
@@ -149,7 +150,7 @@ def _whose(interval: Interval, group: int, own: Sequence[_Share], shares: Sequen
     if cause in WAITED:
         there = [s for s in shares if s.is_at(at)]
         begun = [s for s in there if s.begins <= at]
-        # where none has begun, the step that was under way is of the first that did
+        # where none has begun, the step that was under way belongs to the first that did
         return _newest(s for s in begun if s.group == group) or _newest(begun) or min(there, key=_began, default=None)
     mine = _newest(s for s in own if s.is_at(at))
     return None if mine is None or (cause in ROUTINE and at < mine.window.began) else mine
@@ -160,5 +161,5 @@ def _began(share: _Share) -> float:
 
 
 def _newest(shares: Iterable[_Share]) -> _Share | None:
-    """The one that began last."""
+    """Returns the share that began last."""
     return max(shares, key=lambda s: s.begins, default=None)

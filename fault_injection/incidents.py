@@ -1,4 +1,4 @@
-"""The incidents of a history about which something was done, as the checkers and the certificate look at them."""
+"""Finds the incidents of a history that were acted on, as the checkers and the certificate see them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from supervisor.core.model import Rung
 
 @dataclass(frozen=True)
 class Acted:
-    """An incident about which something was done."""
+    """An incident that was acted on."""
 
     id: str
     kind: str
-    """When something was done first."""
+    """Its kind when it was first acted on."""
     group: int
     rung: int
     node: str
     opened: float
-    """When it was first in a decision, as those that follow."""
+    """When it was first in a decision. `acted`, `recovered`: when it was first acted on, and recovered."""
     acted: float
     recovered: float | None
 
 
 def incidents(history: History) -> list[Acted]:
-    """All about which something was done: rung 0 rides a failure through, and is no verdict."""
+    """Returns all incidents that were acted on. Rung 0 rides a failure through, which is no action."""
     opened: dict[str, float] = {}
     first: dict[str, tuple[float, dict[str, Any]]] = {}
     recovered: dict[str, float] = {}
@@ -55,8 +55,8 @@ def incidents(history: History) -> list[Acted]:
 
 
 def recovered_at(history: History, incident: Mapping[str, Any]) -> float | None:
-    """When an incident's group had committed a step with the others, by the leader's wall clock: as the page and `incidents` have it.
-    None: it has not."""
+    """Returns when an incident's group had committed a step with the others, by the leader's wall clock, as the page
+    and `incidents` show it. None: it has not."""
     if incident.get("state") != "recovered":
         return None
     if history.account is not None and incident.get("recovered") is not None:
@@ -68,7 +68,8 @@ def recovered_at(history: History, incident: Mapping[str, Any]) -> float | None:
 
 
 def lasted(history: History, incident: Mapping[str, Any]) -> float | None:
-    """Seconds from an incident's first sign until that. None: it has not recovered, or its journal does not say."""
+    """Returns the seconds from an incident's first sign until it recovered. None: it has not, or they are not
+    recorded."""
     opened, recovered = incident.get("opened"), incident.get("recovered")
     if opened is None or recovered is None:
         return None
@@ -77,8 +78,9 @@ def lasted(history: History, incident: Mapping[str, Any]) -> float | None:
 
 
 def ridden_through(history: History) -> list[dict[str, Any]]:
-    """The last word on each incident since it was broken on purpose about which it was decided that nothing was to be done: the others
-    go on, and its group goes on as it is. That of a group that is left out has a new generation, which ends its processes."""
+    """Returns the newest record of each incident, since the run was broken on purpose, that was decided to need no
+    action. Its group goes on as it is. An incident of a suspended group is not among them, for its new generation ends
+    its processes."""
     began = history.setting.began if history.setting is not None else 0.0
     older: set[str] = set()
     last: dict[str, dict[str, Any]] = {}
@@ -96,8 +98,8 @@ def _is_ridden_through(incident: dict[str, Any]) -> bool:
 
 
 def mended(history: History) -> Iterator[tuple[str, int, int, float]]:
-    """(id, group, generation, when) of incidents that a new generation has mended, by the decisions that they were over. Without
-    those of groups that were at their end with it."""
+    """Yields (id, group, generation, when) of incidents that a new generation has mended, by the decisions that
+    recorded it. Leaves out groups that finished with it."""
     for decision in history.committed():
         for incident in decision.incidents:
             group, generation = incident["group"], incident.get("generation_after", 0)

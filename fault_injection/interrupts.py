@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and a closed terminal in a chaos run: each is a KeyboardInterrupt, and one waits for a heal that has begun."""
+"""Turns SIGINT, SIGTERM and a closed terminal into KeyboardInterrupt, which waits for a heal that has begun."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ WAITS = b"supervisor: what was broken is being healed: leaving after that. Once 
 
 
 def ending() -> list[signal.Signals]:
-    """The signals that ask a command to end. Without SIGHUP where `nohup` has it ignored."""
+    """Returns the signals that ask a command to end. Leaves out SIGHUP where `nohup` has it ignored."""
     is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if is_nohup else [signal.SIGHUP])]
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Each of them raises KeyboardInterrupt, also where a shell started this with SIGINT ignored."""
+    """Makes each of them raise KeyboardInterrupt, also where a shell started this with SIGINT ignored."""
     with _handled_by(signal.default_int_handler):
         yield
 
 
 @contextmanager
 def finished_first() -> Iterator[None]:
-    """The first of them is raised when this is left, also by an error; a second one at once."""
+    """Raises the first of them when the block is left, also by an error, and a second one at once."""
     came: list[int] = []
 
     def keep(number: int, frame: FrameType | None) -> None:
@@ -34,7 +34,7 @@ def finished_first() -> Iterator[None]:
             raise KeyboardInterrupt
         came.append(number)
         with suppress(OSError):  # the terminal may be gone
-            os.write(2, WAITS)  # no print: it may be in the middle of one
+            os.write(2, WAITS)  # no print, for the signal may have interrupted one
 
     try:
         with _handled_by(keep):

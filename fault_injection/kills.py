@@ -1,4 +1,4 @@
-"""Who ended a trainer, and why: every signal of ours needs a reason that was written down before it."""
+"""Checks that every signal that ended a trainer had a reason, which was recorded before it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from fault_injection.history import Decided, History, Signalled, Unknown
 
 OWN_POLICY = re.compile(r"policy\.cut_off_stop_s is ([0-9.e+]+)")
-"""A reason for which an agent ends a trainer by itself names the setting that says so, and its value."""
+"""The reason for which an agent ends a trainer by itself: it names the setting and its value."""
 
 
 def no_kill_without_reason(history: History) -> list[str]:
-    """Every signal that a shim sent to a trainer has a reason that was written down before: a committed decision about
-    that group, a policy of the agent's own, unless the steps of that trainer contradict it, or another rank of the same generation that had failed.
+    """Checks that every signal from a shim to a trainer had a reason recorded before.
 
-    A trainer that ends without a signal of ours has failed, or has finished: that is no kill."""
+    A reason is a committed decision about that group, or the failure of another rank of the same generation. It may
+    also be a policy of the agent's own, unless that trainer's steps contradict it.
+
+    A trainer that ends without a signal of ours has failed or finished, which is no kill."""
     reasons = _reasons(history)
     found, missing = [], []
     told: set[tuple[str, int, int, int]] = set()
@@ -42,7 +44,7 @@ def no_kill_without_reason(history: History) -> list[str]:
 
 @dataclass(frozen=True)
 class _Reason:
-    """Why generations of a group below `below` may be ended from `t` on, until `until`."""
+    """Why generations of a group below `below` may be ended from `t` until `until`."""
 
     t: float
     group: int | None
@@ -55,7 +57,7 @@ class _Reason:
 
 
 def _reasons(history: History) -> list[_Reason]:
-    """All that were recorded. They count from the intent on: agents may be faster than the line of its outcome."""
+    """Returns all recorded reasons. They count from the intent on, as agents may be faster than its outcome."""
     committed = history.committed()
     resumed = [d.t for d in committed if any(a["verb"] == "resume" for a in d.actions)]
     reasons = []
@@ -81,7 +83,7 @@ def _raises(decision: Decided) -> Iterator[_Reason]:
 
 
 def _not_ours(history: History, sent: Signalled) -> bool:
-    """The node was ended from outside: nobody here had given its allocation back."""
+    """Returns true if the node was ended from outside: no decision of ours had released its allocation."""
     return sent.node_ending and sent.allocation is not None and not _released(history, sent)
 
 
@@ -108,7 +110,7 @@ def _of_its_own(history: History, sent: Signalled) -> bool:
 
 
 def _stepped(history: History, sent: Signalled, since: float) -> bool:
-    """Whether it committed a step that it began after that: for each it asks for a quorum, and who is cut off gets none."""
+    """Returns true if it committed a step begun after `since`: a trainer that is cut off gets no quorum for one."""
     whom = (sent.node, sent.group, sent.generation)
     own = (line for s in history.steps if (s.node, s.group, s.generation) == whom for line in s.committed())
     own = (line for line in own if isinstance(line.get("quorum_id"), int))  # toys step without one

@@ -1,4 +1,4 @@
-"""`supervisor ledger`: where the seconds of a run went, from its files: of each group, of each incident, of all."""
+"""The command `supervisor ledger`: accounts for a run's seconds from its files, by group, incident and in all."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from supervisor.shell.outcomes import of_journal
 from supervisor.wire.printer import Printer
 
 MOST = 3
-"""Causes that are named of each group and each incident in the table; JSON has all."""
+"""Causes named for each group and each incident in the table; JSON has all."""
 
 IN_FLIGHT = 2.0
-"""Of a run that is not over, what has passed since the newest step is counted once that is so many ordinary steps ago."""
+"""In a run that goes on, the time since the newest step counts once it exceeds this many ordinary steps."""
 
 SILENT_S = 300.0
-"""A run of which no file has said anything for so long, or twice as long as a trainer ever was silent, may have lost its supervisor."""
+"""Seconds without a line in any file (or twice a trainer's longest silence) after which a run may be unsupervised."""
 
 ROUNDED_S = 0.0005
-"""What is less is none: JSON has milliseconds."""
+"""Seconds below which a value counts as none, as JSON has milliseconds."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add `ledger` to the command line."""
+    """Adds `ledger` to the command line."""
     app.command("ledger", epilog="Example: supervisor ledger runs/demo")(command)
 
 
@@ -70,8 +70,8 @@ def command(
 
 
 def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
-    """As `--json` prints it; seconds throughout. `now`: this machine's clock, until which a run that is not over is counted. Raises
-    Fatal where there is no journal, or nothing was decided yet."""
+    """Returns what `--json` prints, in seconds. `now`: this machine's clock, up to which a run that is not over counts.
+    Raises Fatal where there is no journal, or no decision yet."""
     journal = folder / "journal.jsonl"
     if not journal.is_file():
         raise Fatal(
@@ -129,8 +129,8 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
 
 
 def _name(lines: Iterable[Mapping[str, Any]], system: Path) -> str:
-    """Of the run, whatever its folder is called: by the first allocation that its journal asks for, else by its ranks' folders; empty:
-    neither says."""
+    """Returns the run's name, whatever its folder is called: from the first allocation that its journal requests, else
+    from its ranks' folders. Empty: neither shows it."""
     keys = (str(action.get("key", "")) for line in lines for action in line.get("actions", ()))
     found = next((match[1] for key in keys if (match := re.fullmatch(r"acquire:(.+)-a\d+", key))), "")
     ranks = {path.name.rsplit(".", 3)[0] for path in system.glob("nodes/*/ranks/*.*.*.*")}
@@ -139,25 +139,25 @@ def _name(lines: Iterable[Mapping[str, Any]], system: Path) -> str:
 
 @dataclass(frozen=True)
 class Lasted:
-    """How long a run has lasted, as its journal alone says; this machine's clock."""
+    """How long a run has lasted, by its journal alone and this machine's clock."""
 
     began: float
     until: float
-    """Its end; of one that is not over: now, or when it was last heard of."""
+    """Its end. For a run that is not over: now, or its last sign of life."""
     phase: str
     over: bool
     silent: bool = False
-    """Nothing was heard of it since."""
+    """True if it showed no sign of life since."""
     halts: tuple[tuple[float, float], ...] = ()
-    """From when until when it was halted, of those of which it was resumed."""
+    """Beginning and end of each halt from which it was resumed."""
 
 
 def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
-    """From the first decision until the run had finished, was stopped or halted, and was not resumed; None: nothing was decided."""
+    """Returns how long the run lasted: from the first decision until it ended for good, or now. None: no decision."""
     found = of_journal(
         (line for line in lines if "t" in line), lambda line: (float(line["t"]), str(line.get("phase", "")))
     )
-    # also one of which nothing says it: its supervisor died before it could
+    # also one without a recorded outcome: its supervisor may have died before it could
     phases = [intent.kept for intent in found.intents if found.took_effect(intent) is not False]
     if not phases:
         return None
@@ -171,13 +171,13 @@ def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
 
 
 def from_start_to_end(run_dir: Path, otherwise: Span) -> Span:
-    """The time of a run, as its journal says, until now where it goes on. `otherwise`: where nothing was decided."""
+    """Returns the time of a run by its journal, up to now where it goes on. `otherwise`: where there is no decision."""
     lasted = lasts(read_journal(run_dir / "journal.jsonl"), time.time())
     return Span(lasted.began, lasted.until, lasted.halts) if lasted is not None else otherwise
 
 
 def _heard(lasted: Lasted, lines: Iterable[Mapping[str, Any]], history: History, system: Path) -> Lasted:
-    """Of a run that is not over and that nobody supervises any more: until it was last heard of. What came later nobody knows."""
+    """Cuts a run that is not over and has no supervisor to its last sign of life: what came later is unknown."""
     steps = [[line["t"] for line in s.lines if "t" in line] for s in history.steps]
     longest_s = max((two - one for times in steps for one, two in itertools.pairwise(times)), default=0.0)
     shims = (at for p in history.processes for at in (p.spawned, p.exited) if at is not None)
@@ -187,7 +187,7 @@ def _heard(lasted: Lasted, lines: Iterable[Mapping[str, Any]], history: History,
 
 
 def _is_up(system: Path) -> bool:
-    """Whether a `supervisor up` of this folder lives on this machine: a run that stands still is silent, and costs all the same."""
+    """Returns true if a `supervisor up` of this folder lives here: a run that stands still is silent, but costs."""
     for path in system.glob("up*.lock"):
         with path.open() as lock:
             try:
@@ -198,7 +198,7 @@ def _is_up(system: Path) -> bool:
 
 
 def _span(history: History, lasted: Lasted) -> tuple[Span, float]:
-    """What is counted, and how long the newest step may be under way without being counted: what it becomes is not known yet."""
+    """Returns what is counted, and how long the newest step may go uncounted, its cause being still unknown."""
     steps = [line for s in history.steps for line in s.committed() if "start" in line]
     if lasted.over or lasted.silent or not steps:
         return Span(lasted.began, lasted.until, lasted.halts), 0.0
@@ -210,7 +210,7 @@ def _span(history: History, lasted: Lasted) -> tuple[Span, float]:
 def _not_all_of_it(
     history: History, ledgers: Mapping[int, list[Interval]], lasted: Lasted, in_flight_s: float
 ) -> Iterator[str]:
-    """What the ledgers leave out of the run, as its journal and its trainers tell it."""
+    """Yields what the ledgers leave out of the run, by its journal and its trainers."""
     whole = lasted.until - lasted.began - sum(resumed - halted for halted, resumed in lasted.halts)
     for group, intervals in ledgers.items():
         seconds = sum(interval.seconds for interval in intervals)
@@ -221,7 +221,7 @@ def _not_all_of_it(
             *(("a halt", *halt) for halt in lasted.halts),
             ("the end of the run", lasted.until, float("inf")),
         ):
-            # who is told to end commits the step that it is in
+            # a trainer that is ordered to end commits the step that it is in
             began = (line for line in steps.committed() if line.get("start", line["t"]) > since + SLACK_S)
             late = [line["t"] for line in began if line["t"] <= until]
             if late:
@@ -229,7 +229,7 @@ def _not_all_of_it(
 
 
 def _without(causes: Mapping[Cause, float], costs: Iterable[Mapping[Cause, float]]) -> dict[Cause, float]:
-    """What did not train and is no incident's: how a run begins and ends, and what steps bring with them."""
+    """Returns what did not train and belongs to no incident: how a run begins and ends, and the overhead of steps."""
     costs = list(costs)
     left = {cause: seconds - sum(of.get(cause, 0.0) for of in costs) for cause, seconds in causes.items()}
     return {cause: seconds for cause, seconds in left.items() if cause != Cause.PRODUCTIVE and seconds > ROUNDED_S}
@@ -246,7 +246,7 @@ def _not_here(history: History, system: Path) -> list[str]:
 
 
 def _without_a_trace(history: History, system: Path) -> list[str]:
-    """Generations that have trained, by the journal, on a node whose files are here and tell nothing of them."""
+    """Returns generations that trained by the journal, on nodes whose files are here but lack them."""
     known = {(p.group, p.generation) for p in history.processes} | {(s.group, s.generation) for s in history.steps}
     trained = {
         (group, int(says["generation"]), str(says.get("node") or ""))
@@ -309,7 +309,7 @@ def _most(seconds: dict[str, float]) -> str:
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], width: int = 0) -> Table:
-    """`width`: of the terminal; the last column names so many causes as have room in it."""
+    """`width`: that of the terminal; the last column names as many causes as fit."""
     others = sum(2 + max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads) - 1))
     if width:
         rows = [(*row[:-1], _fits(row[-1], max(width - others, len(heads[-1])))) for row in rows]

@@ -1,4 +1,4 @@
-"""What a line of a record has to be before a checker may count on it."""
+"""Validates lines of records before a checker may rely on them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pydantic.dataclasses import dataclass as checked
 from supervisor.wire.records import Account
 
 MAY_BE_NO_NUMBER = frozenset({"loss", "gradient_norm", "within_s", "others_within_s"})
-"""What a model computes, and what is promised: that such a number is none is for a checker to say."""
+"""Computed by a model, or promised: a checker judges whether such a number is finite."""
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 GROUPS = 100_000
-"""No run has as many, and a number beyond it is not to be counted up to."""
+"""More groups than any run has; no number beyond it may be counted up to."""
 
 Group = Annotated[str, Field(pattern="^[0-9]{1,5}$")]
-"""As a name in JSON: less than GROUPS."""
+"""A name in JSON: a number below GROUPS."""
 
 
 @checked(kw_only=True)
@@ -90,7 +90,7 @@ _SIGNALLED: TypeAdapter[Any] = TypeAdapter(_Signalled)
 
 
 def not_finite(body: Any, name: str = "") -> str:
-    """The name of a number in a JSON body that is none, or is infinite; empty: there is no such. JSON knows neither, Python's does."""
+    """Returns the name of a number in a JSON body that is not finite; empty: all are. Python's JSON allows them."""
     if isinstance(body, float):
         return "" if math.isfinite(body) else name or "it"
     if isinstance(body, Mapping):
@@ -102,12 +102,12 @@ def not_finite(body: Any, name: str = "") -> str:
 
 
 def wrong_with(line: Mapping[str, Any]) -> str:
-    """Why a line is none of a rank's step record, as the end of a sentence; empty: it may be one."""
+    """Returns why a line cannot be part of a rank's step record, as the end of a sentence; empty: it can."""
     for name in ("t", "start", "step"):
         if not isinstance(line.get(name, 0), int | float):
             return f"its {name} is no number"
     if line.get("event") == "step" and line.get("committed"):
-        # of who does not say its quorum, or a loss, the checkers and the twin say so
+        # where a quorum or a loss is missing, the checkers and the twin report it
         needs = ("t", "step", *(("participants",) if line.get("quorum_id") is not None else ()))
         if missing := [name for name in needs if line.get(name) is None]:
             return f"it is of a committed step, and has no {missing[0]}"
@@ -127,19 +127,19 @@ def wrong_with(line: Mapping[str, Any]) -> str:
 
 
 def wrong_with_journal(line: Mapping[str, Any]) -> str:
-    """Why a line is none of a journal, as the end of a sentence; empty: it may be one."""
+    """Returns why a line cannot be part of a journal, as the end of a sentence; empty: it can."""
     event = _EVENTS.get(str(line.get("event")), _EVENT)
     return wrong_by(_JOURNAL.get(str(line.get("entry")), event), line)
 
 
 def wrong_with_shim(line: Mapping[str, Any]) -> str:
-    """Why a line is none of a shim's history, as the end of a sentence; empty: it may be one."""
+    """Returns why a line cannot be part of a shim's history, as the end of a sentence; empty: it can."""
     named = _SIGNALLED if line.get("event") == "signalled" else _ENDED
     return wrong_by(named if line.get("name") else _SHIM, line)
 
 
 def wrong_by(shape: TypeAdapter[Any], line: Mapping[str, Any]) -> str:
-    """What it lacks of a shape, or has wrong, as the end of a sentence; empty: nothing."""
+    """Returns what it lacks of a shape, or has wrong, as the end of a sentence; empty: nothing."""
     try:
         shape.validate_python(line)
     except ValidationError as error:
@@ -148,6 +148,6 @@ def wrong_by(shape: TypeAdapter[Any], line: Mapping[str, Any]) -> str:
 
 
 def first_of(error: ValidationError) -> str:
-    """The first thing that is wrong, with where it is."""
+    """Returns the first error, with its place."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,4 +1,4 @@
-"""A memory cgroup of our own, under whichever version this machine has."""
+"""Makes a memory cgroup of our own, under the version that this machine has."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ EMPTY_WITHIN_S = 10.0
 
 
 class MemoryCgroup:
-    """Its folder; what is put into it must have ended before the block does."""
+    """A cgroup's folder. Every process in it must have ended before the block does."""
 
     def __init__(self, folder: Path, legacy: bool) -> None:
         self.folder = folder
         self._legacy = legacy
 
     def add(self, pid: int) -> None:
-        """Move a process here; what it forks from now on is born here."""
+        """Moves a process here; those that it forks from now on are born here."""
         (self.folder / "cgroup.procs").write_text(str(pid))
 
     def used(self) -> int:
-        """Bytes."""
+        """Returns the bytes in use."""
         return int((self.folder / ("memory.usage_in_bytes" if self._legacy else "memory.current")).read_text())
 
     def limit(self, size: int) -> None:
-        """Bytes, of memory and of nothing else to go to."""
+        """Limits the bytes of memory, without swap to fall back on."""
         (self.folder / ("memory.limit_in_bytes" if self._legacy else "memory.max")).write_text(str(size))
         swap = self.folder / ("memory.memsw.limit_in_bytes" if self._legacy else "memory.swap.max")
         if swap.exists():
             swap.write_text(str(size) if self._legacy else "0")
 
     def kills(self) -> int:
-        """How many the kernel has counted."""
+        """Returns the kills that the kernel has counted."""
         count = ooms.read_count(self.folder / (ooms.LEGACY if self._legacy else ooms.UNIFIED))
         assert count is not None
         return count
@@ -58,7 +58,7 @@ def _parent() -> tuple[Path, bool]:
 
 @contextmanager
 def memory_cgroup(name: str) -> Iterator[MemoryCgroup]:
-    """An empty one without a limit. Raises NotHere where no memory controller is, or the user may make no cgroup."""
+    """Yields an empty one without a limit. Raises NotHere without a memory controller or the right to make a cgroup."""
     parent, legacy = _parent()
     folder = parent / f"supervisor-{os.getpid()}-{name}"
     try:

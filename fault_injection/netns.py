@@ -1,5 +1,5 @@
-"""Network namespaces that stand for machines: one bridge in a hub namespace, one namespace a node. Nothing is added to
-the machine's own network. Needs root and iproute2."""
+"""Makes network namespaces that stand for machines: one bridge in a hub namespace, one namespace a node. Adds nothing
+to the machine's own network. Needs root and iproute2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from supervisor.shell.engines.local import PoolNode
 from supervisor.wire.security import Security, load
 
 WORLD = "SUPERVISOR_WORLD"
-"""Environment variable by which a command, run again inside a hub, knows its network (JSON)."""
+"""Environment variable with the network (JSON) of a command that runs again inside a hub."""
 
 SUBNET = "10.77.0"
 """Private addresses, seen only inside the namespaces."""
@@ -36,47 +36,47 @@ class Network:
     """(namespace, address) of each node."""
 
     def cut(self, index: int) -> None:
-        """Take a node's link down: it falls silent, no connection is reset."""
+        """Takes a node's link down: it falls silent, and no connection is reset."""
         _ip("-n", self.nodes[index][0], "link", "set", "eth0", "down")
 
     def mend(self, index: int) -> None:
-        """Bring it up again."""
+        """Brings a node's link up again."""
         _ip("-n", self.nodes[index][0], "link", "set", "eth0", "up")
 
     def is_cut(self, index: int) -> bool:
-        """Whether the kernel says that a node's link is down."""
+        """Returns true if the kernel shows a node's link as down."""
         (link,) = json.loads(run_command("ip", "-json", "-n", self.nodes[index][0], "link", "show", "eth0"))
         return "UP" not in link["flags"]
 
     def addresses(self) -> list[str]:
-        """Of the hub and of every node."""
+        """Returns the addresses of the hub and of every node."""
         return [self.hub_address, *(address for _, address in self.nodes)]
 
     def separate(self, index: int, others: Sequence[str]) -> None:
-        """A node and these addresses do not hear each other any more; no connection is reset."""
+        """Separates a node from these addresses in both directions; no connection is reset."""
         for address in others:
             for chain, flag in (("INPUT", "-s"), ("OUTPUT", "-d")):
                 self._iptables(index, "-A", chain, flag, address, "-j", "DROP")
 
     def split(self, island: Sequence[int]) -> None:
-        """The nodes of the island hear each other and nobody else."""
+        """Lets the nodes of the island hear each other and no one else."""
         inside_ = {self.nodes[index][1] for index in island}
         for index in island:
             self.separate(index, [address for address in self.addresses() if address not in inside_])
 
     def join(self) -> None:
-        """Everybody hears everybody again."""
+        """Lets all nodes hear each other again."""
         for index in range(len(self.nodes)):
             self.hear(index)
 
     def close_port(self, index: int, address: str, ports: Sequence[int]) -> None:
-        """The node does not reach these TCP ports there any more, nor hears from them; no connection is reset."""
+        """Cuts a node off from these TCP ports in both directions; no connection is reset."""
         for port in ports:
             for chain, way in (("INPUT", ("-s", address, "--sport")), ("OUTPUT", ("-d", address, "--dport"))):
                 self._iptables(index, "-A", chain, "-p", "tcp", way[0], way[1], way[2], str(port), "-j", "DROP")
 
     def hear(self, index: int) -> None:
-        """The node hears everybody again."""
+        """Lets the node hear all others again."""
         self._iptables(index, "-F")
 
     def _iptables(self, index: int, *rule: str) -> None:
@@ -84,7 +84,7 @@ class Network:
 
 
 def available() -> str:
-    """An empty string when namespaces can be made here, else why not."""
+    """Returns why namespaces cannot be made here; empty if they can."""
     if os.geteuid() != 0:
         return NOT_ROOT
     if why := missing("ip", "nsenter", "unshare"):
@@ -99,13 +99,13 @@ def available() -> str:
 
 
 def no_filter() -> str:
-    """Why no part of a network can be closed (`separate`, `split`, `close_port`); empty when it can."""
+    """Returns why no part of a network can be closed (`separate`, `split`, `close_port`); empty if it can."""
     return available() or missing("iptables")
 
 
 @contextmanager
 def network(count: int) -> Iterator[Network]:
-    """A hub and `count` nodes; all of it is gone on the way out."""
+    """Yields a hub and `count` nodes, which are removed with the block."""
     prefix = f"sv{os.getpid()}"
     hub = f"{prefix}-hub"
     nodes = tuple((f"{prefix}-n{i + 1}", f"{SUBNET}.{i + 1}") for i in range(count))
@@ -139,13 +139,13 @@ def _ip(*arguments: str) -> None:
 
 
 def environment(network_: Network) -> dict[str, str]:
-    """Ours, for a command of ours that is run inside: there `entered` knows its network."""
+    """Returns our environment for a command of ours that runs inside, where `entered` reads its network."""
     body = {"hub": network_.hub, "hub_address": network_.hub_address, "nodes": network_.nodes}
     return {**os.environ, WORLD: json.dumps(body)}
 
 
 def entered() -> Network | None:
-    """The network in whose hub this process was started. Nobody below it is told."""
+    """Returns the network in whose hub this process was started. Removes it from the environment of its children."""
     text = os.environ.pop(WORLD, None)
     if text is None:
         return None
@@ -154,13 +154,13 @@ def entered() -> Network | None:
 
 
 def pool(names: Sequence[str], network_: Network | None) -> list[PoolNode]:
-    """Nodes for the local engine: each in its namespace, or all on loopback."""
+    """Returns nodes for the local engine: each in its namespace, or all on loopback."""
     places = network_.nodes if network_ is not None else [("", "127.0.0.1")] * len(names)
     return [PoolNode(name, address, netns) for name, (netns, address) in zip(names, places, strict=True)]
 
 
 def in_plain(home: Path) -> Security:
-    """The namespaces' addresses are off loopback, and nobody but us reaches them."""
+    """Allows plain connections: the namespaces' addresses are off loopback, but only our processes reach them."""
     home.mkdir(parents=True, exist_ok=True)
     file = home / "security.toml"
     file.write_text("insecure = true\n")
@@ -168,9 +168,10 @@ def in_plain(home: Path) -> Security:
 
 
 def inside(network_: Network, command: Sequence[str], mounts: bool = False) -> list[str]:
-    """The command as it is run inside the hub; `mounts`: with mounts of its own, which are gone with the last of its processes.
+    """Returns the command that runs this one inside the hub. `mounts`: with its own mounts, which end with the last of
+    its processes.
 
-    Not by `ip netns exec`, which mounts a /sys without the memory cgroups that the shims read."""
+    It avoids `ip netns exec`, which mounts a /sys without the memory cgroups that the shims read."""
     own = ["unshare", "--mount"] if mounts else []
     return ["nsenter", f"--net=/run/netns/{network_.hub}", *own, *command]
 
@@ -182,8 +183,8 @@ def run_inside(
     mounts: bool = False,
     fds: Sequence[int] = (),
 ) -> int:
-    """Run a command of ours inside the hub, with these file descriptors of ours, and return its exit code. Ctrl-C, TERM and a
-    closed terminal are passed on, and we wait for it to clean up."""
+    """Runs a command of ours inside the hub, with these file descriptors, and returns its exit code. Passes on Ctrl-C,
+    TERM and a closed terminal, and waits until the command has cleaned up."""
     process = subprocess.Popen(
         inside(network_, command, mounts), env=dict(environment), start_new_session=True, pass_fds=tuple(fds)
     )

@@ -1,4 +1,4 @@
-"""Why a fault cannot be made on this machine: no word on the program that it was to break."""
+"""Explains why a fault cannot be made on this machine, independently of the program that it would break."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from supervisor.ports.errors import Fatal
 PACKAGES = {
     "ip": "iproute2", "ss": "iproute2", "iptables": "iptables", "strace": "strace", "nsenter": "util-linux", "unshare": "util-linux",
 }  # fmt: skip
-"""Command -> the Debian package that has it."""
+"""Maps a command to the Debian package that has it."""
 
 NOT_ROOT = "not root: run it as root"
 
 
 class NotHere(Fatal):
-    """This machine cannot make it: a command, a right or a part of the kernel is missing. The text says which."""
+    """Raised where this machine lacks a command, a right or a part of the kernel for a fault. The text names it."""
 
 
 def no_command(name: str) -> str:
-    """The sentence about a command that is missing, and how to get it."""
+    """Returns the sentence about a missing command, and how to get it."""
     return f"no `{name}` command (Debian: apt-get install {PACKAGES[name]})"
 
 
 def missing(*commands: str) -> str:
-    """The same of the first of these that is not on PATH; empty when all are."""
+    """Returns that sentence for the first of these that is not on PATH; empty if all are."""
     return next((no_command(name) for name in commands if shutil.which(name) is None), "")

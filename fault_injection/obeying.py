@@ -1,7 +1,6 @@
-"""What makes a trainer do as it is ordered (causes.py), each at the place of its step where it belongs.
+"""Makes a trainer follow orders (causes.py), each at the right place of its step.
 
-Mixed into a ReplicaTrainer, whose methods these are. Without torch: tensors are only handled.
-"""
+Mixed into a ReplicaTrainer, whose methods these are. It needs no torch, for it only passes tensors on."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ COMPUTING = (causes.SEGFAULT, causes.ABORT, causes.EXIT, causes.RAISE, causes.HO
 LOADING = (causes.BLOCK_DATA, causes.RAISE_DATA)
 
 BIT = 12
-"""Of a 32-bit float: in the middle of its mantissa, a change of less than a thousandth that no loss shows."""
+"""A bit in the middle of a 32-bit float's mantissa: it changes the value by under a thousandth, shown by no loss."""
 
 
 class Obeying:
-    """Goes before ReplicaTrainer in the bases."""
+    """Precedes ReplicaTrainer in the bases."""
 
     launch: Any
     manager: Any
@@ -36,7 +35,7 @@ class Obeying:
     _forward_of = 0
 
     def before_heal(self) -> None:
-        """A peer asks for the state, in the quorum's thread."""
+        """Called in the quorum's thread when a peer asks for the state."""
         if held := self.orders.due(causes.HOLD_HEAL, step=self._step()):
             time.sleep(held.seconds)
 
@@ -50,14 +49,14 @@ class Obeying:
             self._flip(step)
         if self.orders.due(causes.SKIP_COLLECTIVE, step=step):
             after = super().forward_backward_step(**batch)  # type: ignore[misc]
-            _leave_out_the_norm(sys.modules["torch.distributed._functional_collectives"])  # only who trains has torch
+            _leave_out_the_norm(sys.modules["torch.distributed._functional_collectives"])  # only a trainer has torch
             return after
         if slow := self.orders.due(causes.SLOW, step=step):
             time.sleep(slow.seconds)
         return super().forward_backward_step(**batch)  # type: ignore[misc]
 
     def _flip(self, step: int) -> None:
-        """One bit, once; the twin is told which."""
+        """Flips one bit, once, and records it for the twin."""
         if self.orders.due(causes.FLIP_BIT, step=step) and not self._flipped:
             self._flipped = True
             parameter = self._parameter().view(-1)
@@ -91,7 +90,8 @@ class Obeying:
         return int(self.manager.current_step()) + 1
 
     def _parameter(self) -> Any:
-        """This rank's part of the last one, which every loss depends on: of the first, an embedding, only some rows are used."""
+        """Returns this rank's part of the last parameter, on which every loss depends. The first is an embedding, of
+        which only some rows are used."""
         data = list(self.model_parts[0].parameters())[-1].data
         return data.to_local() if hasattr(data, "to_local") else data
 
@@ -101,8 +101,9 @@ class Obeying:
 
 
 def _leave_out_the_norm(collectives: Any) -> None:
-    """The next sum over the ranks of this group that is asked for in Python, this one does not take part in: behind a step's computing that is of
-    the norm of its gradient. The others wait in it, or have this rank's next one for it. `collectives`: torch.distributed._functional_collectives."""
+    """Makes this rank miss the next sum over the ranks of this group that Python requests: after a step's computing,
+    that of its gradient's norm. The others wait in it, or take this rank's next one for it. `collectives`:
+    torch.distributed._functional_collectives."""
     together = collectives.all_reduce
 
     def alone(tensor: Any, *_: Any, **__: Any) -> Any:

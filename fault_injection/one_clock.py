@@ -1,9 +1,8 @@
-"""A journal by the clock of the nodes, where that of its leader was another one.
+"""Converts a journal to the nodes' clock, where its leader had another one.
 
-A leader's lines carry its wall clock and the run clock. Between two changes of their difference its wall clock was off by one amount, and
-what follows from what bounds that: a process is born after the decision to start it and before that in which its steps are seen, and it
-ends before the decision about its end. Nothing is changed where the two clocks may be one.
-"""
+A leader's lines carry its wall clock and the run clock. While their difference is constant, its wall clock is off by
+one amount. Causality bounds that amount. A process is born after the decision to start it, and before the one in which
+its steps are seen. It ends before the decision about its end. Nothing changes where the two clocks may be one."""
 
 from __future__ import annotations
 
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
     from fault_injection.history import Process
 
 SET_S = 1.0
-"""A wall clock that has moved by so much against the run clock was set. As the leader has it (supervisor/shell/loop.py)."""
+"""A wall clock that moved by this many seconds against the run clock was set; the leader uses the same
+(supervisor/shell/loop.py)."""
 
 STARTS = ("start", "place")
 
@@ -34,19 +34,19 @@ class _Stretch:
 
     epoch: int
     offset: float
-    """What is added to the run clock to make the leader's wall clock."""
+    """The leader's wall clock minus the run clock."""
     lines: list[dict[str, Any]] = field(default_factory=list)
     least: float = -inf
     most: float = inf
-    """Bounds of what has to be added to its times."""
+    """Bounds of the seconds that must be added to its times."""
 
     @property
     def begins(self) -> float:
         return float(self.lines[0]["t"])
 
     def shift_s(self) -> float:
-        """What to add: the middle of the bounds. 0: its clock may be the nodes', or the bounds contradict each other (nodes whose
-        clocks differ)."""
+        """Returns the seconds to add: the middle of the bounds. 0: its clock may be the nodes', or the bounds
+        contradict each other (nodes whose clocks differ)."""
         if self.least - OFF_S < 0.0 < self.most + OFF_S or self.least > self.most + SET_S:
             return 0.0
         known = [bound for bound in (self.least, self.most) if abs(bound) != inf]
@@ -59,7 +59,7 @@ class _Stretch:
 def retimed(
     lines: Iterable[Mapping[str, Any]], processes: Sequence[Process], newest: float = inf
 ) -> list[dict[str, Any]]:
-    """The lines of a journal, those of a leader with another clock by the nodes'. `newest`: the newest time that a node's file has."""
+    """Returns a journal's lines, all by the nodes' clock. `newest`: the newest time in a node's file."""
     stretches = list(_stretches(dict(line) for line in lines))
     born, ended = _of_ranks(processes)
     for stretch in stretches:
@@ -68,7 +68,7 @@ def retimed(
     for stretch in stretches:
         shift_s = stretch.shift_s()
         if not shift_s and before is not None and before[0].epoch == stretch.epoch and stretch.begins > newest + OFF_S:
-            # no node has lived until then: only the leader's clock was set
+            # no node has lived until then, so only the leader's clock was set
             goes_on = before[0].offset + before[1] - stretch.offset
             shift_s = goes_on if stretch.allows(goes_on) else 0.0
         for line in stretch.lines if shift_s else ():
@@ -78,7 +78,8 @@ def retimed(
 
 
 def _stretches(lines: Iterable[dict[str, Any]]) -> Iterator[_Stretch]:
-    """A line that does not say the run clock is in the stretch of the one before it, and the first ones of a term in that of the next."""
+    """Splits lines into stretches. A line without the run clock belongs to the stretch before it; the first such lines
+    of a term belong to the next."""
     open_: _Stretch | None = None
     first: list[dict[str, Any]] = []
     for line in lines:
@@ -102,7 +103,7 @@ def _stretches(lines: Iterable[dict[str, Any]]) -> Iterator[_Stretch]:
 
 
 def _of_ranks(processes: Iterable[Process]) -> tuple[dict[Generation, float], dict[Generation, float]]:
-    """By group and generation, when its first process was born, and when one had ended first."""
+    """Returns, by group and generation, when its first process was born, and when the first one ended."""
     born: dict[Generation, float] = {}
     ended: dict[Generation, float] = {}
     for process in processes:
@@ -136,7 +137,7 @@ def _bound(stretch: _Stretch, born: Mapping[Generation, float], ended: Mapping[G
 def _before(
     line: Mapping[str, Any], born: Mapping[Generation, float], ended: Mapping[Generation, float]
 ) -> Iterator[float]:
-    """When the processes of groups were born that run by a decision, and had ended of those that have finished."""
+    """Yields when the groups' running processes were born, and when those that finished had ended, by a decision."""
     for group, says in line.get("groups", {}).items():
         name = (int(group), int(says.get("generation", 0)))
         if says.get("phase") in ("running", "finished"):

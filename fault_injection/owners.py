@@ -1,4 +1,4 @@
-"""Who trained a group, and with whom: what the trainers' step records say about owners and quorums."""
+"""Checks owners and quorums by the trainers' step records: which processes trained a group, and with which others."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from fault_injection.ranks import ALIKE, left_out_by_a_rank, mute_at, no_numbers
 from supervisor.core.model import Kind
 
 OUT_OF_REACH = frozenset({Kind.HANG, Kind.STALLED, Kind.NODE_LOST, Kind.GPU})
-"""Kinds of faults by which a process holds the run's state and gives it to nobody. (Whose GPU fails is fenced and moved while it lives.)"""
+"""Kinds of faults after which a process holds the run's state but can give it to no other. (A group whose GPU fails is
+fenced and moved while it lives.)"""
 
 
 def single_owner(history: History) -> list[str]:
-    """Never two owners of a group: once a generation has committed no older one commits, nor beside it; nobody commits after its
-    shim saw it end, nor goes on once the next one's place on another node was decided; and on one node a generation is begun only
-    when the older ones there have ended.
+    """Checks that a group never has two owners.
 
-    A step that one generation alone had, and that a later one makes again, is no second owner's: it was lost with its process."""
+    Once a generation has committed, no older one commits, nor beside it. No rank commits after its shim saw it end, nor
+    begins a step once its successor's place on another node was decided. On one node, a generation is begun only when
+    the older ones there have ended.
+
+    A step that one generation alone had, and that a later one makes again, has no second owner: it was lost with its
+    process."""
     return [
         *_late_commits(history), *_beside_each_other(history), *_commits_of_the_dead(history), *_commits_of_the_fenced(history),
         *_two_on_a_node(history), *_not_fenced(history),
@@ -50,14 +54,14 @@ def _late_commits(history: History) -> Iterator[str]:
 
 
 def _was_in_flight(line: dict[str, Any], first: dict[str, Any]) -> bool:
-    """A step of an older quorum that began before the newer generation's first: a process that was frozen in it ends
-    it when it thaws, and no other replica has a part in that."""
+    """Returns true for a step of an older quorum that began before the newer generation's first. A process that was
+    frozen in it ends it when it thaws, and no other group has a part in it."""
     known = isinstance(line.get("quorum_id"), int) and isinstance(first.get("quorum_id"), int)
     return bool(known and line["quorum_id"] < first["quorum_id"] and line["start"] < first["start"])
 
 
 def _beside_each_other(history: History) -> Iterator[str]:
-    """One step of a rank by two generations at once, or in one quorum. What was in flight when the newer began is none."""
+    """Finds a step of a rank made by two generations at once or in one quorum, unless in flight as the newer began."""
     pauses = without_life(history)
     made: dict[tuple[int, int, int, int], list[tuple[Steps, dict[str, Any]]]] = defaultdict(list)
     for steps in history.steps:
@@ -83,8 +87,8 @@ def _commits_of_the_dead(history: History) -> Iterator[str]:
 
 
 def _commits_of_the_fenced(history: History) -> Iterator[str]:
-    """Where a generation is to begin is decided only when the older one elsewhere is gone, or when no gate admits it any more: from
-    then on it ends the step that it is in, and begins none."""
+    """Finds steps of a fenced generation. A new place is decided only when the older generation elsewhere is gone, or
+    no gate admits it: from then on it ends its step, and begins none."""
     quorums: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for steps in history.steps:
         for line in steps.lines:
@@ -107,14 +111,14 @@ def _commits_of_the_fenced(history: History) -> Iterator[str]:
 
 
 def _is_newer(quorums: dict[int, list[tuple[int, float]]], group: int, line: dict[str, Any], decided: float) -> bool:
-    """Whether the others of its quorum all began in that later: it asked for it before, and was given it after."""
+    """Returns true if all others of its quorum began after the decision: it was given the quorum only then."""
     others = [start for other, start in quorums.get(line.get("quorum_id", -1), ()) if other != group]
     return bool(others) and min(others) > decided
 
 
 def _two_on_a_node(history: History) -> Iterator[str]:
     places: dict[tuple[str, int], list[Process]] = defaultdict(list)
-    for process in history.processes:  # by the time of their spawning
+    for process in history.processes:  # in the order of their spawning
         places[process.node, process.group].append(process)
     for older, newer in chain.from_iterable(combinations(there, 2) for there in places.values()):
         still_there = older.over_by is None or older.over_by > newer.spawned
@@ -126,7 +130,8 @@ def _two_on_a_node(history: History) -> Iterator[str]:
 
 
 def _not_fenced(history: History) -> Iterator[str]:
-    """Who begins elsewhere while an older generation lives needs a fence: decided before, and not because it was gone."""
+    """Finds a generation begun elsewhere without a fence while an older one lives. The fence must be decided before,
+    and not because the older one was gone."""
     fences: dict[tuple[int, int], list[tuple[float, str]]] = defaultdict(list)
     decided: dict[tuple[int, int], float] = {}
     for decision in history.committed():
@@ -137,7 +142,7 @@ def _not_fenced(history: History) -> Iterator[str]:
             elif action["verb"] in ("start", "place"):
                 decided.setdefault((action["group"], action["generation"]), decision.t)
     of_groups: dict[int, list[Process]] = defaultdict(list)
-    for process in history.processes:  # by the time of their spawning
+    for process in history.processes:  # in the order of their spawning
         of_groups[process.group].append(process)
     for older, newer in chain.from_iterable(combinations(own, 2) for own in of_groups.values()):
         lives = older.over_by is None or older.over_by > newer.spawned
@@ -170,14 +175,15 @@ class _Commit:
 
 
 def one_quorum_per_step(history: History) -> list[str]:
-    """No step is committed by two quorums at once, nor by more groups than its quorum held, and the groups of one tell the same
-    loss. Unknown when groups took part of which there is no record. What is trained again
-    after every process had ended (a resume from disk) is another step; what goes back behind a newer step is for
-    `steps_not_lost` to find.
+    """Checks that no two quorums commit a step at once, and that no more groups commit one than its quorum held. The
+    groups of a quorum must report the same loss. Unknown when groups took part whose record is missing.
 
-    A step record holds its quorum's id and how many took part, not who: so two quorums are told apart by their ids,
-    by their numbers of participants, and by two groups at one place in one quorum. The ids only grow: that of one membership is none of
-    a later one, also under a new lighthouse. After a resume from disk nobody is left who knows one."""
+    A step trained again after every process had ended (a resume from disk) is another step. `steps_not_lost` finds one
+    that goes back behind a newer step.
+
+    A step record holds its quorum's id and the number of participants, but not their names. So two quorums differ in
+    their ids, in their numbers of participants, or in two groups at one place. The ids only grow: a later membership
+    has another id, also under a new lighthouse. After a resume from disk no process knows an older one."""
     pauses = without_life(history)
     found = [*no_numbers(history), *ranks_apart(history), *_ids_given_again(history, pauses)]
     missing = [*_without_record(history), *left_out_by_a_rank(history)]
@@ -201,8 +207,8 @@ def one_quorum_per_step(history: History) -> list[str]:
 
 
 def _without_record(history: History) -> Iterator[str]:
-    """Steps of which more groups are said to have taken part than there are records of. Only ranks that note what they read have
-    a record of a step in which they end."""
+    """Finds steps in which more groups took part than there are records. Only ranks that note what they read have a
+    record of a step in which they end."""
     if not any(line.get("event") == "batch" for steps in history.steps for line in steps.lines):
         return
     until = told_until(history)
@@ -224,7 +230,7 @@ def _without_record(history: History) -> Iterator[str]:
 
 
 def _ids_given_again(history: History, pauses: list[float]) -> Iterator[str]:
-    """A step that begins once a quorum has committed one is of no older quorum; nor are two generations of a group of one."""
+    """Finds steps begun in a quorum older than one that had committed, and quorums with two generations of a group."""
     stretches: dict[int, list[_Commit]] = defaultdict(list)
     for steps in history.steps:
         for line in steps.committed():
@@ -261,8 +267,8 @@ def _two_quorums(step: int, commits: list[_Commit]) -> Iterator[str]:
 
 
 def _went_on_beside(one: _Commit, two: _Commit) -> bool:
-    """Whether the first trained on with its own copy of the step. Who dies after its commit takes that with it, and who
-    heals takes the other's: then the step counts once."""
+    """Returns true if the first trained on with its own copy of the step. If it dies after its commit the copy is lost,
+    and if it heals it takes the other's: then the step counts once."""
     after = next((line for line in one.steps.committed() if line["t"] > two.line["t"]), None)
     return after is not None and not after.get("healed")
 
@@ -276,7 +282,7 @@ def _overfull(step: int, commits: list[_Commit]) -> Iterator[str]:
             told = [c.line[what] for c in members if c.line.get(what) is not None]
             if told and max(told) - min(told) > apart * max(1.0, *map(abs, told)):
                 yield f"step {step} of quorum {quorum} has a {what} of {' and '.join(map(str, sorted(told)))}"
-        # who heals in this step has no place among the participants
+        # a group that heals in this step has no place among the participants
         taking_part = [
             c for c in members if "participating_rank" not in c.line or c.line["participating_rank"] is not None
         ]
@@ -292,9 +298,12 @@ def _overfull(step: int, commits: list[_Commit]) -> Iterator[str]:
 
 
 def without_life(history: History) -> list[float]:
-    """The moments from which on no process had the run's state. Who takes it from a peer has it from then on, who reads it from
-    disk from its start, since it could have taken it; who ends before either never had it. One whose end nobody saw (its node
-    was lost) lived until its last line; one that was made to hang, whose node was made silent or whose GPU failed, gives it to nobody from its last commit on."""
+    """Returns the moments from which on no process had the run's state.
+
+    A process that takes the state from a peer has it from then on. One that reads it from disk counts from its start,
+    for it could have read it then. One that ends before either never had it. One whose end no shim saw (its node was
+    lost) lived until its last line. A fault may make a process hang, its node silent or its GPU fail: it then gives the
+    state to no other after its last commit."""
     lines = {(s.group, s.generation, s.rank): s.lines for s in history.steps}
     lives = []
     for p in history.processes:
@@ -315,7 +324,7 @@ def without_life(history: History) -> list[float]:
 
 
 def _out_of_reach(history: History, process: Process) -> float | None:
-    """Since when nobody can heal from a process, though it has not ended: by a fault of ours."""
+    """Returns since when no other can heal from a process, though it has not ended, because of an injected fault."""
     of = (process.group, process.generation)
     faults = (f for f in history.faults if f.made is not None and (f.group, f.generation) == of)
     return min((f.began for f in faults if not OUT_OF_REACH.isdisjoint(f.kinds)), default=None)

@@ -1,4 +1,5 @@
-"""What is promised of a run that is broken on purpose. Checkers as those of `checkers`, of the same history and the faults in it."""
+"""Checks what is promised of a run that is broken on purpose. These checkers work as those of `checkers`, on the same
+history and the faults in it."""
 
 from __future__ import annotations
 
@@ -16,29 +17,29 @@ from fault_injection.incidents import Acted, incidents, mended
 from fault_injection.owners import without_life
 
 Digests = dict[tuple[int, int, int], tuple[float, set[str]]]
-"""As `digests` says them."""
+"""The type that `digests` returns."""
 
 WRITERS = frozenset({"checkpoint_blocked", "checkpoint_disk_full", "checkpoint_folder_gone"})
-"""Faults of whichever group writes the checkpoints: their plan names no victim, or one that is not asked for."""
+"""Faults of the group that then writes the checkpoints: their plan names no victim, or one that is ignored."""
 
 LONGEST_BOUND_S = 86_400.0
-"""A sum of a run's timeouts, which are minutes: what may last a day is no bound."""
+"""Seconds above which a sum of timeouts, which are minutes, is no bound: a day."""
 
 
 def of_fault(history: History, fault: FaultDone) -> list[Acted]:
-    """The incidents that are this fault's own."""
+    """Returns the incidents that are this fault's own."""
     return [i for i in incidents(history) if i.group == fault.group and i.kind in fault.kinds and _during(fault, i)]
 
 
 def echoes_of(history: History, fault: FaultDone) -> list[Acted]:
-    """The incidents that this fault explains and that are no fault's own, as of another group that was hit too."""
+    """Returns the incidents that this fault explains and no fault owns, such as those of another group it hit."""
     own = {incident.id for each in history.faults for incident in of_fault(history, each)}
     return [i for i in incidents(history) if i.id not in own and _explains(fault, i)]
 
 
 def every_fault_happened(history: History) -> list[str]:
-    """All that was planned was made, with evidence that the rest of the history bears out, on a run that was well before and is well
-    after."""
+    """Checks that all that was planned was made, with evidence that the rest of the history bears out. The run was well
+    before each fault and is well after it."""
     setting, found, missing = _setting(history), [], []
     done = {fault.number: fault for fault in history.faults}
     if not setting.planned:
@@ -77,8 +78,9 @@ def _is_planned_victim(fault: FaultDone, sentence: str) -> bool:
 
 
 def _unlike_the_catalogue(fault: FaultDone) -> str:
-    """What the history says of such a fault in general, and is not so: which incidents are right is not for whoever wrote it to say."""
-    from fault_injection.faults.catalogue import FAULTS  # what makes faults is not needed to judge a simulated run
+    """Returns what the history claims of this kind of fault, if the catalogue differs: the history's author does not
+    decide which incidents are right."""
+    from fault_injection.faults.catalogue import FAULTS  # judging a simulated run needs nothing that makes faults
 
     known = FAULTS.get(fault.name)
     if known is None:
@@ -89,8 +91,8 @@ def _unlike_the_catalogue(fault: FaultDone) -> str:
 
 
 def one_incident_each(history: History) -> list[str]:
-    """Each fault has exactly one incident, of its group and of the right kind, or none where none is right; and there is no
-    incident without a fault. Two faults that hit one group at once may share one."""
+    """Checks that each fault has exactly one incident, of its group and of the right kind, or none where none is right.
+    No incident lacks a fault. Two faults that hit one group at once may share one."""
     setting, found = _setting(history), []
     for fault in history.faults:
         if not fault.kinds or fault.made is None:
@@ -117,14 +119,14 @@ def one_incident_each(history: History) -> list[str]:
             found.append(f"{_name(fault)} has no incident that is {' or '.join(fault.kinds)}{seen}")
     found += list(_others_cordoned(history))
     for incident in incidents(history):
-        before = incident.opened < setting.began  # a run that is broken while it is live may have had its own
+        before = incident.opened < setting.began  # a run that is broken while live may have had its own
         if not before and not any(_explains(fault, incident) for fault in history.faults):
             found.append(f"incident {incident.id} ({incident.kind} of group {incident.group}) has no fault")
     return found
 
 
 def _others_cordoned(history: History) -> Iterator[str]:
-    """A node is cordoned for an incident that was about it: one that climbs may be about one node after the other."""
+    """Finds nodes cordoned for an incident never about them. One that climbs may be about several in turn."""
     about: dict[str, set[str]] = defaultdict(set)
     where: dict[int, str] = {}
     for decision in history.committed():
@@ -139,7 +141,7 @@ def _others_cordoned(history: History) -> Iterator[str]:
 
 
 def others_go_on(history: History) -> list[str]:
-    """While one group is mended the others commit steps: none stands still for longer than the timeouts of the run allow."""
+    """Checks that while one group is mended, no other stands still for longer than the run's timeouts allow."""
     setting, found = _setting(history), []
     if not any(steps.committed() for steps in history.steps):
         raise Unknown("there are no committed steps")
@@ -148,11 +150,11 @@ def others_go_on(history: History) -> list[str]:
         hit = {other.group for other in (fault, *_beside(history, fault)) if other.kinds}
         for group in set(range(setting.groups)) - hit:
             until = fault.over if fault.over is not None else setting.ended
-            # what begins with the next one is that one's
+            # what begins with the next fault belongs to that one
             following = [f.began for f in history.faults if f.began >= until and f is not fault]
             own = [*(t for t in commits[group] if t < min(following)), min(following)] if following else commits[group]
             stall = longest_stall(own, fault.began, until)
-            # what comes with another is not to blame for what that one may take
+            # a fault that comes with another may take as long as the other allows
             allowed = max(f.others_within_s for f in (fault, *_beside(history, fault)))
             if not (stall <= allowed <= LONGEST_BOUND_S):
                 found.append(
@@ -162,8 +164,8 @@ def others_go_on(history: History) -> list[str]:
 
 
 def _for_no_fault(history: History, setting: Setting, commits: Mapping[int, list[float]]) -> Iterator[str]:
-    """Who stands still between two faults, or after the last: nothing is allowed there, so the shortest that is allowed in any is
-    generous."""
+    """Finds groups that stand still between two faults, or after the last. Nothing is allowed there, so the shortest
+    time allowed in any fault is generous."""
     allowed = min((f.others_within_s for f in history.faults), default=float("inf"))
     for group in range(setting.groups):
         for one, two in itertools.pairwise([*commits[group], setting.ended]):
@@ -175,9 +177,9 @@ def _for_no_fault(history: History, setting: Setting, commits: Mapping[int, list
 
 
 def recovered_in_time(history: History) -> list[str]:
-    """After each fault everything trains again within its bound, and its incident says so too."""
+    """Checks that after each fault everything trains again within its bound, and that its incident recovered too."""
     setting, found, begun = _setting(history), [], _begun(history)
-    # of an incident whose last word is in such a decision the files are too short to say that it is not over
+    # the last record of an incident may be in such a decision: then the files cannot show that it is not over
     perhaps = {i["id"]: d.number for d in history.unresolved() for i in d.incidents if i.get("state") == "recovered"}
     missing = []
     for fault in history.faults:
@@ -220,8 +222,8 @@ def _away(
     made: float,
     over: float,
 ) -> list[int]:
-    """Groups that commit nothing that was begun since it was made, also when it was over, for longer than any may stand still. The
-    next fault ends the look."""
+    """Returns groups that commit no step begun since the fault was made, nor after it was over, for longer than any may
+    stand still. The next fault ends the search."""
     until = min([setting.ended, *(f.began for f in history.faults if f.began > over)])
     found = []
     for group in range(setting.groups):
@@ -234,8 +236,8 @@ def _away(
 
 
 def digests_equal(history: History) -> list[str]:
-    """Wherever all groups have hashed their state at one step they have the same, but while a fault makes them drift apart, which
-    it must be seen to do; and after each fault every rank's have been compared before the next came."""
+    """Checks that all groups hash the same state at one step, except while a fault makes them differ, which the hashes
+    must show. After each fault, every rank's hashes must have been compared before the next fault."""
     setting, found, missing = _setting(history), [], []
     shared = digests(history, setting.groups)
     if not shared:
@@ -252,7 +254,7 @@ def digests_equal(history: History) -> list[str]:
         if mute := sorted(set(range(setting.ranks)) - compared):
             of = "" if setting.ranks == 1 else f" of rank {' and '.join(map(str, mute))}"
             missing.append(f"{_name(fault)}: the groups' states{of} were not compared before the next")
-        # who heals from a group that drifts has its state: then there may be no difference
+        # a group that heals from the drifting one has its state: then there may be no difference
         if fault.drifts and fault.made is not None and not any(_beside(history, fault)):
             told = _while_it_drifts(history, shared, fault, fault.made, fault.over)
             if not told:
@@ -265,14 +267,14 @@ def digests_equal(history: History) -> list[str]:
 
 
 def _while_it_drifts(history: History, shared: Digests, fault: FaultDone, made: float, over: float) -> list[set[str]]:
-    """The states of all groups at the steps at which the one that drifts hashed its own since."""
+    """Returns the states of all groups at the steps at which the drifting group hashed its own since."""
     own = [s for s in history.steps if s.group == fault.group]
     steps = {x["step"] for s in own for x in s.lines if x.get("event") == "digest" and made <= x["t"] <= over}
     return [values for (_, step, _), (at, values) in shared.items() if step in steps and made <= at <= over]
 
 
 def nothing_left(history: History) -> list[str]:
-    """In the end no process and no allocation is left of the run; what was stopped is not started again."""
+    """Checks that no process and no allocation of the run is left, and that nothing stopped was restarted."""
     if history.left is None:
         raise Unknown("nobody looked what was left")
     found = [f"a process is left: {process}" for process in history.left.processes]
@@ -280,7 +282,7 @@ def nothing_left(history: History) -> list[str]:
     done = [action for decision in history.committed() for action in decision.actions]
     stopped = next((at for at, action in enumerate(done) if action["verb"] == "stop"), None)
     if stopped is not None:
-        # the last of each key: an allocation that was given back before it was asked for is still there
+        # the last of each key: an allocation that was released before it was requested is still there
         last = {action["key"]: at for at, action in enumerate(done)}
         acquired = [(key.removeprefix("acquire:"), at) for key, at in last.items() if key.startswith("acquire:")]
         found += [
@@ -292,8 +294,8 @@ def nothing_left(history: History) -> list[str]:
 
 
 def _no_end(history: History) -> Iterator[str]:
-    """Of a run that had ended, who was still running as far as its shim says. Of older generations nobody may have seen it: their
-    node was lost, and they were fenced."""
+    """Finds processes that still ran, by their shims, when the run had ended. Older generations may have ended unseen:
+    their node was lost, and they were fenced."""
     if history.setting is None or not history.setting.to_its_end:
         return
     newest = {p.group: p.generation for p in sorted(history.processes, key=lambda p: p.generation)}
@@ -303,7 +305,7 @@ def _no_end(history: History) -> Iterator[str]:
 
 
 def badput_adds_up(history: History) -> list[str]:
-    """Each second of each group is under one cause, which the trainers' own records do not contradict."""
+    """Checks that each second of each group is under one cause, which the trainers' own records do not contradict."""
     setting = _setting(history)
     span = Span(setting.began, setting.ended)
     length = span.end - span.begin
@@ -330,15 +332,15 @@ PROMISES: Mapping[str, Callable[[History], list[str]]] = {
 }
 
 ALL: Mapping[str, Callable[[History], list[str]]] = {**CHECKERS, **PROMISES}
-"""What a certificate is judged by."""
+"""The checkers of a certificate."""
 
 
 # --- what they share with the report ---
 
 
 def longest_stall(commits: Sequence[float], begin: float, until: float) -> float:
-    """The longest time without a committed step that touches begin..until, seconds; one that lasts longer ends with the first
-    commit after it. `commits`: a group's, sorted."""
+    """Returns the longest time in seconds without a committed step that touches begin..until; one that lasts longer
+    ends with the first commit after it. `commits`: a group's, sorted."""
     first, last = bisect_left(commits, begin), bisect(commits, until)
     before = commits[first - 1] if first else begin
     after = commits[last] if last < len(commits) else until
@@ -347,7 +349,7 @@ def longest_stall(commits: Sequence[float], begin: float, until: float) -> float
 
 
 def _commits(history: History) -> Mapping[int, list[float]]:
-    """When each group committed a step, in order."""
+    """Returns when each group committed a step, in order."""
     found: dict[int, list[float]] = defaultdict(list)
     for steps in history.steps:
         if steps.rank == 0:
@@ -358,7 +360,7 @@ def _commits(history: History) -> Mapping[int, list[float]]:
 
 
 def _begun(history: History) -> Mapping[int, list[tuple[float, float]]]:
-    """When each group committed a step, in order, and when that was begun."""
+    """Returns when each group committed a step, in order, and when it had begun it."""
     found: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for steps in history.steps:
         if steps.rank == 0:
@@ -369,8 +371,9 @@ def _begun(history: History) -> Mapping[int, list[tuple[float, float]]]:
 
 
 def digests(history: History, groups: int) -> Digests:
-    """(stretch, step, rank) -> when the last of all groups had hashed it, and the different values. Without those of fewer groups.
-    A resume from disk begins a new stretch, in which steps are made again; within one the newest counts."""
+    """Maps (stretch, step, rank) to when the last group had hashed it, and the different values. Leaves out those that
+    some group did not hash. A resume from disk begins a new stretch, in which steps are made again; within one the
+    newest counts."""
     pauses = without_life(history)
     by: dict[tuple[int, int, int], dict[int, tuple[float, str]]] = defaultdict(dict)
     for steps in history.steps:
@@ -408,7 +411,7 @@ def _explains(fault: FaultDone, incident: Acted) -> bool:
 
 
 def _beside(history: History, fault: FaultDone) -> Iterator[FaultDone]:
-    """Faults that are not over when this one begins, or begin before it is over."""
+    """Yields faults that are not over when this one begins, or begin before it is over."""
     for other in history.faults:
         early, late = sorted((fault, other), key=lambda f: f.began)
         if other is not fault and late.began <= (early.over if early.over is not None else float("inf")):

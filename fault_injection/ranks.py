@@ -1,4 +1,4 @@
-"""What the ranks of a group say of the steps that they made together: each has a record of its own."""
+"""Checks that the ranks of a group, each of which has its own record, agree on the steps that they made together."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 from fault_injection.history import History, Steps
 
 ALIKE = {"loss": 1e-4, "gradient_norm": 1e-3}
-"""What the groups of one quorum tell of a step is one number, as a share of it: they have the same sum, and so have the ranks of a group. On CPUs it is to
-the last bit; with as much as loss parity allows, machines that are not alike may round as they do."""
+"""Greatest difference of a number that the groups of one quorum report of a step, as a share of it. They compute the
+same sum, as do the ranks of a group. On CPUs it agrees to the last bit. As with loss parity, different machines may
+round differently."""
 
 
 def no_numbers(history: History) -> Iterator[str]:
-    """A loss or a norm that is none, of any rank; also of a step that one group made alone."""
+    """Finds a loss or a norm that is not finite, of any rank, also in a step that one group made alone."""
     for steps in history.steps:
         who = f"rank {steps.rank} of {steps.name}" if steps.rank else steps.name
         for line in steps.committed():
@@ -26,8 +27,8 @@ def no_numbers(history: History) -> Iterator[str]:
 
 
 def ranks_apart(history: History) -> Iterator[str]:
-    """The ranks of a group tell one number. A loss below zero is none: who has not the last part of a model that is cut into a
-    pipeline has no loss, and TorchTitan tells -1."""
+    """Finds ranks of a group that report different numbers. A loss below zero is ignored: in a pipeline, a rank without
+    the last part of the model has no loss, and TorchTitan reports -1."""
     for (group, generation), ranks in _by_rank(history).items():
         if len(ranks) < 2:
             continue
@@ -43,8 +44,8 @@ def ranks_apart(history: History) -> Iterator[str]:
 
 
 def left_out_by_a_rank(history: History) -> Iterator[str]:
-    """What one rank of a group committed and another has no record of. Who failed may lack the step in which it ended. Of a rank that no
-    process of the run has a record of, none is kept: so it is with toys."""
+    """Finds steps that one rank of a group committed and another has no record of. A rank that failed may lack its last
+    step. A rank number without a record in any process keeps none, as toys do."""
     by_rank = _by_rank(history)
     kept = {rank for ranks in by_rank.values() for rank in ranks}
     if len(kept) < 2:
@@ -68,7 +69,7 @@ def left_out_by_a_rank(history: History) -> Iterator[str]:
 
 
 def _by_rank(history: History) -> dict[tuple[int, int], dict[int, dict[int, dict[str, Any]]]]:
-    """(group, generation) -> rank -> step -> the line of its commit."""
+    """Maps (group, generation), rank and step to the line of its commit."""
     found: dict[tuple[int, int], dict[int, dict[int, dict[str, Any]]]] = defaultdict(dict)
     for steps in history.steps:
         if steps.lines:
@@ -81,12 +82,12 @@ def _by_step(steps: Steps) -> dict[int, dict[str, Any]]:
 
 
 def mute_at(history: History, t: float) -> set[int]:
-    """Groups of which, by a fault, what they commit then may not be written down."""
+    """Returns the groups whose commits may then be unwritten because of a fault."""
     return {f.group for f in history.faults if f.mute and f.began <= t <= (f.over or t)}
 
 
 def told_until(history: History) -> float:
-    """Of a run that goes on, when the record that was read first ends: the others' are newer."""
+    """Returns, for a run that goes on, when the record that was read first ends: the others' are newer."""
     newest: dict[int, int] = defaultdict(int)
     for process in history.processes:
         newest[process.group] = max(newest[process.group], process.generation)

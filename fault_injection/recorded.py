@@ -1,4 +1,5 @@
-"""A history as one file: JSON lines, each of one type. What a checker needs is in it, so it can be judged anywhere, any time."""
+"""Saves and loads a history as one file of JSON lines, each of one type. It holds all that a checker needs, so it can
+be judged anywhere, at any time."""
 
 from __future__ import annotations
 
@@ -39,15 +40,15 @@ KINDS: Mapping[str, TypeAdapter[Any]] = {
     "outage": TypeAdapter(Outage),
     "left": TypeAdapter(Left),
 }
-"""Type of a line -> what it holds. Besides: `history` (the first), `step` (a line of a rank's step record) and `unreadable`."""
+"""Maps a line's type to its content. Others: `history` (first), `step` (of a step record), `unreadable`."""
 
 
 class NoHistory(ValueError):
-    """Nothing in the file is of a history that this program reads. The text is a sentence."""
+    """Raised if the file holds nothing of a history that this program reads. The text is a sentence."""
 
 
 def save(history: History, path: Path) -> None:
-    """Write it; `load` reads the same history back."""
+    """Writes a history so that `load` reads the same one back."""
     first, *others = _lines(history)
     with path.open("w") as file:
         for line in (first | {"lines": 1 + len(others)}, *others):
@@ -55,9 +56,11 @@ def save(history: History, path: Path) -> None:
 
 
 def load(path: Path) -> History:
-    """Read a history. A line that is torn, of an unknown type, without what its type needs or with a number that is none is noted as
-    unreadable, which no checker takes for good. Raises OSError when there is no such file, NoHistory where there is no line but
-    such, or a newer program wrote it."""
+    """Reads a history. Raises OSError if the file does not exist. Raises NoHistory if no line can be read, or a newer
+    program wrote it.
+
+    A line is unreadable, and lets no checker pass, if it is torn or of an unknown type. So is one that lacks what its
+    type needs, or holds a number that is not finite."""
     history = History("")
     steps: dict[tuple[int, int, int, str], list[dict[str, Any]]] = {}
     rows = path.read_text(errors="replace").splitlines()
@@ -86,7 +89,7 @@ def load(path: Path) -> History:
 
 
 def _said(row: str, name: str) -> int | None:
-    """A number of the first line; None where it does not say it."""
+    """Returns a number of the first line; None if it holds none."""
     try:
         return int(json.loads(row)[name])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -128,7 +131,7 @@ def _lines(history: History) -> Iterator[dict[str, Any]]:
 
 def _take(history: History, steps: dict[tuple[int, int, int, str], list[dict[str, Any]]], line: dict[str, Any]) -> None:
     kind = line.pop("type")
-    # a step's own line may hold a loss that is none
+    # a step's own line may hold a loss that is not finite
     if infinite := not_finite(line["of"] if kind == "step" else line):
         raise ValueError(f"its {infinite} is no finite number")
     if kind == "history":

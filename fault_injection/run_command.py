@@ -1,4 +1,4 @@
-"""A command of this machine that makes a fault, or takes it away again."""
+"""Runs commands of this machine that make a fault or undo it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from supervisor.ports.errors import Fatal
 
 
 def run_command(*command: str) -> str:
-    """Returns what it prints. Raises Fatal with its own words when it fails."""
+    """Runs a command and returns its output. Raises Fatal with its own words when it fails."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise Fatal(f"{' '.join(command)}: {result.stderr.strip()}")

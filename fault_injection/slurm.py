@@ -1,4 +1,4 @@
-"""What is asked of a real Slurm to break a run on it, and no supervisor asks; and what of it this user may do from this machine."""
+"""Runs what breaks a run on a real Slurm, and finds out which of it this user may do from this machine."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from supervisor.shell.engines.slurm_commands import PING_S, Commands, Job, Node,
 from supervisor.shell.engines.slurm_script import of_setting
 
 AWAY_S = 5.0
-"""How long slurmctld stays stopped after `scontrol ping` was seen to fail."""
+"""Seconds for which slurmctld stays stopped after `scontrol ping` was seen to fail."""
 
 DEAD_MARGIN = 2.0
-"""SlurmdTimeout is at least so many times what slurmctld is stopped for: it hears its nodes every third of it, and would else take
-all of them for dead when it goes on."""
+"""Least ratio of SlurmdTimeout to the time for which slurmctld is stopped. It contacts its nodes every third of that
+timeout, and would otherwise take all of them for dead when it goes on."""
 
 FILLS_MIN = 10
-"""Limit of a job that fills hosts, in minutes: it ends by itself should nobody be left to cancel it."""
+"""Limit of a job that fills hosts, in minutes: it ends by itself if its cancellation fails."""
 
 FILLER = f"#!/bin/sh\nexec sleep {60 * FILLS_MIN}\n"
 
 
 class SlurmHere(Commands):
-    """Slurm's commands, and what nobody but an administrator or another user does with them."""
+    """Slurm's commands, with those that only an administrator or another user runs."""
 
     def job(self, number: int) -> Job:
-        """Raises Fatal when Slurm does not know it."""
+        """Returns a job. Raises Fatal if Slurm does not know it."""
         found = next((job for job in self.jobs() if job.id == number), None)
         if found is None:
             raise Fatal(f"squeue does not know job {number}")
         return found
 
     def node(self, host: str) -> Node:
-        """Raises Fatal when Slurm does not know it."""
+        """Returns a node. Raises Fatal if Slurm does not know it."""
         found = self.nodes().get(host)
         if found is None:
             raise Fatal(f"sinfo does not know node {host}")
         return found
 
     def undrain(self, host: str, reason: str) -> None:
-        """If it is drained for this very reason: another's drain stays. Raises Fatal with Slurm's words when it does not let us."""
+        """Resumes a host that is drained for this very reason alone. Raises Fatal with Slurm's words if it refuses."""
         node = self.node(host)
         if drained(node) and node.reason.startswith(reason):
             self._again("scontrol", "update", f"nodename={host}", "state=resume")
 
     def idle(self, partition: str) -> list[str]:
-        """Hosts of a partition on which nothing runs and that take jobs; empty: of the default one."""
+        """Returns hosts of a partition that run nothing and take jobs; an empty partition is the default one."""
         said = self._again("sinfo", "--all", "--Node", "--noheader", "--format=%N %T %P").splitlines()
         wanted = partition.split(",")
         return sorted(
@@ -65,18 +65,18 @@ class SlurmHere(Commands):
         )
 
     def fill(self, spec: SlurmSpec, hosts: Sequence[str], name: str) -> int:
-        """Submit a job that takes these hosts for itself; its number. Raises Fatal with Slurm's words."""
+        """Submits a job that takes these hosts for itself, and returns its number. Raises Fatal with Slurm's words."""
         try:
             return self.submit(filling(spec, hosts, name), FILLER)
         except Refused as words:
             raise Fatal(f"Slurm refuses the job that is to fill {', '.join(hosts)}: {words}") from words
 
     def empty(self, name: str) -> None:
-        """Cancel the jobs of that name."""
+        """Cancels the jobs of that name."""
         self._again("scancel", "--me", f"--name={name}")
 
     def silent(self) -> str:
-        """What `scontrol ping` says when no controller answers; empty: one does."""
+        """Returns what `scontrol ping` prints when no controller answers; empty if one does."""
         try:
             result = subprocess.run(
                 ["scontrol", "ping"], env=environment(), cwd="/", capture_output=True, text=True, check=False, timeout=PING_S
@@ -91,15 +91,15 @@ class SlurmHere(Commands):
     # --- why not ---
 
     def no_administrator(self) -> str:
-        """Why this user may not change nodes, nor others' jobs; empty: he may. By Slurm's rule: slurmctld notes a security violation
-        of who tries it without."""
+        """Returns why this user may change neither nodes nor others' jobs; empty if he may. It follows Slurm's rule,
+        since slurmctld logs a security violation for an attempt without the right."""
         config, user = self.config(), pwd.getpwuid(os.getuid()).pw_name
         owner, _, uid = config.get("SlurmUser", "root(0)").rstrip(")").partition("(")
         if os.getuid() in (0, int(uid)):
             return ""
         why = f"only root, {owner} and Slurm's administrators may, and user {user} is none of them"
         if not config.get("AccountingStorageType", "").endswith("/slurmdbd"):
-            return why  # there is nobody whom a database could name
+            return why  # a database could name no one
         try:
             level = self._again(
                 "sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=AdminLevel"
@@ -118,7 +118,7 @@ class SlurmHere(Commands):
         return f"Slurm would not take the job that is to fill {', '.join(hosts)}: {words}" if words else ""
 
     def controller(self) -> int:
-        """The pid of slurmctld. Raises Fatal where it cannot be stopped from here, or that would take nodes with it."""
+        """Returns the pid of slurmctld. Raises Fatal if it cannot be stopped from here, or would take nodes with it."""
         config = self.config()
         first, *more = (value.partition("(")[0] for name, value in config.items() if name.startswith("SlurmctldHost["))
         if more:
@@ -148,7 +148,7 @@ class SlurmHere(Commands):
 
 
 def filling(spec: SlurmSpec, hosts: Sequence[str], name: str) -> list[str]:
-    """sbatch's options: where the run's own jobs may be, and on these hosts alone."""
+    """Returns sbatch's options for a job on these hosts alone, in the partition and account of the run's own jobs."""
     own = [option for key in ("partition", "account", "qos", "flags") for option in of_setting(spec, key)]
     return [
         f"--job-name={name}", f"--nodes={len(hosts)}", f"--nodelist={','.join(hosts)}", "--exclusive", "--no-requeue",
@@ -161,12 +161,12 @@ def drained(node: Node) -> bool:
 
 
 def takes_jobs(node: Node) -> bool:
-    """A node that is resumed has to answer slurmctld first."""
+    """Returns true if the node takes jobs. One that is resumed must answer slurmctld first."""
     return not {"DRAIN", "DOWN", "NOT_RESPONDING"}.intersection(node.states)
 
 
 def number_of(grant: Grant) -> int:
-    """Of its job."""
+    """Returns the number of its job."""
     return int(grant.engine_id.rpartition(":")[2])
 
 
@@ -175,8 +175,8 @@ def filler_name(run: str) -> str:
 
 
 def reasons(spec: SlurmSpec, grants: Iterable[Grant]) -> Mapping[str, str]:
-    """Why what Slurm does to a run with these allocations cannot be made from here, by field of `Site`; empty: it can. Nothing is
-    changed to know it."""
+    """Returns why Slurm's faults cannot be made from here in a run with these allocations, by field of `Site`; empty if
+    they can. Changes nothing to find out."""
     known = [grant for grant in grants if grant.engine_id]
     slurm = SlurmHere()
     try:

@@ -1,4 +1,4 @@
-"""`python -m fault_injection.trainer LAUNCH_JSON`: titan_actor's trainer, which does as it is ordered (causes.py)."""
+"""`python -m fault_injection.trainer LAUNCH_JSON`: titan_actor's trainer, which follows orders (causes.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from titan_actor import mends, trainer
 
 
 def obey() -> None:
-    """From now on this process, and what it forks, makes such trainers."""
+    """Makes this process, and those that it forks, build trainers that obey."""
     mends.apply()
     from fault_injection.obeying import Obeying
     from titan_actor import heal, replica

@@ -1,4 +1,4 @@
-"""`python -m fault_injection.warm --fd N`: titan_actor's warm process, whose trainers do as they are ordered (causes.py)."""
+"""`python -m fault_injection.warm --fd N`: titan_actor's warm process, whose trainers follow orders (causes.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m fault_injection.chaos ...` is `supervisor chaos ...`: how it starts itself again among network namespaces."""
+"""`python -m fault_injection.chaos ...`: `supervisor chaos ...`, which restarts itself so in network namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a schedule to a certificate: unfold, break, heal, read, judge, write."""
+"""Takes a schedule to a certificate: unfolds it, breaks and heals the run, reads its history and judges it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from supervisor.wire.records import RunRecord
 from supervisor.wire.version import DISTRIBUTION
 
 ENDS_WITHIN_S = 60.0
-"""A run that is asked to stop: a step, a last checkpoint, and a grace for each of its nodes."""
+"""Seconds in which a run that was asked to stop has ended: a step, a last checkpoint, and each node's grace period."""
 
 LEFT = ("plan.toml", "history.jsonl", "report.json", "report.html")
 
@@ -42,7 +42,9 @@ PACKAGES = (DISTRIBUTION, "torch", "torchft", "torchtitan")
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """`wanted`: the schedule, for what can be broken there; `ranks`: of each group, where a system is started for it. Its two entries return whether the certificate is green."""
+    """Breaks a run by a schedule and certifies the outcome. Its two entries return true if the certificate is green.
+
+    `wanted`: makes the schedule for what can be broken there. `ranks`: per group, where a system is started for it."""
 
     wanted: Callable[[Site], Schedule]
     say: Callable[[str], None]
@@ -51,7 +53,8 @@ class Campaign:
     dry_run: bool = False
 
     def on_its_own(self, home: Path, name: str, cold: bool, network: Network | None = None) -> bool:
-        """In a system that is started for it, and ended; with a network we are in its hub."""
+        """Breaks a run in a system that is started for it and ended after. With a network, this process is in its
+        hub."""
         made = own.spec(name, self.ranks)
         plan = self._plan(made.groups.count, self.ranks, sites.of_machine(self.ranks))
         if self.dry_run:
@@ -72,7 +75,7 @@ class Campaign:
         return self._certify(history, live, whole) and ended_well
 
     def against(self, store: CompactableStore, run: str, home: Path) -> bool:
-        """A live run, which goes on afterwards. Raises Fatal when it does not allow that."""
+        """Breaks a live run, which goes on afterwards. Raises Fatal when the run does not allow that."""
         record = client.choose_run(Mirror(store.list(keys.PREFIX)), run)
         refuse_unless_allowed(record)
         if not record.spec.titan.digest_interval_steps:
@@ -102,7 +105,8 @@ class Campaign:
         return plan
 
     def _break(self, live: LiveRun, plan: Plan, to_its_end: bool) -> tuple[History, bool]:
-        """What came of it, which is saved then whatever ends it, and whether nobody interrupted it."""
+        """Breaks the run by the plan. Returns its history, which is saved whatever ends the campaign, and whether it
+        ran without an interruption."""
         folder = self._folder(live)
         folder.mkdir(parents=True, exist_ok=True)
         plan.save(folder / "plan.toml")
@@ -117,7 +121,7 @@ class Campaign:
                     self.say("interrupted again: not all that was broken is healed")
                     raise
                 self.say("interrupted: what was broken is healed")
-            # whatever it is: what was broken until then is to be judged
+            # whatever was raised, the faults made until then must be judged
             except Exception as error:  # noqa: BLE001
                 given_up = sentence(error)
                 self.say(f"given up: {given_up}")
@@ -151,13 +155,13 @@ class Campaign:
 
 
 def refuse_if_there(folder: Path) -> None:
-    """Raises Fatal rather than write over an older run."""
+    """Raises Fatal if the folder of an older run is there."""
     if folder.exists():
         raise Fatal(f"{folder} is there already: choose another --name, or remove it")
 
 
 def refuse_if_left(folder: Path) -> None:
-    """Raises Fatal where nothing can be written, or rather than write over what an earlier one left."""
+    """Raises Fatal if the folder cannot be written, or holds what an earlier campaign left."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -171,7 +175,7 @@ def refuse_if_left(folder: Path) -> None:
 
 
 def refuse_unless_allowed(record: RunRecord) -> None:
-    """Raises Fatal unless the run's file says that it may be broken."""
+    """Raises Fatal unless the run file allows that the run is broken."""
     if record.spec.chaos != "allowed":
         raise Fatal(
             f'run {record.spec.name} may not be broken: its run file does not say chaos = "allowed"; launch one that does, or '
@@ -180,7 +184,7 @@ def refuse_unless_allowed(record: RunRecord) -> None:
 
 
 def sentence(error: Exception) -> str:
-    """Its own; of one that nobody has foreseen also where it was raised."""
+    """Returns the error's own sentence; for an unforeseen error also the place where it was raised."""
     if isinstance(error, PortError | OSError):
         return str(error)
     at = traceback.extract_tb(error.__traceback__)[-1]
@@ -188,7 +192,8 @@ def sentence(error: Exception) -> str:
 
 
 def setting(record: RunRecord, plan: Plan, began: float, ended: float, to_its_end: bool, given_up: str = "") -> Setting:
-    """What the checkers have to know of a run that was broken between `began` and `ended`. `given_up`: why not all of the plan was gone through."""
+    """Collects what the checkers must know of a run broken from `began` to `ended`. `given_up`: why it was cut
+    short."""
     spec = record.spec
     budget = spec.policy.budget
     return Setting(
@@ -210,13 +215,13 @@ def setting(record: RunRecord, plan: Plan, began: float, ended: float, to_its_en
 
 
 def versions() -> dict[str, str]:
-    """Of what runs here, and the commit of these sources (`+`: and changes since) where there is a git."""
+    """Returns the versions of what runs here, and the commit of these sources, if known (`+`: changed since)."""
     found = {"python": platform.python_version(), **{p: v for p in PACKAGES if (v := _version(p))}}
     return found | {"commit": commit()} | ({"etcd": v} if (v := _etcd()) else {})
 
 
 def _etcd() -> str:
-    """Of the program on this machine."""
+    """Returns the version of this machine's etcd; empty if there is none."""
     try:
         said = subprocess.run(["etcd", "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -232,7 +237,7 @@ def _version(package: str) -> str:
 
 
 def summary(body: dict[str, object], faults: list[FaultDone], say: Callable[[str], None]) -> None:
-    """The certificate in a few lines."""
+    """Prints the certificate in a few lines."""
     checkers: dict[str, dict[str, object]] = body["checkers"]  # type: ignore[assignment]
     made = sum(1 for fault in faults if fault.made is not None)
     unknown: dict[str, str] = body["unknown"]  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""The certificate: what was broken, what each fault cost, where the time went, and what the checkers say. As JSON and as a page."""
+"""Makes the certificate, as JSON and as a page: what was broken, its cost, where the time went, the verdicts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from supervisor.core.ledger import Cause, Interval, ratios
 from supervisor.core.model import Kind
 
 COLUMNS = 600
-"""Of the picture of where the time went."""
+"""Width of the picture of where the time went."""
 
 MARK_WIDTH, MARK_HEIGHT = 12.0, 10
-"""Of a fault's number of two digits in that picture, with some room."""
+"""Size of a fault's number in that picture: two digits with some room."""
 
 POINTS = 800
-"""Of a loss curve, at the most."""
+"""Most points of a loss curve."""
 
 COLOURS: Mapping[Cause, str] = {
     Cause.PRODUCTIVE: "#2e7d4f",
@@ -61,7 +61,7 @@ COLOURS: Mapping[Cause, str] = {
 
 
 NOBODY_NOTED: Mapping[str, Any] = {"once": None, "twice": None, "never": None, "twice_at": [], "never_at": []}
-"""Of the samples."""
+"""The report's sample counts where ranks do not note samples."""
 
 NO_COST: Mapping[str, Any] = {
     **dict.fromkeys(("others_steps", "others_longest_stall_s", "steps_lost", "incident", "kind", "rung")),
@@ -69,7 +69,7 @@ NO_COST: Mapping[str, Any] = {
     "control_plane": [],
     "echoes": [],
 }
-"""Of a fault of which it cannot be told."""
+"""The cost of a fault for which none can be computed."""
 
 NO_CURVE: Mapping[str, Any] = {
     "points": "", "twin": "", "low": 0.0, "high": 0.0, "first": 0, "last": 0, "faults": [],
@@ -79,9 +79,11 @@ NO_CURVE: Mapping[str, Any] = {
 def build(
     history: History, verdicts: Sequence[Verdict] | None = None, parity: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """report.json. `green`: every checker passes, and the loss is its twin's (`parity`, as `twin.parity` says it), or there cannot be
-    a twin for one of the few reasons that are nobody's fault (`NoTwin`), and nothing is `unknown`: what cannot be computed of this
-    history, and why. ValueError when it is not of a run that was broken on purpose."""
+    """Builds report.json. Raises ValueError for the history of a run that was not broken on purpose.
+
+    `green` needs three things. Every checker passes. The loss is that of the twin (`parity`, as `twin.parity` returns
+    it), or no twin is possible, for one of the few excused reasons (`NoTwin`). Nothing is `unknown`: what cannot be
+    computed of this history, and why."""
     setting = history.setting
     if setting is None:
         raise ValueError("the history does not say what was to be broken")
@@ -119,10 +121,11 @@ def build(
 
 
 def _told(unknown: dict[str, str], part: str, made: Callable[[], Any], otherwise: Any) -> Any:
-    """A part of the certificate; where it cannot be computed `otherwise`, and it is one of the unknown."""
+    """Returns a part of the certificate; `otherwise`, noted in `unknown`, where it cannot be computed."""
     try:
         return made()
-    # as in `checkers.check`: a file decides what this trips over, and there is to be a certificate all the same
+    # as in `checkers.check`: the content of a file decides what fails here, and the certificate must be written all the
+    # same
     except Exception as error:  # noqa: BLE001
         unknown[part] = f"it cannot be computed of this history: {error!r}"
         return otherwise
@@ -142,10 +145,13 @@ def _same_model(parity: Mapping[str, Any]) -> bool:
 
 
 def fault_row(history: History, setting: Setting, fault: FaultDone, unknown: dict[str, str]) -> dict[str, Any]:
-    """One fault: what was made, what was done about it and when (seconds since its beginning), and what the others did. `rejoined_s`:
-    when its incident recovered, or, where nothing was done about it, the first step that its group began since. `echoes`:
-    incidents of other groups that are this fault's too. `heal_s`: how long the state took that came from a peer. `undone_s`: until whoever broke it undid it, or all was well without. `unknown` is told
-    where the rest cannot be computed."""
+    """Reports one fault: what was made, what was done about it and when, and what the other groups did. Times are
+    seconds since it began.
+
+    `rejoined_s`: when its incident recovered or, where nothing was done about it, its group's first step since.
+    `echoes`: incidents of other groups that belong to this fault too. `heal_s`: how long the state took that came from
+    a peer. `undone_s`: until the runner healed it. `over_s`: until all was well again. `unknown` receives what cannot
+    be computed."""
     made: dict[str, Any] = {
         "number": fault.number,
         "name": fault.name,
@@ -183,7 +189,7 @@ def _cost(history: History, setting: Setting, fault: FaultDone) -> dict[str, Any
         timed = {"incident": own[0].id, "kind": own[0].kind, "rung": own[0].rung}
         timed |= {name: told.get(name) for name in ("detected_s", "decided_s", "acted_s")}
         if own[0].kind == Kind.REQUESTED:
-            timed["detected_s"] = None  # somebody asked for it: nobody else had seen anything
+            timed["detected_s"] = None  # a person requested it: nothing was detected before
         timed["rejoined_s"] = told.get("recovered_s")
     else:
         timed["rejoined_s"] = cost.trains_again(history, fault.group, fault.began, until)
@@ -192,7 +198,7 @@ def _cost(history: History, setting: Setting, fault: FaultDone) -> dict[str, Any
     timed["control_plane"] = cost.control_plane(history, fault.began, until)
     halted = cost.halt(history, fault.group, fault.began, until)
     if halted["halted_s"] is None:
-        del halted["rejoined_s"]  # its incident says it
+        del halted["rejoined_s"]  # its incident gives it
     return row | timed | halted
 
 
@@ -205,8 +211,8 @@ def _since(fault: FaultDone, at: float | None) -> float | None:
 
 
 def participation(history: History) -> dict[str, int]:
-    """Number of groups -> how many of the steps that the model was made by had a part of so many. As the twin trains them; where that
-    cannot be told (step records are missing), by the groups that say that they committed a step and did not only heal in it."""
+    """Counts the steps of the model by the number of groups that took part, as the twin trains them. Where step records
+    are missing, it counts the groups that committed the step and did not only heal in it."""
     replay = of_history(history)
     if replay.steps and not replay.why:
         kept = replay.kept()
@@ -222,10 +228,13 @@ def participation(history: History) -> dict[str, int]:
 
 
 def samples(history: History) -> dict[str, Any]:
-    """How many the model was trained on once, more often (read again after a restart, or equal), or never, though they were
-    read: in a step that nobody committed, that was thrown away by a resume from disk, or in which their group only healed.
-    `twice_at`: the steps that used one again. `never_at`: the steps for which one was read in vain, by the number that it
-    would have had. None where ranks do not note which they read."""
+    """Counts the samples on which the model was trained once, more than once, or never.
+
+    More than once: read again after a restart, or equal. Never: read in a step that no group committed, that a resume
+    from disk threw away, or in which the group only healed.
+
+    `twice_at`: the steps that used a sample again. `never_at`: the steps that read one in vain, by the number that each
+    would have had. All None where ranks do not note samples."""
     read = {name: tried.key[1] for tried in tries_of(history) for batch in tried.batches for name in batch}
     used: dict[str, list[int]] = {}
     for step, batches in _trained(history):
@@ -245,8 +254,8 @@ def samples(history: History) -> dict[str, Any]:
 
 
 def _trained(history: History) -> Iterator[tuple[int, list[list[str]]]]:
-    """(step, a rank's batches) of all that the model was trained on: as the twin is, also on those of one that was killed after its
-    part had been added. Where step records are missing, on what a rank committed itself."""
+    """Yields (step, batches of a rank) for all that the model was trained on. A group that was killed after its part
+    had been added counts. Where step records are missing, for what each rank committed itself."""
     replay = of_history(history)
     if replay.why:
         tries = (t for t in tries_of(history) if t.committed and t.takes_part)
@@ -262,7 +271,7 @@ def _trained(history: History) -> Iterator[tuple[int, list[list[str]]]]:
 
 
 def write(history: History, folder: Path, parity: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """report.json and report.html in a folder; returns the report."""
+    """Writes report.json and report.html into a folder; returns the report."""
     body = build(history, parity=parity)
     (folder / "report.json").write_text(json.dumps(_as_json(body), indent=1, allow_nan=False) + "\n")
     (folder / "report.html").write_text(page(history, body))
@@ -270,7 +279,7 @@ def write(history: History, folder: Path, parity: Mapping[str, Any] | None = Non
 
 
 def _as_json(value: Any) -> Any:
-    """JSON knows no number that is none or infinite: null, and the sentences say what it was."""
+    """Replaces numbers that JSON cannot hold (not a number, infinite) by null; the sentences give them."""
     if isinstance(value, Mapping):
         return {key: _as_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -279,7 +288,7 @@ def _as_json(value: Any) -> Any:
 
 
 def page(history: History, body: Mapping[str, Any]) -> str:
-    """report.html: one file, nothing is loaded and nothing runs."""
+    """Returns report.html: one file that loads nothing and runs nothing."""
     assert history.setting is not None
     environment = Environment(
         loader=PackageLoader("fault_injection.chaos", "."),
@@ -309,7 +318,7 @@ def page(history: History, body: Mapping[str, Any]) -> str:
 
 
 def time_lanes(history: History, setting: Setting) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """For each group the stretches of the picture, by what most of the time in them went into; and the legend."""
+    """Returns each group's stretches of the picture, by the cause of most of the time in them, and the legend."""
     span = Span(setting.began, max(setting.ended, setting.began + 1e-6))
     seen: dict[Cause, float] = {}
     lanes = []
@@ -342,7 +351,7 @@ def _columns(intervals: Sequence[Interval], span: Span) -> list[Cause]:
 
 
 def _marks(history: History, setting: Setting) -> list[dict[str, Any]]:
-    """The faults in the picture of the time. `y`: the top of its number, which no other one touches."""
+    """Places the faults in the picture of the time. `y`: the top of a fault's number, which touches no other."""
     length = max(setting.ended - setting.began, 1e-6)
     marks, free = [], [0.0]
     for fault in sorted(history.faults, key=lambda f: f.began):
@@ -354,8 +363,8 @@ def _marks(history: History, setting: Setting) -> list[dict[str, Any]]:
 
 
 def loss_curve(history: History, of_twin: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
-    """Mean loss by committed step, of one made again the newest, and the twin's, as SVG polylines in a box of 600 by 160; the steps of
-    the faults in it."""
+    """Draws the mean loss by committed step, and the twin's, as SVG polylines in a box of 600 by 160, with the faults'
+    steps. Of a step that was made again, the newest loss counts."""
     lines = (line for steps in history.steps if steps.rank == 0 for line in steps.committed())
     told = [line for line in lines if line.get("loss") is not None and math.isfinite(line["loss"])]
     by_step = {int(line["step"]): float(line["loss"]) for line in sorted(told, key=lambda line: float(line["t"]))}

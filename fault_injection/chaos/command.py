@@ -1,4 +1,4 @@
-"""`supervisor chaos`: break a run on purpose, and certify what came of it."""
+"""The command `supervisor chaos`: breaks a run on purpose and certifies the outcome."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def replay_command(
 
 
 def _in_namespaces(folder: Path) -> int:
-    """This command again, where each node is a machine of its own."""
+    """Runs this command again with network namespaces, in which each node is a machine of its own."""
     refuse_if_there(folder)
     arguments = sys.argv[2:] if sys.argv[1:2] == ["chaos"] else sys.argv[1:]
     with netns.network(own.NODES) as network:
@@ -181,14 +181,14 @@ def _in_namespaces(folder: Path) -> int:
 
 
 def _say(sentence: str) -> None:
-    """Who listened may be gone, as a terminal that was closed: what was broken is to be healed and judged all the same."""
+    """Prints a sentence. Its terminal may be closed: what was broken must be healed and judged all the same."""
     with suppress(OSError):
         print_line(sentence)
 
 
 @contextmanager
 def _wrong_input() -> Iterator[None]:
-    """What was given is told line by line, and is exit code 2."""
+    """Prints wrong input line by line and exits with code 2."""
     try:
         yield
     except ScheduleError as error:
@@ -226,7 +226,7 @@ def check_command(
 
 
 def _history(path: Path) -> History:
-    """Raises NoHistory where there is none that can be read."""
+    """Raises NoHistory if no history can be read from the path."""
     if path.is_dir():
         raise recorded.NoHistory(f"{path} is a folder: give the file, {path / 'history.jsonl'}")
     try:
@@ -238,7 +238,7 @@ def _history(path: Path) -> History:
 
 
 def render(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """A line for each, and one for each sentence of those that do not pass."""
+    """Yields a line for each verdict, and one for each sentence of those that do not pass."""
     for verdict in verdicts:
         yield f"{verdict.answer:8} {verdict.checker}"
         yield from (f"         {sentence}" for sentence in verdict.sentences)

@@ -1,4 +1,4 @@
-"""What a fault cost beyond its group's own times: the steps that were lost, and a halt of the run that a person ended."""
+"""Measures what a fault cost beyond its group's own times: lost steps, and a halt of the run that a person ended."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from fault_injection.history import History
 
 
 def steps_lost(history: History, group: int, begin: float, until: float) -> int:
-    """Between two moments, by a fault of a group: those that a resume from disk threw away, and those that another group tried in
-    vain (the most of any)."""
+    """Counts the steps that a group's fault lost between two moments: those that a resume from disk threw away, and
+    those that another group tried in vain (the most of any)."""
     others = {steps.group for steps in history.steps} - {group}
     failed = max((costs.others(history, g, begin, until)["failed"] for g in others), default=0)
     return failed + _thrown_away(history, begin, until)
 
 
 def _thrown_away(history: History, begin: float, until: float) -> int:
-    """From the newest step back to the one that was gone on from. Groups commit a step in one quorum, so a quorum that commits an
-    older one has gone back."""
+    """Counts the steps from the newest back to the one from which training went on. Groups commit a step once in a
+    quorum, so an older step in a newer quorum has gone back."""
     first: dict[tuple[int | None, int], float] = {}
     for steps in history.steps:
         for line in steps.committed():
-            key = (line.get("quorum_id"), int(line["step"]))  # of one that is not told the checkers say so
+            key = (line.get("quorum_id"), int(line["step"]))  # where it is missing, the checkers report it
             first[key] = min(line["t"], first.get(key, line["t"]))
     lost = newest = 0
     for (_, step), t in sorted(first.items(), key=lambda each: (each[1], each[0][1])):
@@ -34,8 +34,8 @@ def _thrown_away(history: History, begin: float, until: float) -> int:
 
 
 def halt(history: History, group: int, begin: float, until: float) -> dict[str, float | None]:
-    """Seconds from `begin` until the run was halted, a person let it go on, and the group committed its first step since; None
-    where it was not."""
+    """Returns the seconds from `begin` until the run was halted, a person resumed it, and the group committed its first
+    step since. None for what did not happen."""
     halted = resumed = None
     for decision in history.committed():
         at = decision.committed_at or decision.t
@@ -52,20 +52,20 @@ def halt(history: History, group: int, begin: float, until: float) -> dict[str, 
 
 
 def heal_s(history: History, begin: float, until: float) -> float | None:
-    """The longest that a group took to get its state from a peer meanwhile, as its rank 0 noted it; None where none did."""
+    """Returns the longest time in which a group got its state from a peer, as its rank 0 noted it; None: none did."""
     lines = (x for s in history.steps if s.rank == 0 for x in s.lines if x.get("event") == "heal")
     return max((float(x["transfer_s"]) for x in lines if begin <= x["t"] <= until and "transfer_s" in x), default=None)
 
 
 def trains_again(history: History, group: int, begin: float, until: float) -> float | None:
-    """Seconds from `begin` until a group has committed a step that it began since; None where it has not."""
+    """Returns the seconds from `begin` until a group committed a step that it began since; None if it did not."""
     lines = (line for steps in history.of_group(group) for line in steps.committed())
     back = min((x["t"] for x in lines if begin <= x.get("start", x["t"]) and x["t"] <= until), default=None)
     return None if back is None else round(back - begin, 3)
 
 
 def control_plane(history: History, begin: float, until: float) -> list[dict[str, Any]]:
-    """What the control plane did about itself meanwhile: `what`, and `after_s` seconds since `begin`."""
+    """Lists what the control plane did about itself meanwhile: `what`, and `after_s` seconds since `begin`."""
     found = sorted((t, what) for t, what in _control_plane(history) if begin <= t <= until)
     return [{"what": what, "after_s": round(t - begin, 3)} for t, what in found]
 

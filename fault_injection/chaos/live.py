@@ -1,4 +1,4 @@
-"""A live run, as it is looked at through etcd and broken on this machine."""
+"""Observes a live run through etcd and breaks it on this machine."""
 
 from __future__ import annotations
 
@@ -45,30 +45,30 @@ from supervisor.wire.records import (
 )
 
 LEARNED_STEPS = 16
-"""Committed by each rank before its run counts as well: warm-up, and enough to learn from what a step usually takes."""
+"""Steps that each rank must commit before its run is well: warm-up, and enough to learn how long a step takes."""
 
 SLEEP_S = 0.02
 
 STORE_BACK_S = 30.0
 
 GIVEN_BACK_S = 15.0
-"""After which the local engine has killed what it was to end (10 s after SIGTERM), and put it away."""
+"""Seconds in which the local engine kills what it must end (10 s after SIGTERM) and clears it away."""
 
 LEADS_WITHIN_S = 30.0
 """Ten times the lease of a leader."""
 
 FILLER = "/filler"
-"""A key that nobody reads."""
+"""A key that no process reads."""
 
 
 class CompactableStore(Store, Protocol):
-    """What no supervisor does by itself."""
+    """A store that can be compacted, which no supervisor does."""
 
     def compact(self, revision: int) -> None: ...
 
 
 class LiveRun:
-    """Implements `runner.Live` and `fault.Scene`. `system`: the folder that holds `nodes/`. `tended`: starts again what ends."""
+    """Implements `runner.Live` and `fault.Scene`. `system`: the folder of `nodes/`. `tended`: restarts what ends."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class LiveRun:
             (i.id, i.group)
             for i in incidents
             if i.decided is not None and not i.shadow
-            and (i.rung > Rung.RIDE_THROUGH or i.generation_after > i.generation_before)  # who is left out has no rung
+            and (i.rung > Rung.RIDE_THROUGH or i.generation_after > i.generation_before)  # a suspended one has no rung
         )  # fmt: skip
         ended = f"the run is {now.phase}" if now.phase in (*ENDED, "stopping") else ""
         if ended and now.halt_reason:
@@ -109,7 +109,7 @@ class LiveRun:
         return Look(step=step, not_well=not_well, acted=acted, ended=ended)
 
     def target(self, planned: Planned, fault: Fault) -> Target:
-        """Raises Fatal when the group is not where it can be broken."""
+        """Returns the victim's processes. Raises Fatal when the group cannot be broken now."""
         with self._watcher.mirror() as mirror:
             group = self._writer(mirror) if fault.writers else planned.group
             rank = 0 if fault.writers else planned.rank
@@ -135,7 +135,7 @@ class LiveRun:
             self._tended()
 
     def made(self, name: str) -> None:
-        """For the run's metrics. It goes on from what an earlier `supervisor chaos` has made."""
+        """Counts a fault for the run's metrics, on top of those that an earlier `supervisor chaos` made."""
         if self._made is None:
             with self._watcher.mirror() as mirror:
                 before = mirror.record(keys.faults(self.run), FaultsMade)
@@ -154,12 +154,12 @@ class LiveRun:
                 return  # the store was closed
 
     def let_go(self) -> None:
-        """Only of hosts that are ours to free: those of a system that was started to be broken."""
+        """Frees suspect hosts, but only in a system that was started to be broken."""
         if self._tended is None:
             return
         with self._watcher.mirror() as mirror:
             for host in list(cordons.by_host(mirror)):
-                with suppress(Fatal, Retryable):  # it was freed a moment ago; or the next time
+                with suppress(Fatal, Retryable):  # it was just freed; or the next call does it
                     hosts.uncordon(self._store, mirror, host)
 
     # --- fault.Scene ---
@@ -177,7 +177,7 @@ class LiveRun:
         return found[0].pid
 
     def _leader(self) -> LeaderRecord | None:
-        """None while nobody leads, also while the record of one that was killed is there."""
+        """Returns None while no supervisor leads, also while the record of a killed one is there."""
         with self._watcher.mirror() as mirror:
             return None if self._nobody_leads(mirror) else mirror.record(keys.LEADER, LeaderRecord)
 
@@ -278,11 +278,11 @@ class LiveRun:
     # --- what can be broken, and what is left ---
 
     def seen(self) -> list[Seen]:
-        """What etcd said of the run so far."""
+        """Returns what etcd has shown of the run so far."""
         return list(self._watcher.seen)
 
     def site(self) -> Site:
-        """What of this run can be broken on this machine."""
+        """Returns what can be broken on this machine in this run."""
         with self._watcher.mirror() as mirror:
             now = status.run_status(mirror, self.record)
         nodes = [group.node for group in now.groups if group.node]
@@ -313,8 +313,9 @@ class LiveRun:
         )
 
     def left(self, ended: bool) -> Left:
-        """Processes and allocations that should not be there: any when the run has `ended`, else those of older generations, and what
-        the local engine holds that the supervisor does not want; what it has just given back, or asked for, is given a while."""
+        """Returns processes and allocations that should not be there: any, if the run has `ended`. Otherwise those of
+        older generations, and what the local engine holds unwanted, after some time for what was just released or
+        requested."""
         if not ended:
             with suppress(Fatal):
                 self.wait(lambda: not self._held(ended), GIVEN_BACK_S, "what is not wanted is given back")
@@ -337,7 +338,7 @@ class LiveRun:
         return Left(processes=tuple(processes), allocations=self._held(ended))
 
     def _held(self, ended: bool) -> tuple[str, ...]:
-        """Of this run, by the local engine, and not wanted."""
+        """Returns this run's allocations that the local engine holds and that are not wanted."""
         keys_ = [path.stem.removeprefix("allocation-") for path in sorted(self.system.glob("local/allocation-*.json"))]
         held = [key for key in keys_ if re.fullmatch(rf"{re.escape(self.run)}-a\d+", key)]
         if ended or not held:
@@ -347,7 +348,7 @@ class LiveRun:
         return tuple(key for key in held if key not in known or known[key].state != "wanted")
 
     def stop(self, within_s: float) -> None:
-        """Ask the run to stop, and wait until nothing of it is left, or the time is over."""
+        """Asks the run to stop, and waits until nothing of it is left or the time is over."""
         client.change_control(self._store, self.run, lambda control: replace(control, stop=True))
 
         def ended() -> bool:
@@ -375,12 +376,12 @@ class LiveRun:
                 return f"group {g.group} has committed fewer than {LEARNED_STEPS} steps since its start"
             if any(t.stuck is not None for t in ranks):
                 return f"group {g.group} is stuck"
-            if g.participants < len(now.groups):  # without it the next fault may take the only group that is ahead
+            if g.participants < len(now.groups):  # without it the next fault may hit the only group that is ahead
                 return f"group {g.group} made its last step in a quorum of {g.participants} of {len(now.groups)} groups"
         return self._nobody_leads(mirror) or self._no_spare(mirror, now)
 
     def _nobody_leads(self, mirror: Mirror) -> str:
-        """The record of one that was killed is there until its lease lapses."""
+        """Returns why no supervisor leads; empty if one does. A killed leader's record stays until its lease lapses."""
         leader = mirror.record(keys.LEADER, LeaderRecord)
         if leader is None:
             return "nobody leads"
@@ -421,7 +422,7 @@ class LiveRun:
 
 
 def etcd_pid(system: Path) -> int:
-    """Of the etcd that `supervisor up` started there. Raises Fatal when there is none."""
+    """Returns the pid of the etcd that `supervisor up` started there. Raises Fatal if there is none."""
     try:
         return int(json.loads((system / "etcd" / "server.json").read_text())["pid"])
     except (OSError, ValueError, KeyError) as error:

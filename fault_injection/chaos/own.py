@@ -1,4 +1,4 @@
-"""A system of its own on this machine, started to be broken: real trainers that do as they are ordered."""
+"""Starts a system of its own on this machine, to be broken: real trainers that obey orders."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from supervisor.wire.security import Security
 PROGRAMS = {"trainer": "fault_injection.trainer", "warm": "fault_injection.warm", "agent": "fault_injection.agent"}
 
 DISK_BYTES = 64 << 20
-"""Of a node: eight times what its own checks want to be free."""
+"""Size of a node's disk: eight times the free space that its own checks want."""
 
 CHECKPOINT_BYTES = 512 << 20
-"""Of the run's checkpoints: seven of the debug model, of which two are kept and one is being written."""
+"""Size of the checkpoints' disk: seven of the debug model, of which two are kept and one is being written."""
 
 NODES = 6
-"""Two for the groups, a spare, one in the place of one that is lost, and two that may still be ending."""
+"""Two for the groups, a spare, one to replace a lost one, and two that may still be ending."""
 
 
 def spec(name: str, ranks: int = 1) -> RunSpec:
-    """TorchTitan's Llama 3 debug model in two groups of so many ranks. Its timeouts are short, so that a hang is found in seconds; its budgets
-    are those of a run that is broken every minute."""
+    """Returns a run of TorchTitan's Llama 3 debug model in two groups. Its timeouts are short, so that a hang is found
+    in seconds; its budgets suit a run that is broken every minute."""
     return RunSpec(
         name=name,
         chaos="allowed",
@@ -74,8 +74,10 @@ def spec(name: str, ranks: int = 1) -> RunSpec:
 def started(
     home: Path, made: RunSpec, cold: bool, say: Callable[[str], None], network: Network | None = None
 ) -> Iterator[LiveRun]:
-    """The run, launched in a system of its own below `home`; all of it has ended when the block has. With a network we are in its
-    hub, with mounts of our own, and each node has a network and a disk for itself, as have the checkpoints."""
+    """Launches the run in a system of its own below `home`, all of which has ended when the block has.
+
+    With a network, this process is in its hub, with its own mounts. Each node then has its own network and disk, and
+    the checkpoints have a disk."""
     names = [f"n{i + 1}" for i in range(NODES)]
     address = network.hub_address if network is not None else "127.0.0.1"
     system = system_folder(home / made.name)
@@ -110,7 +112,7 @@ def started(
 
 @contextmanager
 def disk(folder: Path, size: int) -> Iterator[None]:
-    """A disk of its own for a node, or for checkpoints. What is written there is in the folder afterwards."""
+    """Mounts a disk of its own for a node or for checkpoints. Its files are in the folder afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     run_command("mount", "-t", "tmpfs", "-o", f"size={size}", folder.name, str(folder))
     kept = folder.with_name(f".{folder.name}")
@@ -124,7 +126,7 @@ def disk(folder: Path, size: int) -> Iterator[None]:
 
 
 def _no_files(folder: str, names: list[str]) -> list[str]:
-    """Sockets and pipes."""
+    """Names sockets and pipes, which cannot be copied."""
     return [name for name in names if not (Path(folder, name).is_file() or Path(folder, name).is_dir())]
 
 

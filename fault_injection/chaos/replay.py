@@ -1,4 +1,4 @@
-"""What a run committed, step by step, from the ranks' step records: who took part, with which samples, and what each step went on from."""
+"""Reconstructs from the step records what a run committed: each step's groups, samples and predecessor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fault_injection.history import FaultDone, History, Steps
 from titan_actor.twin import Flip
 
 Key = tuple[int, int]
-"""Quorum and step: groups try a step once in a quorum, as one that fails makes the next."""
+"""Quorum and step. Groups try a step once in a quorum, for a failed one makes the next."""
 
 BEGINNING = -1
 
@@ -26,49 +26,49 @@ class Committed:
     step: int
     quorum: int
     t: float
-    """When the first group had."""
+    """When the first group had committed it."""
     losses: set[float] = field(default_factory=set)
-    """As the groups told the mean: one, when they agree."""
+    """The mean losses that the groups report: one value if they agree."""
     norms: set[float] = field(default_factory=set)
-    """The same of the gradient's norm, before it was clipped."""
+    """The same of the gradient's norm before clipping."""
     logged: bool = False
-    """Whether one tells the norm that did not heal in it: who heals counts its steps otherwise, and may tell it at any."""
+    """True if a group that did not heal in it reports the norm. A healing group may report it at any step."""
     states: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Hashes of the state after it, where there are, by group and rank."""
+    """Hashes of the state after it, where there are any, by group and rank."""
     participants: int = 0
     parts: dict[int, dict[int, list[list[str]]]] = field(default_factory=dict)
-    """group -> rank -> its batches, each with the names of its samples; without those that only healed."""
+    """Maps group and rank to its batches, each a list of sample names; without groups that only healed."""
     after: int = BEGINNING
-    """Place in the order of the step whose state it goes on from."""
+    """Place, in the order, of the step whose state it continues."""
     flips: dict[int, list[Flip]] = field(default_factory=dict)
     """Bits that are flipped in one group's copy of the state, and not in the others'."""
     taken: int | None = None
-    """A group whose copy, with its flips, is everybody's from here on: nobody else goes on."""
+    """The group whose copy, with its flips, is everyone's from here on, for no other group continues."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """In the order in which they were committed, as far as it can be told."""
+    """The committed steps in their order, as far as the records show them."""
 
     steps: tuple[Committed, ...]
     why: str = ""
-    """What is missing of those that follow; empty: these are all."""
+    """The records that are missing of the following steps; empty: these are all."""
     since: float = math.inf
-    """When the first of those was committed."""
+    """When the first of the missing steps was committed."""
     lacks: frozenset[int] = frozenset()
-    """Groups of whose part in that one there is no record, if they had one."""
+    """Groups whose part in that step, if they had one, is not in the records."""
     missing: int = 0
-    """How many of them had."""
+    """Number of groups whose part is missing."""
     whose: str = ""
-    """From the step at `whose_at` on the records do not say in whose state a bit is flipped, and why; empty: they do."""
+    """Why the records do not show, from the step at `whose_at` on, in whose state a bit is flipped; empty: they do."""
     whose_at: int = 0
 
     def for_twin(self) -> Replay:
-        """As far as it can be trained again."""
+        """Returns the steps that can be trained again."""
         return replace(self, steps=self.steps[: self.whose_at], why=self.whose) if self.whose else self
 
     def kept(self) -> set[Key]:
-        """The steps that the newest state was made by: the others were thrown away by a resume from disk."""
+        """Returns the steps that made the newest state; a resume from disk threw the others away."""
         found, at = set(), len(self.steps) - 1
         while at != BEGINNING:
             found.add((self.steps[at].quorum, self.steps[at].step))
@@ -87,21 +87,21 @@ class Try:
     committed: bool
     takes_part: bool
     after: Key | int | None
-    """What its state was: of a step, of the number of a step whose checkpoint it had loaded, or None: that of its peers."""
+    """Where its state came from: a step, the number of a step whose checkpoint it loaded, or None for its peers."""
     flips: tuple[Flip, ...] = ()
-    """Made on purpose, in what it computes with."""
+    """Bits flipped on purpose in what it computes with."""
     unclear: bool = False
-    """One was made after its state came from a peer and before it had made a step of it: whether it is in this one is not told."""
+    """True if a bit was flipped between a heal and the next step: no record shows whether this state has it."""
 
 
 def tries_of(history: History) -> Iterator[Try]:
-    """Every attempt at a step, of each rank; those of older generations first."""
+    """Yields every attempt at a step by each rank, those of older generations first."""
     for steps in sorted(history.steps, key=lambda s: s.generation):
         yield from _tries(steps)
 
 
 def of_history(history: History) -> Replay:
-    """Of all that is committed, up to the first step of which a record is missing."""
+    """Reconstructs all that is committed, up to the first step of which a record is missing."""
     tries: dict[Key, list[Try]] = {}
     found: dict[Key, Committed] = {}
     for tried in tries_of(history):
@@ -160,9 +160,9 @@ def _tries(steps: Steps) -> Iterator[Try]:
                 yield Try(steps.group, steps.rank, key, batches, made, takes_part, after, flips, unclear)
                 after = key if made else after
                 unclear = unclear and not made
-                # one that failed makes the next quorum, which has a line of its own
+                # a failed attempt makes the next quorum, which has its own line
                 batches, said = [], line if made else {}
-    if batches and said:  # it ended in the middle of a step that others may have committed
+    if batches and said:  # the process ended within a step that others may have committed
         key = (int(said["quorum_id"]), int(said["step"]) + 1)
         takes_part = said.get("participating_rank") is not None
         yield Try(steps.group, steps.rank, key, batches, False, takes_part, after, flips, unclear)
@@ -188,7 +188,7 @@ def _note(one: Committed, line: dict[str, Any]) -> None:
 
 
 def _take_part(one: Committed, tries: list[Try], ranks: int) -> str:
-    """Who did; why not, when a record is missing."""
+    """Notes the groups that took part; returns why that cannot be known, where a record is missing."""
     for tried in sorted(tries, key=lambda t: t.committed):
         if tried.takes_part:
             one.parts.setdefault(tried.group, {})[tried.rank] = tried.batches
@@ -207,14 +207,14 @@ def _is_whole(of_ranks: dict[int, list[list[str]]], ranks: int) -> bool:
 
 
 def _goes_on(one: Committed, tries: list[Try], order: list[Committed], at: int, placed: dict[Key, int]) -> str:
-    """From which step, of those before it in the order; why not, when those that took part do not say the same."""
+    """Notes which earlier step it continues; returns why that cannot be known, where the groups disagree."""
     said: set[int | None] = set()
     for tried in tries:
         if tried.takes_part and tried.after is not None:
             said.add(_place(tried.after, order, at, placed))
     if len(said) > 1:
         return "the groups do not go on from the same step"
-    # all have healed: from who had the newest
+    # all have healed, from the group that had the newest state
     after = said.pop() if said else _place(one.step - 1, order, at, placed)
     if after is None or one.step != (order[after].step if after != BEGINNING else BEFORE_ANY) + 1:
         return "the one that it goes on from is not in the records"
@@ -231,7 +231,7 @@ def _place(after: Key | int, order: list[Committed], at: int, placed: dict[Key, 
 
 
 def _told_whose(replay: Replay, tries: dict[Key, list[Try]], history: History) -> Replay:
-    """In whose state which bit is flipped, as far as it is told."""
+    """Notes in whose state which bit is flipped, as far as the records show it."""
     taken: set[Flip] = set()
     silent = [f for f in history.faults if f.drifts and f.made is not None and not _left_its_bit(f, history)]
     for at, one in enumerate(replay.steps):
@@ -250,8 +250,8 @@ def _left_its_bit(fault: FaultDone, history: History) -> bool:
 
 
 def _flipped(one: Committed, tries: list[Try], order: Sequence[Committed], at: int, taken: set[Flip]) -> str:
-    """Which groups went on from a copy of their own, in which a bit was flipped on purpose; why that cannot be told. What is `taken` is
-    in everybody's state."""
+    """Notes which groups continued from a copy of their own in which a bit was flipped on purpose; returns why that
+    cannot be known. The bits in `taken` are in everyone's state."""
     own: dict[int, set[Flip]] = {}
     for tried in tries:
         if tried.takes_part and tried.after is not None:

@@ -1,4 +1,4 @@
-"""Does what a plan says: waits for each fault's step, makes it, heals it, and notes when everything trains again."""
+"""Carries out a plan: waits for each fault's step, makes and heals it, and notes when everything trains again."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from supervisor.ports.errors import Fatal, PortError
 LOOK_S = 0.1
 
 STEPS_ON = 3
-"""Committed after a fault, or after it was healed, before it counts as over. Of a lighthouse that is killed two show nothing: one may have
-been committed and not told yet, and the next one has its quorum already."""
+"""Steps to commit after a fault, or after it was healed, before it counts as over. Two show nothing of a killed
+lighthouse. One may be committed and not reported yet, and the next one already has its quorum."""
 
 PATIENCE_S = 300.0
-"""How long a run that commits nothing new is waited for before a fault is made: five times the slowest start seen here."""
+"""Seconds for which a fault waits for a run that commits nothing new: five times the slowest start seen here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """One look at the run. `not_well`: empty when all groups train in one quorum, none is being mended and a spare is there."""
+    """One look at the run. `not_well`: empty when all groups train in one quorum, none is mended and a spare is
+    there."""
 
     step: int
-    """That every group has committed."""
+    """The newest step that every group has committed."""
     not_well: str
     acted: frozenset[tuple[str, int]]
-    """(id, group) of each incident about which something was done, over or not."""
+    """(id, group) of each incident that was acted on, over or not."""
     ended: str = ""
-    """Why it does not go on at all; empty while it does."""
+    """Why the run has ended or is stopping; empty while it goes on."""
 
 
 class Live(Protocol):
@@ -47,30 +48,32 @@ class Live(Protocol):
     def look(self) -> Look: ...
     def target(self, planned: Planned, fault: Fault) -> Target: ...
     def tend(self) -> None:
-        """Start again what is to be started by whoever started it."""
+        """Restarts what has ended of a system that was started for the run."""
         ...
 
     def made(self, name: str) -> None:
-        """Tell of a fault that was made, and return at once: etcd may be what it broke."""
+        """Reports that a fault was made, without blocking: etcd may be what it broke."""
         ...
 
     def let_go(self) -> None:
-        """Free the hosts that the fault has made suspect, where the next ones need them."""
+        """Frees the hosts that the fault made suspect, which the next faults need."""
         ...
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the timeouts of a run promise of a fault, in seconds."""
+    """Limits that the timeouts of a run set on a fault, in seconds."""
 
     within_s: float
     others_within_s: float
 
 
 def bounds(spec: RunSpec, fault: Fault) -> Bounds:
-    """From the policy's and TorchFT's own timeouts. Survivors of a loss are free after a heartbeat timeout, and a join and a
-    collective that it may have cost them twice; a hang ends when it is found, a stop when it counts, an unseen end when a lease has lapsed. Where nothing is
-    to be done about it nothing is found, and nobody is started."""
+    """Derives the limits from the policy's and TorchFT's own timeouts.
+
+    Survivors of a loss are free after a heartbeat timeout and, twice, a join and a collective. A hang ends when it is
+    found, a stop when it counts, and an unseen end when a lease has lapsed. A fault without an incident is not found,
+    and no group is started for it."""
     torchft, policy = spec.torchft, spec.policy
     freed = (
         torchft.heartbeat_timeout_ms + 2 * (torchft.join_timeout_ms + torchft.process_group_timeout_ms)
@@ -84,13 +87,13 @@ def bounds(spec: RunSpec, fault: Fault) -> Bounds:
 
 
 def together(each: Sequence[Bounds]) -> Bounds:
-    """Of faults that come together: one may have to be mended before the next can be."""
+    """Adds the limits of faults that come together: one may have to be mended before the next can be."""
     return Bounds(sum(one.within_s for one in each), sum(one.others_within_s for one in each))
 
 
 @dataclass
 class _Made:
-    """A fault that is not over yet. `heal` undoes it; it is on the runner's own stack too."""
+    """A fault that is not over yet. `heal` undoes it, and is on the runner's own stack too."""
 
     fault: Fault
     done: FaultDone
@@ -98,16 +101,16 @@ class _Made:
     known: frozenset[tuple[str, int]]
     """Incidents that were there before it."""
     step: int
-    """When it was made, or healed by hand."""
+    """The step at which it was made, or healed by the runner."""
     is_healing: bool = False
-    """Has begun: what raised, or was interrupted, is not healed, and not begun again."""
+    """True once healing has begun. A healing that raised, or was interrupted, is not noted and not repeated."""
 
     @property
     def made(self) -> bool:
         return self.done.made is not None
 
     def undo(self, clock: Callable[[], float]) -> None:
-        """Once, and noted when it is done."""
+        """Heals it at most once, and notes the time when that succeeds."""
         if not self.is_healing:
             self.is_healing = True
             self.heal.close()
@@ -115,7 +118,7 @@ class _Made:
 
 
 class Runner:
-    """Once through a plan. Whatever ends it, also a SIGINT, heals what is broken first."""
+    """Goes once through a plan. Whatever ends it, a SIGINT too, it first heals what is broken."""
 
     def __init__(
         self,
@@ -131,15 +134,15 @@ class Runner:
         self._not_before_step = 0
         self._is_interrupted = False
         self.done: list[FaultDone] = []
-        """In the plan's order, also what was broken off."""
+        """The faults in the plan's order, interrupted ones included."""
 
     @property
     def settle_steps(self) -> int:
-        """Committed after a fault is over, before the next: the groups' states are to be compared meanwhile."""
+        """Steps to commit between two faults, in which the groups' states are compared."""
         return self._spec.titan.digest_interval_steps + STEPS_ON
 
     def run(self) -> None:
-        """Raises Fatal when the run does not get well before a fault; what was done until then is in `done`."""
+        """Raises Fatal when the run does not get well before a fault; `done` holds what was done until then."""
         with ExitStack() as everything:
             for chain in _chains(self._plan.faults):
                 self._chain(chain, everything)
@@ -168,7 +171,7 @@ class Runner:
         self._live.let_go()
 
     def _make(self, planned: Planned, promised: Bounds, known: Look, everything: ExitStack, open_: list[_Made]) -> None:
-        """It is one of `open_` then, also where it was interrupted."""
+        """Makes one fault and adds it to `open_`, also where it was interrupted."""
         fault = FAULTS[planned.name]
         heal = everything.enter_context(ExitStack())
         look = self._live.look()
@@ -202,7 +205,7 @@ class Runner:
             open_.append(_Made(fault, done, heal, known.acted, step))
 
     def _target(self, planned: Planned, fault: Fault, open_: Sequence[_Made], until: float) -> Target:
-        """The group of one that comes with another may be being started: then it is waited for."""
+        """Returns the victim. For a fault that comes with another it waits, as the group may be being started."""
         while True:
             try:
                 return self._live.target(planned, fault)
@@ -213,7 +216,7 @@ class Runner:
             self._next()
 
     def _until_something_is_done(self, open_: Sequence[_Made]) -> None:
-        """About the fault that the next one is to come on top of. One about which nothing is to be done needs no wait."""
+        """Waits until the last fault is acted on, as the next one comes on top of it. Skips one without an incident."""
         last = open_[-1]
         if not last.made or not last.fault.kinds:
             return
@@ -267,7 +270,8 @@ class Runner:
                 self._say(f"  fault {each.done.number}: healed after {stays_s:g} s")
 
     def _heal(self, each: _Made, at: float | None = None) -> None:
-        """To its end, also where somebody interrupts; who does it again, or before, cuts it short. `at`: noted as its time, else now."""
+        """Heals one fault to the end, and delays an interrupt for that. A second interrupt cuts it short. `at`: the
+        time to note instead of now."""
         try:
             with nullcontext() if self._is_interrupted else finished_first():
                 each.undo(lambda: self._clock() if at is None else at)
@@ -276,7 +280,7 @@ class Runner:
             raise
 
     def _well_at(self, step: int) -> Look:
-        """Wait for the step, and until all is well."""
+        """Waits for the step, and until all is well."""
         news, since = (-1, ""), self._clock()
         while True:
             look = self._live.look()
@@ -298,7 +302,7 @@ class Runner:
 
 
 def _chains(faults: Sequence[Planned]) -> Iterator[list[Planned]]:
-    """Faults that come together, each with those that it brings."""
+    """Groups the faults into chains, each a fault with those that come together with it."""
     chain: list[Planned] = []
     for planned in faults:
         if chain and not planned.together:

@@ -1,7 +1,7 @@
-"""A schedule (TOML) and what it unfolds into: a plan in which every victim is named. A plan is a schedule too, and replays.
+"""A schedule (TOML) and the plan that it unfolds into, in which every victim is named. A plan is a schedule too, and
+can be replayed.
 
-No clock is in either: a fault comes when the run has committed a step.
-"""
+Neither holds a clock: a fault comes when the run has committed a step."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ from fault_injection.faults.control import LEADERS
 from fault_injection.faults.fault import Fault, Site
 
 Together = Literal["", "with", "during"]
-"""with: right after the fault before it. during: as soon as something is done about that one. Empty: when the run is well again."""
+"""`with`: right after the fault before it. `during`: as soon as that one is acted on. Empty: when all is well again."""
 
 LAST_STEP = 10**9
-"""No run makes as many, and a rate is counted up to its last."""
+"""More steps than any run makes; a rate is counted up to its last."""
 
 Step = Annotated[int, Field(ge=1, le=LAST_STEP)]
 
 MOST_FAULTS = 5_000
-"""Of a plan. One takes some twenty seconds on a run of two small groups, so these are more than a day: more is a mistake."""
+"""Most faults of a plan. One takes some twenty seconds on a run of two small groups: more than a day is a mistake."""
 
 COMPOUND_SHARE = 0.25
-"""Of the other faults that a seed draws: so many bring a second one that no group suffers from."""
+"""The share of the other faults drawn that bring a second one, from which no group suffers."""
 
 COMPOUNDS = 2
-"""Of the faults that a seed draws, where they are six or more: in turn a group that crashes while another is mended (or at once with
-it), and a part of the control plane that is killed meanwhile. Of three to five it is one of the two."""
+"""Number of compounds among six or more drawn faults: one with a second crashing group, one with a killed part of the
+control plane. The second fault comes while the first is mended; a crash may also come at once with it. Three to five
+faults have one of the two."""
 
 CRASHES = ("sigkill", "sigsegv", "sigabrt")
-"""Made to a group at any moment: also to one that waits for the others."""
+"""Crashes that can hit a group at any moment, also one that waits for the others."""
 
 CONTROL = ("supervisor_killed", "lighthouse_killed", "gate_killed")
 
 
 class ScheduleError(ValueError):
-    """What is wrong with a schedule: one sentence per problem."""
+    """Lists what is wrong with a schedule, one sentence for each problem."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -57,8 +58,9 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 @checked(frozen=True, kw_only=True, config=_STRICT)
 class FaultAt:
-    """One fault. Without a group or a rank the seed names one; for what comes while a group is mended, or breaks one at once with it,
-    another than that one. `failpoint`: where the next leader dies, for the fault of that name."""
+    """One fault. The seed names a group or rank that is not given. For a fault that comes while a group is mended, or
+    that breaks one at once with it, it names another group than that one. `failpoint`: where the next leader dies, for
+    the fault of that name."""
 
     name: str
     at_step: Step
@@ -70,7 +72,7 @@ class FaultAt:
 
 @checked(frozen=True, kw_only=True, config=_STRICT)
 class Rate:
-    """One fault again and again: every so many steps, or with so many steps between two in the mean."""
+    """One fault again and again: every `every_steps`, or with a mean of `mtbf_steps` between two."""
 
     name: str
     until_step: Step
@@ -81,7 +83,7 @@ class Rate:
 
 @checked(frozen=True, kw_only=True, config=_STRICT)
 class Each:
-    """Every fault that can be made here once, in an order that the seed draws."""
+    """Every fault that can be made here, once, in an order that the seed draws."""
 
     every_steps: Step
     first_step: Step = 1
@@ -89,7 +91,8 @@ class Each:
 
 @checked(frozen=True, kw_only=True, config=_STRICT)
 class Schedule:
-    """What a schedule file says. `ranks_per_group`: of the run that is started for it (one as a rule), or that a live run must have."""
+    """The content of a schedule file. `ranks_per_group`: of the run started for it (default 1), or required of a live
+    run."""
 
     seed: int = 0
     ranks_per_group: Annotated[int, Field(ge=1)] | None = None
@@ -100,7 +103,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """One fault of a plan. Of what hits the group that writes the checkpoints, whichever that is by then, group and rank say nothing."""
+    """One fault of a plan. Group and rank have no meaning if it hits the current writer of the checkpoints."""
 
     number: int
     name: str
@@ -118,7 +121,8 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be done, in this order, to groups of so many ranks. `not_available`: the other faults of the catalogue, and why they are not here."""
+    """The faults to make, in this order, in groups of `ranks` ranks. `not_available`: the catalogue's other faults,
+    each with why it cannot be made here."""
 
     seed: int
     ranks: int
@@ -126,7 +130,7 @@ class Plan:
     not_available: Mapping[str, str]
 
     def save(self, path: Path) -> None:
-        """As a schedule that names everything."""
+        """Writes the plan as a schedule that names everything."""
         lines = [
             "# `supervisor chaos replay` does this again, victim by victim.",
             f"seed = {self.seed}",
@@ -140,7 +144,7 @@ class Plan:
 
 
 def load(path: Path) -> Schedule:
-    """Read a schedule file; raises ScheduleError with all that is wrong with it."""
+    """Reads a schedule file; raises ScheduleError with all that is wrong with it."""
     try:
         return parse(tomllib.loads(path.read_bytes().decode()))
     except OSError as error:
@@ -148,12 +152,12 @@ def load(path: Path) -> Schedule:
     except ScheduleError:
         raise
     except (ValueError, RecursionError) as error:
-        # also what is no UTF-8, a number of thousands of digits, a list in a list in a list
+        # also what is not UTF-8, a number of thousands of digits, a list in a list in a list
         raise ScheduleError([f"{path} is not valid TOML: {error}"]) from error
 
 
 def parse(body: dict[str, Any]) -> Schedule:
-    """Check a schedule; raises ScheduleError with all that is wrong with it."""
+    """Checks a schedule; raises ScheduleError with all that is wrong with it."""
     try:
         # as JSON, where strict mode takes lists for tuples and tables for dataclasses
         schedule = TypeAdapter(Schedule).validate_json(json.dumps(body, default=str))
@@ -166,8 +170,8 @@ def parse(body: dict[str, Any]) -> Schedule:
 
 
 def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
-    """The plan of a schedule for a run of that size. Raises ScheduleError when a fault cannot be made here, or its victim is
-    not there."""
+    """Returns the plan of a schedule for a run of that size. Raises ScheduleError when a fault cannot be made here, or
+    its victim does not exist."""
     problems = []
     if schedule.ranks_per_group not in (None, ranks):
         problems.append(f"ranks_per_group = {schedule.ranks_per_group}: a group of the run has {ranks}")
@@ -191,12 +195,12 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
     mended: set[int] = set()
     victims = random.Random(f"victims:{schedule.seed}")
     for fault in _in_order(wanted):
-        # drawn whether it is needed or not: naming one victim moves no other
+        # drawn even if not needed, so that naming one victim moves no other
         group, rank = victims.randrange(groups), victims.randrange(ranks)
         mended = mended if fault.together else set()
         breaks_a_group = fault.together == "during" or bool(fault.together and FAULTS[fault.name].kinds)
         if breaks_a_group and len(mended) < groups:
-            # who is being started again has nothing to break yet, and who was broken a moment ago has no more
+            # a group that is being started, or was just broken, has nothing left to break
             group = next(g for g in (*range(group, groups), *range(group)) if g not in mended)
         faults.append(
             Planned(
@@ -214,8 +218,9 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
 
 
 def drawn(seed: int, count: int, every_steps: int, site: Site) -> Schedule:
-    """A schedule of `count` faults that the seed draws from those that can be made here: some alone, some with another that no group
-    suffers from, and COMPOUNDS in which two have to be mended at once. Raises ScheduleError for more than a plan may have."""
+    """Returns a schedule of `count` faults that the seed draws from those that can be made here. Some come alone, some
+    with another from which no group suffers, and in COMPOUNDS two must be mended at once. Raises ScheduleError for more
+    than a plan may have."""
     if count > MOST_FAULTS:
         raise ScheduleError([_too_many(count)])
     rng = random.Random(f"faults:{seed}")
@@ -245,10 +250,10 @@ def drawn(seed: int, count: int, every_steps: int, site: Site) -> Schedule:
 
 
 def _compound(rng: random.Random, possible: Sequence[Fault], crashes: bool) -> list[tuple[str, Together]]:
-    """Two of which one comes while the other is mended: a group that is lost, and another, or a part of the control plane."""
+    """Draws a fault that hits a group, and one while it is mended: another group, or a part of the control plane."""
     mended = [f for f in possible if f.kinds and not (f.echoes or f.stays_s or f.writers) and f.family != "supervisor"]
     if not crashes:
-        # a node that is lost takes the lighthouse with it if it has it: then there is none to be killed
+        # a lost node that has the lighthouse takes it along: then there is none to kill
         mended = [f for f in mended if f.family in ("process", "data")]
     there = [f.name for f in possible if f.name in (CRASHES if crashes else CONTROL)]
     if not mended or not there:
@@ -266,7 +271,7 @@ def _together(rng: random.Random) -> Together:
 
 
 def not_available(site: Site) -> dict[str, str]:
-    """Fault -> why it cannot be made here."""
+    """Maps each fault that cannot be made here to the reason."""
     return {name: why for name, fault in FAULTS.items() if (why := fault.why_not(site))}
 
 
@@ -280,7 +285,7 @@ def _rates(schedule: Schedule) -> Iterator[FaultAt]:
 
 
 def _expected(rate: Rate) -> float:
-    """How many faults a rate comes to, in the mean at the most."""
+    """Returns the largest mean number of faults that a rate comes to."""
     return 1 + (rate.until_step - rate.first_step) / (rate.every_steps or max(1.0, rate.mtbf_steps or 1.0))
 
 
@@ -302,7 +307,7 @@ def _each(schedule: Schedule, site: Site) -> Iterator[FaultAt]:
 
 
 def _in_order(faults: Sequence[FaultAt]) -> list[FaultAt]:
-    """By step; what is to come together with another stays right after it, at its step."""
+    """Sorts by step; a fault that comes together with another stays right after it, at its step."""
     chains: list[list[FaultAt]] = []
     for fault in faults:
         if fault.together and chains:

@@ -1,7 +1,9 @@
-"""Loss parity: the run's losses beside those of a twin that trains the same steps again, without TorchFT and without failures.
+"""Checks loss parity: compares a run's losses with those of a twin that trains the same steps again, without TorchFT or
+failures.
 
-One kind of fault it makes too: a bit of a parameter that was flipped on purpose, and committed, in the copy of the group that it was
-flipped in, for as long as that group trained on with it. What was trained then is another model; the question is whether all else was the same."""
+The twin repeats one kind of fault: a bit of a parameter that was flipped on purpose and committed. It flips the bit in
+the same group's copy, for as long as that group trained on with it. Such a bit makes another model; the question is
+whether all else was the same."""
 
 from __future__ import annotations
 
@@ -26,50 +28,54 @@ from titan_actor import twin
 PROGRAM = [sys.executable, "-m", "titan_actor.twin"]
 
 TOLERANCE = 1e-4
-"""Of the loss. Two groups on a CPU come out the same to the last bit, as a sum of two has one order. Where there are more groups the order is
-the process group's own: three added the other way round were 1e-6 off in 600 steps of llama3-debug-small, and it did not grow. One step of two groups in which one
-was added as zeros is 6e-3 off at the next step, and 3e-2 ten steps later."""
+"""Greatest difference of the loss. Two groups on a CPU agree to the last bit, as a sum of two has one order. With more
+groups, the process group sets the order. Three added the other way round were 1e-6 off in 600 steps of
+llama3-debug-small, and it did not grow. One step of two groups in which one was added as zeros is 6e-3 off at the next
+step, and 3e-2 ten steps later."""
 
 NORM_TOLERANCE = 1e-3
-"""Of the gradient's norm, as a share of it. A sum that is divided by the wrong number is off by a half at its own step, and may show in no loss: TorchTitan
-clips most gradients of a young model to the norm of one, and Adam does not mind the scale. Groups of two ranks were 7e-5 off: each sums its shard first."""
+"""Greatest difference of the gradient's norm, as a share of it. A sum divided by the wrong number is off by a half at
+its own step, and may show in no loss. TorchTitan clips most gradients of a young model to the norm of one, and Adam is
+insensitive to the scale. Groups of two ranks were 7e-5 off: each sums its shard first."""
 
 READ_S = 1.0
-"""Before the end of the look at a live run: what was committed since then may not be in every rank's record."""
+"""Seconds before the end of the look at a live run. What was committed since may not be in every rank's record."""
 
 SLACK_READS = 64
 """Samples that a rank may have read and not noted, in all its generations."""
 
 START_S = 120.0
-"""For imports and for building the model, on a machine that others use too."""
+"""Seconds for imports and for building the model, on a machine that others use too."""
 
 
 @dataclass(frozen=True)
 class Retrained:
-    """What the twin says of the steps of a plan: as many as it came to."""
+    """The twin's numbers for the steps of a plan, as far as it trained."""
 
     losses: tuple[float, ...]
     norms: tuple[float, ...]
-    """Of the gradients, before they are clipped."""
+    """Norms of the gradients, before they are clipped."""
     states: tuple[dict[int, str], ...]
-    """Hashes after each step: of twin.EVERYBODY's state, and of each group that has one for itself; none where none was wanted."""
+    """Hashes after each step: of the state of twin.EVERYBODY, and of each group with its own. Empty if not wanted."""
     why: str = ""
     """Why there are no more; empty: these are all."""
     no_twin: twin.NoTwin | None = None
-    """What kind of reason that is, where it is nobody's fault."""
+    """The kind of that reason, where it is an excused one."""
 
 
 def parity(
     history: History, say: Callable[[str], None], train: Callable[[twin.Plan, float], Retrained] | None = None
 ) -> dict[str, Any]:
-    """`loss_parity` of the certificate: whether each committed step's loss, its gradient's norm, and the state that was hashed after it, is
-    the twin's. Pass, fail or unknown, and why; `no_twin`: which of the reasons for which there cannot be one that is, empty for any other; `greatest`
-    difference, that of the `norms`; `states`: after how many steps both had hashed the same, and the first after which not;
-    `curve`: (step, the twin's loss)."""
+    """Compares each committed step's loss, its gradient's norm and its hashed state with the twin's. Returns the
+    certificate's `loss_parity`.
+
+    `answer`: pass, fail or unknown, and `why`. `no_twin`: the reason for which no twin is possible, if it is one that
+    is excused; else empty. `greatest`: greatest difference of the loss. `norms`: that of the norm. `states`: after how
+    many steps both hashed the same, and the first after which they did not. `curve`: (step, the twin's loss)."""
     try:
         replay = _until_it_was_read(history, of_history(history)).for_twin()
         plan, why = planned(history, replay)
-    # as in `checkers.check`: a file decides what this trips over, and a traceback would leave no certificate
+    # as in `checkers.check`: the content of a file decides what fails here, and a traceback would leave no certificate
     except Exception as error:  # noqa: BLE001
         return unknown(f"a step record is not as it should be: {error!r}")
     no_twin = twin.NoTwin.DISK_FULL if not replay.whose and _had_no_room(history, replay) else None
@@ -78,7 +84,7 @@ def parity(
     seconds = START_S + plan.groups * plan.ranks * _length(history)
     say(f"loss parity: training a fault-free twin on {len(plan.steps)} steps, for {seconds:.0f} s at the most")
     again = (train or trained)(plan, seconds)
-    if again.why:  # it came no farther than this, whatever is missing later
+    if again.why:  # the twin got no farther, whatever is missing later
         no_twin = again.no_twin
     if no_twin is twin.NoTwin.ELSEWHERE and _has_ended(history):
         no_twin = None  # it was trained on this machine
@@ -86,14 +92,14 @@ def parity(
 
 
 def _until_it_was_read(history: History, replay: Replay) -> Replay:
-    """Of a live run without what it did while it was read: some ranks had written that down, and others not yet."""
+    """Drops what a live run did while it was read: some ranks had written it down, and others not yet."""
     setting = history.setting
     ran_on = setting is not None and not setting.to_its_end and replay.since >= setting.ended - READ_S
     return replace(replay, why="") if ran_on else replay
 
 
 def _had_no_room(history: History, replay: Replay) -> bool:
-    """Whether all whose records are missing were on a disk that was full when that step was committed."""
+    """Returns true if all groups with missing records were on a disk that was full when that step was committed."""
     full = {f.group for f in history.faults if f.mute and f.began <= replay.since <= (f.over or math.inf)}
     return 0 < replay.missing <= len(full & replay.lacks)
 
@@ -103,7 +109,7 @@ def _has_ended(history: History) -> bool:
 
 
 def _trained_on(history: History) -> str:
-    """Device, as the first rank says it; empty: none says it."""
+    """Returns the device that the first rank reports; empty if none does."""
     return next((str(line["device"]) for line in _told(history)), "")
 
 
@@ -113,7 +119,7 @@ def _told(history: History) -> list[dict[str, Any]]:
 
 
 def unknown(why: str, no_twin: twin.NoTwin | None = None) -> dict[str, Any]:
-    """Nothing was compared. `no_twin`: there cannot be a twin."""
+    """Returns the answer for a run that was not compared. `no_twin`: why no twin is possible."""
     return {
         "answer": "unknown",
         "why": why,
@@ -128,7 +134,7 @@ def unknown(why: str, no_twin: twin.NoTwin | None = None) -> dict[str, Any]:
 
 
 def planned(history: History, replay: Replay) -> tuple[twin.Plan | None, str]:
-    """What the twin is to train; and what is missing, of all or of the rest."""
+    """Returns what the twin must train, and what is missing, of all or of the rest."""
     if not replay.steps:
         return None, replay.why or "nothing was committed"
     told = _told(history)
@@ -167,12 +173,12 @@ def _step(one: Committed, ranks: int) -> twin.Step:
 
 
 def _is_hashed(one: Committed) -> bool:
-    """Whether it has a hash of the whole state: of a group of several ranks each hashes its own part."""
+    """Returns true if there is a hash of the whole state: in a group of several ranks each hashes only its own part."""
     return bool(one.states) and all(len(of_ranks) == 1 for of_ranks in one.parts.values())
 
 
 def trained(plan: twin.Plan, seconds: float) -> Retrained:
-    """Train it, in a process of its own; broken off after so many seconds, or by Ctrl-C."""
+    """Trains the plan in a process of its own, and breaks off after `seconds` or on Ctrl-C."""
     asked = twin.PLAN.dump_json(plan)
     why = ""
     with subprocess.Popen(
@@ -222,16 +228,17 @@ class Pair:
     run: float
     twin: float
     apart: float
-    """For a norm as a share of it."""
+    """Their difference; for a norm, as a share of it."""
 
     def row(self) -> dict[str, float]:
-        """For the report."""
+        """Returns the pair for the report."""
         return {"difference": self.apart, "step": self.step, "run": self.run, "twin": self.twin}
 
 
 def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin | None = None) -> dict[str, Any]:
-    """One step that is too far off is a fail, and so is a state that has to be the twin's (`_states`), whatever is missing; else what
-    is missing makes it unknown, also a number or a state that a step does not tell."""
+    """Judges the run by its twin. A step that is too far off fails, whatever is missing, and so does a state that must
+    be the twin's (`_states`). Otherwise the answer is unknown if anything is missing, a number or a state of a step
+    included."""
     steps = replay.steps[: len(again.losses)]
     told, silent = _told_until(steps, again)
     losses = [_pair(one.step, one.losses, x) for one, x in zip(steps, again.losses, strict=False) if one.losses]
@@ -240,7 +247,7 @@ def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin
     wrong = [(pair.step, _sentence(pair, "loss", TOLERANCE)) for pair in losses if not pair.apart <= TOLERANCE]
     wrong += [(p.step, _sentence(p, "gradient's norm", NORM_TOLERANCE)) for p in norms if not p.apart <= NORM_TOLERANCE]
     wrong += [(state.step, state.wrong) for state in states if state.wrong]
-    if silent and not wrong:  # and whatever excuses what is missing later does not excuse this
+    if silent and not wrong:  # whatever excuses what is missing later does not excuse this
         until = Retrained(again.losses[:told], again.norms[:told], again.states[:told])
         return judged(replace(replay, steps=steps[:told]), until, silent)
     missing = again.why or why
@@ -249,7 +256,7 @@ def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin
     if not losses:
         return unknown(missing, no_twin)
     loss, norm = _farthest(losses), _farthest(norms)
-    curve = {one.step: x for one, x in zip(steps, again.losses, strict=False)}  # of one made again the newest
+    curve = {one.step: x for one, x in zip(steps, again.losses, strict=False)}  # of a step made again, the newest
     body = unknown("", no_twin) | {
         "steps": len(losses),
         "greatest": loss.row(),
@@ -279,8 +286,9 @@ def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin
 
 
 def _told_until(steps: Sequence[Committed], again: Retrained) -> tuple[int, str]:
-    """How many of them tell all that is compared, and what the next one does not; empty: all do. The loss is told at each step. The
-    norm is told at each so many (TorchTitan's log_freq) and at the first; who heals may tell it at any."""
+    """Returns how many steps report all that is compared, and what the next one lacks; empty if none lacks anything.
+    Each step reports the loss. The first step and every n-th (TorchTitan's log_freq) report the norm; a healing group
+    may report it at any."""
     every = math.gcd(*(one.step for one in steps if one.logged and one.step > 1))
     for at, one in enumerate(steps):
         if not one.losses:
@@ -294,7 +302,7 @@ def _told_until(steps: Sequence[Committed], again: Retrained) -> tuple[int, str]
 
 @dataclass(frozen=True)
 class State:
-    """What was hashed after one step, beside the twin's state."""
+    """The hash after one step, compared with the twin's."""
 
     step: int
     equal: bool
@@ -303,11 +311,11 @@ class State:
 
 
 def _states(steps: Sequence[Committed], again: Retrained) -> list[State]:
-    """Of each hashed step. With one thread a sum has one order, and over two groups too. So the state that comes of another one that is the
-    twin's is the twin's as well, where this machine computes as the run's did: which is shown by numbers that are the same to the last bit
-    until then, or by a state that was. A sum over more groups has the order that the process group gives it."""
+    """Compares each hashed step. With one thread a sum has one order, also over two groups. So a state that follows
+    from one of the twin's is the twin's too, if this machine computes as the run's did. That is shown by numbers that
+    agree to the last bit until then, or by a state that did. The process group orders a sum over more groups."""
     found: list[State] = []
-    exact = {BEGINNING: True}  # place -> whether the state after it has to be the twin's
+    exact = {BEGINNING: True}  # place -> whether the state after it must be the twin's
     known = 0  # the newest step after which it was
     for at, (one, loss, norm, states) in enumerate(zip(steps, again.losses, again.norms, again.states, strict=False)):
         same = one.losses <= {loss} and one.norms <= {norm}
@@ -329,7 +337,7 @@ def _states(steps: Sequence[Committed], again: Retrained) -> list[State]:
 
 
 def _of_states(steps: Sequence[Committed], states: Sequence[State]) -> str:
-    """How much the states say, where that is not all of it: the end of a sentence."""
+    """Returns the end of a sentence: how much the states show, where that is not all."""
     if not states:
         sharded = any(one.states for one in steps)
         return f"; no state was compared: {'each rank hashes its own part' if sharded else 'none was hashed'}"
@@ -338,7 +346,7 @@ def _of_states(steps: Sequence[Committed], states: Sequence[State]) -> str:
 
 
 def _flips(steps: Sequence[Committed]) -> list[int]:
-    """The steps of these at which a bit was flipped on purpose, and committed: without it the twin would be of another model."""
+    """Returns the steps at which a bit was flipped on purpose and committed, so that the twin must flip it too."""
     first: dict[twin.Flip, int] = {}
     for one in steps:
         for flip in itertools.chain.from_iterable(one.flips.values()):
@@ -354,7 +362,8 @@ def _sentence(pair: Pair, what: str, allowed: float) -> str:
 
 
 def _pair(step: int, told: set[float], of_twin: float, unit: float = 1.0) -> Pair:
-    """Of groups that tell different numbers the one that is farthest off: nothing is farther than one that is none."""
+    """Pairs a step's number with the twin's. Where groups report different numbers, takes the one that is farthest off;
+    not a number is the farthest."""
     run = max(told, key=lambda number: abs(number - of_twin) if math.isfinite(number) else math.inf)
     return Pair(step, run, of_twin, abs(run - of_twin) / (abs(unit) or 1.0))
 

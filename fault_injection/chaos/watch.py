@@ -1,4 +1,4 @@
-"""What etcd says of a run, noted as it comes."""
+"""Notes what etcd shows of a run, as it changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from supervisor.wire.records import LeaderRecord, RecordError, decode
 
 
 class Follower(threading.Thread):
-    """Follows everything under our prefix, also over an outage of the store."""
+    """Follows everything under our prefix, also through an outage of the store."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         super().__init__(name="watcher", daemon=True)
@@ -41,7 +41,7 @@ class Follower(threading.Thread):
 
     @contextmanager
     def mirror(self) -> Iterator[Mirror]:
-        """All that is known, which does not change meanwhile."""
+        """Yields all that is known, which does not change within the block."""
         with self._lock:
             yield self._mirror
 
@@ -52,12 +52,12 @@ class Follower(threading.Thread):
         self._watch.close()
 
     def _note(self, item: Item, at: float) -> None:
-        """Take what was written; `at`: when it came."""
+        """Takes an item that was written. `at`: when it came."""
         raise NotImplementedError
 
 
 class Watcher(Follower):
-    """`seen`: groups, incidents and leaders of the run."""
+    """Notes the run's groups, incidents and leaders in `seen`."""
 
     def __init__(self, store: Store, run: str) -> None:
         super().__init__(store)
@@ -90,5 +90,5 @@ class Watcher(Follower):
                 leader = decode(item.value, LeaderRecord)
                 return "leader", "", {"host": leader.host, "pid": leader.pid}
         except RecordError:
-            pass  # the run's own status tells of it
+            pass  # the run's own status reports it
         return None

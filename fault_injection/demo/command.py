@@ -1,4 +1,4 @@
-"""`supervisor demo`: the whole system on one machine, broken three ways."""
+"""The command `supervisor demo`: runs the whole system on one machine and breaks it three ways."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ from supervisor.wire.printer import Printer
 from supervisor.wire.security import VARIABLE, Security
 
 NODES = 4
-"""Two for the groups, a spare, and one that is asked for in the lost one's place: there the group goes when its allocation is
-taken away."""
+"""Two for the groups, a spare, and a replacement of the lost node, for when the group's allocation is taken."""
 
 
 def spec(name: str) -> RunSpec:
-    """The run that the demo makes: TorchTitan's Llama 3 debug model, two groups, one spare."""
+    """Returns the run that the demo makes: TorchTitan's Llama 3 debug model, two groups, one spare."""
     return RunSpec(
         name=name,
         titan=TitanSpec(steps=100_000, checkpoint_interval_steps=25, digest_interval_steps=10),
@@ -49,7 +48,7 @@ def spec(name: str) -> RunSpec:
 
 
 def register(app: typer.Typer) -> None:
-    """Add `demo` to the command line."""
+    """Adds `demo` to the command line."""
     app.command(epilog="Example: supervisor demo")(demo)
 
 
@@ -81,9 +80,9 @@ def demo(
 
 
 def _run(name: str, home: Path, cold: bool, network: Network | None, easier: str) -> int:
-    """`easier`: why a node is lost by killing its processes; empty with a network, in whose hub we are then."""
+    """`easier`: why a node is lost by killing its processes; empty with a network, whose hub this process is in."""
     os.environ.pop(VARIABLE, None)
-    # Where nobody looks at a terminal, a width that keeps the tables whole.
+    # Output that is no terminal gets a width that keeps the tables whole.
     console = Printer(width=None if sys.stdout.isatty() else 150)
     console.print(_introduction(easier), soft_wrap=True)
     names = [f"n{i + 1}" for i in range(NODES)]

@@ -1,4 +1,4 @@
-"""A door for this machine's browser into a network of namespaces: a listener made outside, answered inside."""
+"""Lets this machine's browser into a network of namespaces: a listener made outside is answered inside."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 VARIABLE = "SUPERVISOR_DOOR"
-"""Environment variable by which a command, run again inside a hub, knows its listener (a file descriptor)."""
+"""Environment variable with the listener (a file descriptor) of a command that runs again inside a hub."""
 
 
 @contextmanager
 def made() -> Iterator[socket.socket]:
-    """A listener on loopback. It stays in the network in which it was made, whoever accepts from it."""
+    """Yields a listener on loopback. It stays in the network in which it was made, wherever it is accepted from."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener
 
 
 def environment(listener: int) -> Mapping[str, str]:
-    """For a command that inherits the listener under this number."""
+    """Returns the environment of a command that inherits the listener under this number."""
     return {VARIABLE: str(listener)}
 
 
 def opened(page: str) -> str:
-    """Where a browser outside finds the page at this address of ours: that same address where there is no door."""
+    """Returns the address at which a browser outside finds the page; without a door that is `page` itself."""
     number = os.environ.pop(VARIABLE, None)
     if number is None or not page:
         return page
@@ -40,7 +40,7 @@ def opened(page: str) -> str:
 
 
 def _answer(listener: socket.socket, to: tuple[str, int]) -> None:
-    with contextlib.suppress(OSError):  # it is closed
+    with contextlib.suppress(OSError):  # the listener is closed
         while True:
             came, _ = listener.accept()
             threading.Thread(target=_between, args=(came, to), daemon=True).start()

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live table on a terminal, else a line whenever something happens."""
+"""Shows the demo while it runs: a live table on a terminal, else a line for each event."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Show = Callable[[Look, str], None]
 
 @contextmanager
 def view(console: Printer, page: str) -> Iterator[Show]:
-    """A function that shows a look. `page`: where a browser finds the page, which may be another place than the leader says."""
+    """Yields a function that shows a look. `page`: where a browser finds the page, maybe not at the leader's
+    address."""
     began = time.monotonic()
     if not console.is_terminal:
         yield _Lines(console, began)

@@ -1,4 +1,4 @@
-"""Peak memory of everything that the demo started."""
+"""Measures the peak memory of everything that the demo started."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 class Peak:
-    """Samples the proportional set size of this process and all its descendants, and of the nodes' processes, while it
-    is entered. Shared pages (a warm process and its forks) count once."""
+    """Samples the proportional set size of this process and all its descendants, the nodes' processes included, while
+    entered. Shared pages (a warm process and its forks) count once."""
 
     PERIOD_S = 1.0
 

@@ -1,4 +1,4 @@
-"""The demo's report: what each fault cost, from the files of the run."""
+"""Builds the demo's report from the files of the run: what each fault cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from supervisor.core.words import say
 
 
 def build(history: History, faults: list[Injected], span: Span, groups: int, verdicts: list[Verdict]) -> dict[str, Any]:
-    """The report as it is written to report.json."""
+    """Returns the report as it is written to report.json."""
     ledgers = {g: ledger(history, g, span) for g in range(groups)}
     counted = in_short(history, ledgers, span)
     losses = _losses(history)
@@ -43,7 +43,7 @@ def build(history: History, faults: list[Injected], span: Span, groups: int, ver
 
 
 def incident(history: History, fault: Injected, groups: int, known: str | None = None) -> dict[str, Any]:
-    """What came of a fault: of its incident where that is `known` by its id, else of the first one of its group."""
+    """Reports what came of a fault: of the incident `known` by its id, else of the first one of its group."""
     record = _record_of(history, fault, known)
     if record is None:
         return {"fault": fault.name, "group": fault.group, "node": fault.node, "id": None}
@@ -73,7 +73,7 @@ def incident(history: History, fault: Injected, groups: int, known: str | None =
 
 
 def _record_of(history: History, fault: Injected, known: str | None) -> dict[str, Any] | None:
-    """The last word on the incident that is known, or on the first one of the group that was opened after the fault."""
+    """Returns the newest record of the incident that is known, or of the group's first one opened after the fault."""
     found: dict[str, Any] | None = None
     before = {i["id"] for d in history.committed() if d.t < fault.unix_s for i in d.incidents}
     for decision in history.committed():
@@ -86,8 +86,11 @@ def _record_of(history: History, fault: Injected, known: str | None) -> dict[str
 
 
 def _times(history: History, record: dict[str, Any], fault: Injected) -> dict[str, float | None]:
-    """Seconds since the fault. Detected, decided: when the decision was committed. Acted: when the new generation's
-    process was spawned. Recovered: when it was seen to have committed its first step with the others."""
+    """Returns seconds since the fault.
+
+    Detected: when the first decision with the incident was made. Decided: when the one to act was committed. Acted:
+    when the new generation's process was spawned. Recovered: when it was seen to have committed its first step with the
+    others."""
     seen = [d for d in history.committed() if any(i["id"] == record["id"] for i in d.incidents) and d.t >= fault.unix_s]
     acting = [
         d
@@ -124,7 +127,7 @@ def others(history: History, group: int, begin: float, until: float) -> dict[str
     commits = [line["t"] for line in lines if line.get("committed")]
     within = [t for t in commits if begin <= t <= until]
     before = max((t for t in commits if t < begin), default=begin)
-    # Without a commit after the recovery, it stood still at least until then.
+    # Without a commit after the recovery, the group stood still at least until then.
     after = [t for t in commits if t > until][:1] or [t for t in [until] if t != float("inf")]
     moments = [before, *within, *after]
     stall = max((b - a for a, b in itertools.pairwise(moments)), default=0.0)
@@ -133,7 +136,7 @@ def others(history: History, group: int, begin: float, until: float) -> dict[str
 
 
 def _digests(history: History, groups: int) -> dict[str, Any]:
-    """Hashes by step and rank, compared where every group has one for the same committed step."""
+    """Compares hashes by step and rank, where every group has one for the same committed step."""
     by: dict[tuple[int, int], dict[int, set[str]]] = {}
     for steps in history.steps:
         for line in steps.lines:
@@ -149,7 +152,7 @@ def _digests(history: History, groups: int) -> dict[str, Any]:
 
 
 def _losses(history: History) -> list[float]:
-    """Loss by committed step; the last is the mean of the last five, since batches differ."""
+    """Returns the first loss, and the mean of the last five, since batches differ."""
     by_step: dict[int, float] = {}
     for steps in history.steps:
         for line in steps.committed():
@@ -163,7 +166,7 @@ def _losses(history: History) -> list[float]:
 
 
 def verdict(report: dict[str, Any], heartbeat_timeout_s: float) -> list[str]:
-    """Sentences about what did not hold; empty when the demo succeeded."""
+    """Returns sentences on what did not hold; empty when the demo succeeded."""
     wrong = []
     for incident in report["incidents"]:
         name = incident["fault"]

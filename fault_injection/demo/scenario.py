@@ -1,4 +1,4 @@
-"""The demo's story: train, break it three ways, each when training has moved on, and stop."""
+"""Tells the demo's story: train, break it three ways, each when training has moved on, and stop."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from supervisor.wire import keys
 from supervisor.wire.records import Control, NodeObserved, RunRecord
 
 VICTIM = 1
-"""The group that is broken; group 0 has to train on."""
+"""The group that is broken; group 0 must train on."""
 
 STEPS_BETWEEN = 20
 """Committed steps between a recovery and the next fault."""
 
 PATIENCE_S = 120.0
-"""Without any news for longer the demo gives up: four times the slowest phase seen here."""
+"""Seconds without any news after which the demo gives up: four times the slowest phase seen here."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Story:
     injected: list[Injected] = field(default_factory=list)
 
     def tell(self) -> list[Injected]:
-        """The whole story; raises Fatal when nothing moves any more."""
+        """Runs the whole story. Raises Fatal when nothing moves any more."""
         self._until(partial(self._training, STEPS_BETWEEN), "training starts")
         for inject, name in (
             (self._kill_trainer, "SIGKILL a trainer"),

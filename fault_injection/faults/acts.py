@@ -1,4 +1,4 @@
-"""Faults that are made from outside: each breaks one thing for real and says what it did. Those inside a rank are in `causes`."""
+"""Makes faults from outside: each breaks one thing for real and reports it. Those inside a rank are in `causes`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from supervisor.shell.processes import is_running, start_ticks
 FILLER = ".filler"
 
 ENDS_WITHIN_S = 5.0
-"""A process after SIGKILL."""
+"""Seconds in which a process ends after SIGKILL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Injected:
 
 
 def kill_trainer(group: int, node: str, pid: int) -> Injected:
-    """SIGKILL to one rank. Raises Fatal when it does not die."""
+    """Sends SIGKILL to one rank. Raises Fatal when it does not die."""
     ticks = start_ticks(pid)
     if ticks is None:
         raise Fatal(f"fault kill_trainer: there is no process {pid}")
@@ -48,22 +48,21 @@ def kill_trainer(group: int, node: str, pid: int) -> Injected:
 
 
 def stop_rank(group: int, node: str, pid: int) -> Injected:
-    """SIGSTOP to one rank: it stays where it is, with all that it holds."""
+    """Sends SIGSTOP to one rank: it stays where it is, with all that it holds."""
     at = time.time()
     os.kill(pid, signal.SIGSTOP)
     return Injected(name="stop_rank", group=group, node=node, unix_s=at, evidence=f"SIGSTOP to pid {pid}")
 
 
 def kill_agent(group: int, node: str, pid: int) -> Injected:
-    """SIGKILL to a node's agent alone. No failure of the node: its shim starts the next one."""
+    """Sends SIGKILL to a node's agent alone. The node does not fail, for its shim starts the next agent."""
     at = time.time()
     os.kill(pid, signal.SIGKILL)
     return Injected(name="kill_agent", group=group, node=node, unix_s=at, evidence=f"SIGKILL to pid {pid}")
 
 
 def fill_disk(group: int, node: str, folder: Path) -> Injected:
-    """Write a file until the file system of `folder` takes no more, or more of it where it is there already. Whoever injects
-    it removes the file: FILLER."""
+    """Writes a file, FILLER, or more of it, until the file system of `folder` is full. The caller removes it."""
     at = time.time()
     with (folder / FILLER).open("ab", buffering=0) as file:
         try:
@@ -77,15 +76,15 @@ def fill_disk(group: int, node: str, folder: Path) -> Injected:
 
 
 def cut_node(group: int, node: str, cut: Callable[[], None]) -> Injected:
-    """A node's link goes down: silent, as a dead host."""
+    """Takes a node's link down: the node is silent, as a dead host."""
     at = time.time()
     cut()
     return Injected(name="lose_node", group=group, node=node, unix_s=at, evidence=f"link of {node} is down")
 
 
 def kill_node(group: int, node: str, system: Path) -> Injected:
-    """SIGKILL to everything of a node. The easier case: the kernel resets its connections at once. Raises Fatal when one of it lives
-    on."""
+    """Sends SIGKILL to everything of a node. This is the easier case, as the kernel resets its connections at once.
+    Raises Fatal when a process survives."""
     shim = int((system / "nodes" / node / "shim.lock").read_text())
     found = [(pid, start_ticks(pid)) for pid in (shim, *_descendants(shim))]
     victims = [(pid, ticks) for pid, ticks in found if ticks is not None]
@@ -103,7 +102,7 @@ def kill_node(group: int, node: str, system: Path) -> Injected:
 
 
 def take_allocation(group: int, node: str, key: str, system: Path) -> Injected:
-    """The engine takes an allocation back, as a scheduler does on preemption."""
+    """Takes an allocation back through the engine, as a scheduler does on preemption."""
     at = time.time()
     LocalEngine(system).take_away(key, "preempted by the fault injection")
     return Injected(

@@ -1,4 +1,4 @@
-"""Every fault there is, also those that nobody can make yet: those say why."""
+"""Lists every fault, also those that cannot be made yet, with the reason."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _rides(
 
 
 def _gpu(name: str, how: str, inject: Inject) -> Fault:
-    """Said by a driver that is not there, to the agent (gpus.py)."""
+    """Defines a fault of a GPU that does not exist: a fake driver reports it to the agent (gpus.py)."""
     return Fault(name=name, family="gpu", how=how, inject=inject, needs=(here, house), kinds=(Kind.GPU,))
 
 
@@ -126,7 +126,7 @@ _ALL = (
     ),
     _crash("killed_for_memory", "a rank takes more than its memory cgroup has", made.for_memory, obeying, memory_cgroup, kind=Kind.OOM),
     _hang("stopped", "SIGSTOP to a rank", made.stopped, here, shown=True),
-    # longer than the heartbeat timeout of a run that is started to be broken, and shorter than policy.hang.stopped_s
+    # longer than the heartbeat timeout of a run that is started to be broken, shorter than policy.hang.stopped_s
     _rides("hiccup", "process", "SIGSTOP to a rank, SIGCONT after 1.2 s", made.stopped, here, stays_s=1.2),
     _hang("gil_held", "C code keeps the interpreter's lock", made.ordered(causes.HOLD_GIL), obeying),
     _hang("endless_loop", "a rank computes for ever", made.ordered(causes.LOOP), obeying),
@@ -138,7 +138,7 @@ _ALL = (
     _rides("group_aborted", "collectives", "a rank aborts its process group", made.aborted, here),
     Fault(
         name="collective_skipped", family="collectives", how="a rank leaves out a collective of its group",
-        # Gloo ends whoever gets more than it expects; elsewhere the others wait in it
+        # Gloo ends a rank that receives more than it expects; elsewhere the others wait in it
         inject=made.ordered(causes.SKIP_COLLECTIVE), needs=(obeying, collectives), kinds=(Kind.CRASH, Kind.ERROR, Kind.HANG, Kind.STALLED), stalls=True,
     ),
     _rides("socket_reset", "collectives", "the kernel ends a rank's connections with the other groups", made.connections_reset, here, resets),
@@ -163,7 +163,7 @@ _ALL = (
         name="checkpoint_torn", family="state", how="the newest checkpoint is cut off in its middle, then all ranks are killed",
         inject=made.checkpoint_torn, needs=(house,), kinds=(Kind.CRASH,), echoes=(Kind.CRASH,), stalls=True,
     ),
-    # it trains on, and what it commits meanwhile is not written down: to the checkers its group stands still
+    # it trains on without writing down what it commits: to the checkers its group stands still
     _rides("disk_full", "state", "the disk of a node, for logs and records, is full for 30 s", made.disk_full, here, own_disks, stays_s=30.0, stalls=True),
     _hang("checkpoint_blocked", "rank 0 writes its checkpoint into a pipe that nobody reads", made.ordered(causes.BLOCK_CHECKPOINT), obeying, family="state", writers=True),
     *(

@@ -1,4 +1,4 @@
-"""How the faults of the control plane are made: of the supervisor, the lighthouse and etcd."""
+"""Makes the faults of the control plane: of the supervisor, the lighthouse and etcd."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ FILL_BYTES = 1 << 20
 FSYNC_LATER_S = 0.4
 
 LATE_S, IN_TIME_S = 0.1, 0.05
-"""Less than what the gate's beats may be late (agents.gate_lighthouse.BEAT_TIMEOUT_MS)."""
+"""Below the allowed lateness of the gate's heartbeats (agents.gate_lighthouse.BEAT_TIMEOUT_MS)."""
 
 LOOKS = 40
-"""At a process that is stopped again and again: a second of them."""
+"""Looks at a process that is repeatedly stopped: a second of them."""
 
 AT_FAILPOINT = "committed"
 
 LEADERS = ("observed", "decided", "journaled", "committed", "recorded")
-"""Failpoints of each turn of a leader, in their order; from journaled on, of one that has something to write."""
+"""Failpoints of a leader's round, in order. From `journaled` on, only a round that writes something passes them."""
 
 
 def leader_killed(scene: Scene, target: Target, after: ExitStack) -> str:
@@ -54,7 +54,7 @@ def gate_killed(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def lighthouse_delayed(scene: Scene, target: Target, after: ExitStack) -> str:
-    """It is stopped again and again, each time for less than the gate's heartbeats may be late."""
+    """Stops the lighthouse repeatedly, each time for less than the gate's heartbeats may be late."""
     pid = scene.gate_pids()[1]
     ticks, enough = ticks_of(pid), threading.Event()
 
@@ -82,7 +82,7 @@ def lighthouse_delayed(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def etcd_killed(scene: Scene, target: Target, after: ExitStack) -> str:
-    """All members at once."""
+    """Kills all members at once."""
     members = {pid: ticks_of(pid) for pid in scene.etcd_pids()}
     for pid in members:
         os.kill(pid, signal.SIGKILL)
@@ -92,7 +92,7 @@ def etcd_killed(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def etcd_stopped(scene: Scene, target: Target, after: ExitStack) -> str:
-    """All members at once."""
+    """Stops all members at once."""
     return "; ".join(stop(scene, pid, after) for pid in scene.etcd_pids())
 
 
@@ -117,7 +117,7 @@ def etcd_quorum_lost(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def etcd_out_of_space(scene: Scene, target: Target, after: ExitStack) -> str:
-    """With old revisions of one key, as a program does that writes too much between two compactions."""
+    """Fills etcd with old revisions of one key, as a program does that writes too much between two compactions."""
     house = house_of(scene)
     after.callback(lambda: house.make_space(scene.revision()))
 
@@ -145,7 +145,7 @@ def etcd_slow(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def etcd_compacted(scene: Scene, target: Target, after: ExitStack) -> str:
-    """While the leader is stopped: what its watch would read next is gone when it goes on."""
+    """Compacts etcd while the leader is stopped: what its watch would read next is gone when it continues."""
     stop(scene, scene.leader_pid(), after)
     seen = scene.revision()
     scene.wait(lambda: scene.revision() > seen + 1, DONE_WITHIN_S, "somebody writes to etcd")
@@ -155,7 +155,7 @@ def etcd_compacted(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def failpoint(scene: Scene, target: Target, after: ExitStack) -> str:
-    """The next leader dies there: right after it has committed a decision, before anything is done about it, or where the plan says."""
+    """Makes the next leader die where the plan names, or right after it has committed a decision, before its effect."""
     house, where = house_of(scene), target.failpoint or AT_FAILPOINT
     after.callback(house.disarm)
     once = house.arm(where)

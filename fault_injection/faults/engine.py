@@ -1,5 +1,4 @@
-"""How the faults of an engine are made: what a scheduler does to a run, and that it is not there. On Slurm what has happened is read
-back from Slurm itself."""
+"""Makes the faults of an engine: what a scheduler does to a run, and its absence. Slurm itself confirms the outcome."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.engines.local import LocalEngine
 
 ASK_S = 0.5
-"""Between two questions to slurmctld, which serves a whole cluster."""
+"""Seconds between two queries to slurmctld, which serves a whole cluster."""
 
 LEAVES_WITHIN_S = 120.0
-"""From a node's drain until its group is elsewhere: at once where a spare is warm, after a job and a start where none is."""
+"""Seconds from a node's drain until its group is elsewhere: short where a spare is warm, else a job and a start."""
 
 PENDING_WITHIN_S = 60.0
-"""From the end of an allocation until the next one is asked for: two of the engine's lists, and a start of its processes' end."""
+"""Seconds from an allocation's end until the next request: two engine listings, and the start of its processes' end."""
 
 PENDING_S = 10.0
 
@@ -55,7 +54,7 @@ def controller(site: Site) -> str:
 
 
 def fills(site: Site) -> str:
-    """The local engine's nodes are processes of one machine, Slurm's may be anywhere."""
+    """Returns why nodes cannot be filled. The local engine's are processes of one machine; Slurm's may be anywhere."""
     return site.not_here if site.engine == "local" else site.no_filling
 
 
@@ -67,7 +66,7 @@ def job_cancelled(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def node_drained(scene: Scene, target: Target, after: ExitStack) -> str:
-    """Until its group has left it and its job has ended: an administrator waits for that before he takes it down."""
+    """Drains a node until its group has left it and its job has ended, as an administrator does first."""
     slurm, number = SlurmHere(), number_of(_grant(scene, target.allocation))
     host, reason = slurm.job(number).node, f"supervisor chaos, run {scene.run}"
     before = slurm.node(host)
@@ -103,8 +102,9 @@ def controller_away(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def replacement_pending(scene: Scene, target: Target, after: ExitStack) -> str:
-    """The spares' allocations are taken first: the group would go to one of them. The run asks for the group's at once, for a spare's
-    once it could have come (policy.allocation_timeout_s), each on the budget for allocations."""
+    """Takes the spares' allocations first, for the group would move to one of them. The run requests the group's next
+    one at once. It requests a spare's once that could have come (policy.allocation_timeout_s). Each draws on the budget
+    for allocations."""
     before = scene.grants()
     used = set(scene.nodes().values())
     spares = [key for key, grant in before.items() if grant.state == "granted" and not used.intersection(grant.nodes)]
@@ -130,7 +130,7 @@ def replacement_pending(scene: Scene, target: Target, after: ExitStack) -> str:
 # --- how ---
 
 Take = Callable[[str], str]
-"""An allocation, by key; what was seen of it."""
+"""Takes an allocation by its key; returns what was seen of it."""
 
 
 def _on_local(scene: Scene, target: Target, after: ExitStack, taken: Mapping[str, Grant]) -> tuple[str, Take]:
@@ -145,7 +145,7 @@ def _on_local(scene: Scene, target: Target, after: ExitStack, taken: Mapping[str
 
 
 def _on_slurm(scene: Scene, target: Target, after: ExitStack, taken: Mapping[str, Grant]) -> tuple[str, Take]:
-    """Jobs of ours fill the hosts that are free now, and queue for those that will be: that needs no right but to submit."""
+    """Fills the free hosts with jobs of ours, and queues more for those that become free. It needs only to submit."""
     slurm, spec, name = SlurmHere(), scene.allocation.slurm, filler_name(scene.run)
     numbers = {key: number_of(grant) for key, grant in taken.items()}
     hosts = {key: slurm.job(number).node for key, number in numbers.items()}
@@ -201,12 +201,12 @@ def _granted(scene: Scene, key: str) -> bool:
 
 
 def _new(scene: Scene, before: Mapping[str, Grant]) -> list[Grant]:
-    """What was asked for since."""
+    """Returns the grants that were requested since."""
     return [grant for key, grant in sorted(scene.grants().items()) if key not in before]
 
 
 def _ask(scene: Scene, reached: Callable[[], bool], within_s: float, what: str) -> None:
-    """As `scene.wait`, with a pause between two looks."""
+    """Waits as `scene.wait` does, with a pause between two looks."""
     again_at = 0.0
 
     def look() -> bool:

@@ -1,4 +1,4 @@
-"""How the faults of ranks, agents and nodes are made. Whatever has to be healed goes on the stack before it is broken."""
+"""Makes the faults of ranks, agents and nodes. The healing of each goes on the stack before anything is broken."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark
 
 SHIM_LOOKS_S = 2.0
-"""The shim notes in which cgroup its processes are once a second."""
+"""The shim notes the cgroups of its processes once a second."""
 
 HOG_HAS = 96 << 20
-"""Bytes that are left to a rank before the kernel kills it for memory."""
+"""Bytes that a rank may still take before the kernel kills it for memory."""
 
 SLOWER_S = 0.5
-"""By which each step of a slow rank is longer: more than one of the debug model."""
+"""Seconds that each step of a slow rank takes longer: more than a step of the debug model."""
 
 LENGTHS = 4
-"""Steps of which each is longer, before a rank counts as slow."""
+"""Longer steps after which a rank counts as slow."""
 
 NEARLY = 0.9
-"""Of SLOWER_S: steps are not all alike."""
+"""Share of SLOWER_S that counts: steps are not all alike."""
 
 STEPS_AHEAD = 10
 """Enough for every rank to read its order before that step."""
 
 LEFT_OUT_WITHIN_S = 120.0
-"""Two starts in place and one on another node."""
+"""Seconds for two starts in place and one on another node."""
 
 MOST_STARTS = 10
-"""More than a group has before it is left out."""
+"""More starts than a group has before it is suspended."""
 
 HALTS_WITHIN_S = 60.0
-"""The last groups end when their collectives time out."""
+"""Seconds within which the run halts: the last groups end when their collectives time out."""
 
 BEGINS_WITHIN_S = 120.0
-"""From the end of all ranks to their first step: a hang's bound is not waited for, a start is."""
+"""Seconds from the end of all ranks to their first step: time for a start, not for the bound of a hang."""
 
 HEALS_FOR_S = 30.0
-"""Long enough to be killed in it; a heal of the debug model takes milliseconds."""
+"""Seconds long enough to be killed in it; a heal of the debug model takes milliseconds."""
 
 AHEAD_S = 10_800.0
-"""Longer than any timeout."""
+"""Seconds, longer than any timeout."""
 
 
 def signalled(number: signal.Signals) -> Inject:
-    """A signal that ends one rank."""
+    """Returns a fault that sends a signal to one rank, which ends."""
 
     def inject(scene: Scene, target: Target, after: ExitStack) -> str:
         return end(scene, target.pid, number)
@@ -70,12 +70,12 @@ def signalled(number: signal.Signals) -> Inject:
 
 
 def stopped(scene: Scene, target: Target, after: ExitStack) -> str:
-    """SIGSTOP to one rank, SIGCONT in the end if it still is there."""
+    """Sends SIGSTOP to one rank, and SIGCONT in the end if it is still there."""
     return stop(scene, target.pid, after)
 
 
 def ordered(cause: str, seconds: float = 0.0) -> Inject:
-    """The rank does it to itself, at the place of its next step where it belongs."""
+    """Returns a fault that the rank does to itself, at the right place of its next step."""
 
     def inject(scene: Scene, target: Target, after: ExitStack) -> str:
         return _ordered(scene, target, after, Order(cause=cause, seconds=seconds))
@@ -84,7 +84,7 @@ def ordered(cause: str, seconds: float = 0.0) -> Inject:
 
 
 def until_restarted(cause: str, seconds: float = 0.0) -> Inject:
-    """As `ordered`, for what no supervisor mends: in the end a person restarts the group."""
+    """Returns a fault as `ordered`, of a kind that no supervisor mends: in the end a person restarts the group."""
 
     def inject(scene: Scene, target: Target, after: ExitStack) -> str:
         after.callback(scene.restart, target.group)
@@ -94,7 +94,7 @@ def until_restarted(cause: str, seconds: float = 0.0) -> Inject:
 
 
 def slowed(scene: Scene, target: Target, after: ExitStack) -> str:
-    """Until a person restarts it, as `until_restarted`; how long its steps are now is read from its records."""
+    """Slows a rank until a person restarts it. Its records show how long its steps take."""
     since = time.time()
     said = until_restarted(causes.SLOW, SLOWER_S)(scene, target, after)
     usual: list[float] = []
@@ -111,7 +111,7 @@ def slowed(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def bit_flipped(scene: Scene, target: Target, after: ExitStack) -> str:
-    """Until a person restarts it; which bit it was is read from its records."""
+    """Flips a bit that stays until a person restarts the group. The rank's records show which bit it was."""
     said = until_restarted(causes.FLIP_BIT)(scene, target, after)
     flipped: dict[str, Any] = {}
 
@@ -124,7 +124,7 @@ def bit_flipped(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def raised_everywhere(scene: Scene, target: Target, after: ExitStack) -> str:
-    """Every rank raises the same at one step. That is the program's fault, so the run is halted; a person lets it go on."""
+    """Makes every rank raise at one step. The program is at fault, so the run is halted, and a person resumes it."""
     step = target.step + STEPS_AHEAD
     whom = list(scene.ranks())
 
@@ -145,8 +145,8 @@ def raised_everywhere(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def raised_always(scene: Scene, target: Target, after: ExitStack) -> str:
-    """A rank raises wherever and how often it is started, until its group is left out. A person mends what it stumbles on, and has it
-    started again."""
+    """Makes a rank raise at each start, on every node, until its group is suspended. A person then removes the cause
+    and has the group started again."""
     whom = (target.group, causes.EVERY, target.rank)
 
     def starts_again_if_left_out() -> None:
@@ -185,7 +185,7 @@ def for_memory(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def aborted(scene: Scene, target: Target, after: ExitStack) -> str:
-    """The process group between the groups fails under whatever runs in it."""
+    """Makes the process group between the groups fail under whatever runs in it."""
     folder, at = _rank_folder(scene, target), time.time()
     with sockets.connect(folder / "command.sock", timeout_s=5.0) as command, command.makefile("rwb") as lines:
         lines.write(b'{"do":"abort"}\n')
@@ -240,7 +240,7 @@ def agent_cut_off(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def clock_moved(scene: Scene, target: Target, after: ExitStack) -> str:
-    """The node's agent is started again for it, before and after."""
+    """Moves the clock of a node's agent, which is restarted for it before and after."""
     house, node = house_of(scene), target.node
 
     def everybodys() -> None:
@@ -262,7 +262,7 @@ def clock_moved(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def connections_reset(scene: Scene, target: Target, after: ExitStack) -> str:
-    """All between this rank and those of the other groups."""
+    """Resets all connections between this rank and those of the other groups."""
     others = [pid for (group, _, _), pid in scene.ranks().items() if group != target.group]
     found = connections.between(target.pid, others)
     for local, peer in found:
@@ -276,7 +276,7 @@ def connections_reset(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def checkpoint_torn(scene: Scene, target: Target, after: ExitStack) -> str:
-    """And then all groups are lost: they have to begin from the one before it."""
+    """Tears the newest checkpoint and kills all groups: they must begin from the one before it."""
     scene.wait(lambda: len(_complete(scene)) > 1, DONE_WITHIN_S, "there are two checkpoints")
     torn, before = _complete(scene)[:2]
     largest = max(Path(torn.path).iterdir(), key=lambda file: file.stat().st_size)
@@ -294,7 +294,7 @@ def checkpoint_torn(scene: Scene, target: Target, after: ExitStack) -> str:
         return target.group in first
 
     scene.wait(begins_again, BEGINS_WITHIN_S, f"group {target.group} commits a step again")
-    group = min(first, key=lambda each: first[each])  # who is back later heals from it
+    group = min(first, key=lambda each: first[each])  # a group that is back later heals from it
     if first[group] != before.step + 1:
         raise Fatal(f"group {group} began again with step {first[group]}, not with {before.step + 1}")
     return (
@@ -303,7 +303,7 @@ def checkpoint_torn(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def heal_source_killed(scene: Scene, target: Target, after: ExitStack) -> str:
-    """The others are killed first: when one is back, it has this group alone to heal from."""
+    """Kills the other groups first: one that is back can heal only from this group. This rank is killed meanwhile."""
     whom = (target.group, target.generation, target.rank)
     _order(scene, after, whom, Order(cause=causes.HOLD_HEAL, seconds=HEALS_FOR_S))
     for (group, _, _), pid in scene.ranks().items():
@@ -316,7 +316,7 @@ def heal_source_killed(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def gpu_fails(told: str, dies: bool = False, **says: Any) -> Inject:
-    """The driver says so, and the agent tells it; `dies`: and then the rank that uses it ends."""
+    """Returns a fault that the driver reports and the agent passes on. `dies`: the rank that uses the GPU then ends."""
 
     def inject(scene: Scene, target: Target, after: ExitStack) -> str:
         house = house_of(scene)
@@ -334,12 +334,12 @@ def allocation_gone(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def _complete(scene: Scene) -> list[CheckpointMark]:
-    """Newest first."""
+    """Returns the marks of the complete checkpoints, newest first."""
     return [mark for _, _, mark in listed(scene.run_dir) if mark is not None]
 
 
 def _first_steps(scene: Scene, target: Target, killed: Mapping[int, int]) -> dict[int, int]:
-    """By group, the step that it committed first after its generation of `killed`, if it has."""
+    """Maps each group to the step that it committed first after its generation in `killed`, if it has."""
     found: dict[int, int] = {}
     for group, before in killed.items():
         newer = []
@@ -359,7 +359,7 @@ def _rank_folder(scene: Scene, target: Target) -> Path:
 
 
 def _lines(scene: Scene, target: Target) -> list[dict[str, Any]]:
-    """Of its step records so far; the last one may still be written."""
+    """Returns its step records so far, without the last line, which may be incomplete."""
     rows = (_rank_folder(scene, target) / "steps.jsonl").read_bytes().split(b"\n")[:-1]
     return [json.loads(row) for row in rows]
 
@@ -373,6 +373,6 @@ def _ordered(scene: Scene, target: Target, after: ExitStack, wanted: Order) -> s
 
 
 def _order(scene: Scene, after: ExitStack, whom: tuple[int, int, int], wanted: Order) -> None:
-    """Withdrawn in the end, also one that nobody has begun. `whom`: group, generation, rank."""
+    """Gives an order, withdrawn in the end even if the rank never began it. `whom`: group, generation, rank."""
     after.callback(causes.withdraw, scene.run_dir, *whom)
     causes.order(scene.run_dir, *whom, wanted)

@@ -1,4 +1,4 @@
-"""What ends or stops a process, and sees that it did: for all faults that are made by pid."""
+"""Ends or stops processes by pid for all faults, and verifies it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.processes import is_running, start_ticks
 
 DONE_WITHIN_S = 60.0
-"""A rank does as ordered at its next step; a checkpoint may be some steps away."""
+"""Seconds until a rank has done as ordered: at its next step, while a checkpoint may be some steps away."""
 
 
 def house_of(scene: Scene) -> House:

@@ -1,4 +1,4 @@
-"""What can be broken on this machine."""
+"""Finds out what can be broken on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ NOT_OURS = "only in a system that is started to be broken: leave --run out"
 
 
 def of_machine(ranks: int = 1) -> Site:
-    """For a run that is started here to be broken: local nodes, etcds and GPUs of its own, trainers that obey, so many a group."""
+    """Returns the site of a run that is started here to be broken, with `ranks` ranks per group. It has local nodes,
+    etcds and GPUs of its own, and trainers that obey."""
     alone = netns.available()
     return Site(
         no_memory_cgroup=no_memory_cgroup(),
@@ -33,13 +34,13 @@ def of_machine(ranks: int = 1) -> Site:
 
 
 def no_collective(ranks: int) -> str:
-    """Why the ranks of a group sum nothing up among themselves; empty when they do."""
+    """Returns why the ranks of a group sum nothing up among themselves; empty if they do."""
     return ONE_RANK if ranks == 1 else ""
 
 
 @functools.cache
 def no_reset() -> str:
-    """Why the kernel does not end connections of others here; empty when it does: one of ours is ended to see it."""
+    """Returns why the kernel does not end other processes' connections here, found by ending one; empty if it does."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as one,
@@ -56,7 +57,7 @@ def no_reset() -> str:
 
 
 def no_faketime() -> str:
-    """Why no process can have a clock of its own; empty when it can."""
+    """Returns why no process can have a clock of its own; empty if it can."""
     try:
         clocks.library()
     except NotHere as error:
@@ -65,12 +66,12 @@ def no_faketime() -> str:
 
 
 def no_trace() -> str:
-    """Why system calls cannot be delayed; empty when they can."""
+    """Returns why system calls cannot be delayed; empty if they can."""
     return missing("strace")
 
 
 def no_memory_cgroup() -> str:
-    """Why no memory cgroup can be made here; empty when it can."""
+    """Returns why no memory cgroup can be made here; empty if it can."""
     try:
         with memory_cgroup("try"):
             return ""

@@ -1,5 +1,5 @@
-"""How the faults of the folder of a run's checkpoints are made: its disk is full, or it is gone. Each lasts until a checkpoint has failed
-because of it, and has happened when one was written again afterwards."""
+"""Makes the faults of the checkpoints' folder: its disk is full, or it is gone. Each lasts until a checkpoint fails
+because of it, and has happened when a later one is written again."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from supervisor.ports.errors import Fatal
 from supervisor.wire.checkpoints import folder_of, listed
 
 HIDES = "no-checkpoints"
-"""Name of the empty file system that stands in the folder's place, by which it is told from what it hides."""
+"""Name of the empty file system that hides the folder, which distinguishes the two."""
 
 NEXT_WITHIN_S = 120.0
-"""From one checkpoint to the next: 25 steps of the debug model, ten seconds on two cores, and more than a minute on two that six share."""
+"""Seconds from one checkpoint to the next: 25 steps of the debug model. They take ten seconds on two cores, and more
+than a minute on two cores that six share."""
 
 TAKES_S = 2 * NEXT_WITHIN_S
-"""Until one has failed, and until the next is written."""
+"""Seconds until one has failed, and until the next is written."""
 
 
 def checkpoint_disk_full(scene: Scene, target: Target, after: ExitStack) -> str:
-    """It is kept full: what is purged meanwhile makes room for no other."""
+    """Fills the disk and keeps it full: what is purged meanwhile makes no room for another checkpoint."""
     folder = folder_of(scene.run_dir)
     after.callback((folder / acts.FILLER).unlink, missing_ok=True)
     began = time.time()
@@ -39,7 +40,7 @@ def checkpoint_disk_full(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def checkpoint_folder_gone(scene: Scene, target: Target, after: ExitStack) -> str:
-    """As where its file system was unmounted: nothing is there, and nothing can be written."""
+    """Hides the folder as if its file system were unmounted: nothing is there, and nothing can be written."""
     folder = folder_of(scene.run_dir)
     after.callback(_show, folder)
     began = time.time()
@@ -61,7 +62,7 @@ def _until(scene: Scene, failed: Callable[[], str]) -> str:
 
 
 def _written_again(scene: Scene, target: Target, after: ExitStack, said: str) -> str:
-    """Heals it, and waits for the next checkpoint."""
+    """Heals the fault, and waits for the next checkpoint."""
     after.close()
     healed = _newest(scene)
     scene.wait(lambda: _newest(scene) > healed, NEXT_WITHIN_S, "a checkpoint is written again")
@@ -69,12 +70,12 @@ def _written_again(scene: Scene, target: Target, after: ExitStack, said: str) ->
 
 
 def _newest(scene: Scene) -> int:
-    """Step of the newest complete one."""
+    """Returns the step of the newest complete checkpoint."""
     return next((step for step, _, mark in listed(scene.run_dir) if mark is not None), -1)
 
 
 def _failed(scene: Scene, target: Target, since: float) -> str:
-    """What the writer has noted of one that was not written; empty: of none."""
+    """Returns the error that the writer noted for a checkpoint that was not written; empty if there is none."""
     rank = f"{scene.run}.{target.group}.{target.generation}.{target.rank}"
     lines = (target.folder / "ranks" / rank / "steps.jsonl").read_bytes().split(b"\n")[:-1]
     ends = (line for line in map(json.loads, lines) if line.get("event") == "checkpoint_end" and line["t"] >= since)
@@ -82,6 +83,6 @@ def _failed(scene: Scene, target: Target, since: float) -> str:
 
 
 def _show(folder: Path) -> None:
-    """Take the empty file system away, if it is there."""
+    """Removes the empty file system, if it is there."""
     if any(line.split()[:2] == [HIDES, str(folder)] for line in Path("/proc/self/mounts").read_text().splitlines()):
         run_command("umount", "--lazy", str(folder))

@@ -1,4 +1,4 @@
-"""python -m fault_injection.sim: play many seeds, or one again."""
+"""python -m fault_injection.sim: plays many seeds, or one again."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fault_injection.sim.run import Result, run
 from fault_injection.sim.shrink import shrunk
 
 DAY_S = 86400.0
-"""Of virtual time: more is a mistake, which would be played for hours."""
+"""Longest virtual time of a plan: more is a mistake, which would be played for hours."""
 OFTEN_S = 60.0
-"""How often is said how far it is."""
+"""Seconds between two reports of progress."""
 SEEDS = 200
 
 
 def main() -> int:
-    """0: nothing broke. 1: something did; it is told with its seed and the fewest faults. 2: a mistake in what was asked."""
+    """Plays seeds. Exits 0 if nothing broke; 1 if something did, shown with the fewest faults; 2 for wrong input."""
     asked = _asked()
     try:
         plan = read_plan(asked.plan) if asked.plan is not None else None
@@ -60,7 +60,7 @@ def _kept(kept: Kept | None) -> str:
 
 
 def _seeds(asked: argparse.Namespace, kept: Kept | None) -> range:
-    """Those that are to be played. Raises LaneError where that is none, or not what is asked for."""
+    """Returns the seeds to play. Raises LaneError if the file lacks seeds before the next."""
     if kept is None or not asked.go_on:
         return range(asked.first, asked.first + asked.seeds)
     if kept.missing:
@@ -74,7 +74,7 @@ def _seeds(asked: argparse.Namespace, kept: Kept | None) -> range:
 
 
 def _those_that_broke(broken: Sequence[tuple[int, Sequence[Fault]]], kept: Kept) -> int:
-    """Before any others are played: how many of them still do."""
+    """Plays the seeds again that broke before, and returns how many still do."""
     now = commit()
     for seed, plan in broken:
         result = run(seed, kept.nodes, plan)
@@ -163,7 +163,7 @@ def _positive(text: str) -> int:
 
 
 def described(result: Result) -> str:
-    """One seed: its plan and its end."""
+    """Describes one seed: its plan and its end."""
     lines = [f"seed {result.seed}, {result.nodes} nodes, trace {result.digest}:"]
     lines += [json.dumps(fault.told()) for fault in result.plan]
     end = "not" if result.recovered_s is None else f"{result.recovered_s:.1f} s after the last fault"
@@ -171,7 +171,8 @@ def described(result: Result) -> str:
 
 
 def failure(result: Result, plan: Path | None = None) -> str:
-    """What broke, with the seed and the fewest faults that break it. `plan`: where its faults are from, if not from the seed."""
+    """Describes what broke, with the seed and the fewest faults that break it. `plan`: the file of its faults, if
+    any."""
     least = shrunk(result)
     lines = [
         f"seed {result.seed}, {result.nodes} nodes: {len(result.plan)} faults, of which {len(least.plan)} are enough:"
@@ -184,7 +185,7 @@ def failure(result: Result, plan: Path | None = None) -> str:
 
 
 def read_plan(path: Path) -> Sequence[Fault]:
-    """Faults of a file; raises ValueError for what is none, or for one that nobody can read."""
+    """Reads the faults of a file. Raises ValueError if it cannot be read, or holds something else."""
     try:
         return _faults(path.read_text())
     except OSError as error:
@@ -223,5 +224,5 @@ def _fault(told: object) -> Fault:
 if __name__ == "__main__":
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
-    )  # as a Ctrl-C: the processes end too, and what was played is kept
+    )  # as a Ctrl-C: the processes end too, and the results are kept
     sys.exit(main())

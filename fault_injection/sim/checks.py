@@ -1,6 +1,6 @@
-"""What must hold whatever happens, looked at whenever what it speaks of may have changed.
+"""Checks what must hold whatever happens, each time that something of it may have changed.
 
-Nothing is read back from the supervisor's own opinion where the model knows the truth."""
+Where the model knows the truth, no check relies on the supervisor's own view."""
 
 from __future__ import annotations
 
@@ -25,47 +25,48 @@ if TYPE_CHECKING:
     from fault_injection.sim.world import World
 
 OBEYS_S = 12.0
-"""From the withdrawal of what is wanted until an agent that reaches etcd has ended it: the grace (term_grace_s), and the latest watch."""
+"""Seconds from the withdrawal of an order until an agent that reaches etcd has ended the process: the grace period
+(term_grace_s) and the latest watch."""
 KNOWN_S = 10.0
-"""From a write until whoever leads acts on it: the latest watch, and as long as a leader that sees nothing is one (LEASE_S)."""
+"""Seconds from a write until the leader acts: the latest watch, and the rest of a blind leader's term (LEASE_S)."""
 UNSAVED = 5
-"""So many intervals between checkpoints may pass without one."""
+"""Checkpoint intervals that may pass without a checkpoint."""
 ENOUGH = 5
-"""So many violations of one seed are told."""
+"""Violations of one seed that are reported."""
 
 
 @dataclass
 class Checks:
-    """`broken` collects a sentence for everything that did not hold."""
+    """The checks of one seed. `broken` collects a sentence for everything that did not hold."""
 
     world: World
     broken: list[str] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
-    """As it was committed last."""
+    """The memory of the last commit."""
     incidents: dict[str, Incident] = field(default_factory=dict)
     changes: int = 0
-    """Steps and decisions that were committed."""
+    """Committed steps and decisions."""
     _trace: Any = field(default_factory=sha256)
     _begun: dict[tuple[int, int], str] = field(default_factory=dict)
     _stepped: dict[int, int] = field(default_factory=dict)
     _fenced_below: dict[int, int] = field(default_factory=dict)
-    """By group: a gate has said in etcd that it admits nothing older."""
+    """Maps a group to the generation below which a gate has stated in etcd that it admits none."""
     _complete: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By group and generation: step of the newest checkpoint that had to be known when its start was decided."""
+    """Maps group and generation to the newest checkpoint's step that had to be known when its start was decided."""
     _told: deque[tuple[float, Trainer, int]] = field(default_factory=deque)
-    """Steps of complete checkpoints, since when they are in etcd, and by whose word."""
+    """Steps of complete checkpoints, when each reached etcd, and by whose report."""
     _known: int = 0
-    """Step of the newest of which whoever leads has to know."""
+    """Step of the newest checkpoint that the leader must know."""
     _unasked: dict[int, Step] = field(default_factory=dict)
-    """By number: steps of which those who were left out may not know."""
+    """Maps a step's number to the step, if trainers that its lighthouse could not ask may not know it."""
     _unwanted_since: dict[Trainer, float] = field(default_factory=dict)
     _homeless: dict[int, float] = field(default_factory=dict)
-    """By group, since when it needs another node."""
+    """Maps a group to the time since which it needs another node."""
     _drawn: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def digest(self) -> str:
-        """Of everything that was ever written, with its virtual time."""
+        """A hash of everything that was ever written, with its virtual time."""
         digest: str = self._trace.hexdigest()[:16]
         return digest
 
@@ -76,7 +77,7 @@ class Checks:
     # --- owners and fencing ---
 
     def owners(self) -> None:
-        """Two owners never, and two lighthouses never."""
+        """Checks that a group never has two owners, nor the run two lighthouses."""
         able = [(gate, gate.able()) for gate in self.world.gates]
         serving = [str(gate.name) for gate, trainers in able if trainers]
         if len(serving) > 1:
@@ -101,7 +102,7 @@ class Checks:
                 self.broke(f"owners: {where} is begun while {other.name} runs there")
 
     def stepped(self, made: Step, step: int) -> None:
-        """Before a quorum commits `step`."""
+        """Checks a quorum before it commits `step`."""
         self.changes += 1
         training, every = self.world.training, self.world.spec.titan.checkpoint_interval_steps
         for t in made.members:
@@ -118,8 +119,8 @@ class Checks:
         self.owners()
 
     def _lost(self, step: int, made: Step) -> None:
-        """A step is committed again. So be it if nobody is left who had it, by no doing of ours: what one group alone had goes with
-        it. But both sides of a split network must not make it, one after the other."""
+        """Checks a step that is committed again. That is allowed if all groups that had it are lost, but not by the
+        run's own doing. Both sides of a split network must not make it, one after the other."""
         for t in made.left_out:
             self.broke(f"steps: step {step} is committed again, while {t.name} is at {t.step} and may step")
         for t in self.world.training.everybody:
@@ -135,12 +136,12 @@ class Checks:
     # --- agents ---
 
     def ends(self, trainer: Trainer) -> None:
-        """An agent ends it."""
+        """Notes whether a trainer was well before its agent ends it."""
         if self._is_current(trainer):
             trainer.well = self._is_well(trainer)
 
     def _is_well(self, trainer: Trainer) -> bool:
-        """It may step, the leader can know that, and the scheduler leaves it its node."""
+        """Returns true if it may step, the leader can know that, and the scheduler leaves it its node."""
         held = self.world.engine.held[trainer.node.allocation]
         return (
             held.state == "granted"
@@ -149,13 +150,13 @@ class Checks:
         )
 
     def told(self, trainer: Trainer, mark: CheckpointMark | None) -> None:
-        """Its agent's word of its newest checkpoint is in etcd."""
+        """Notes that its agent's report of its newest checkpoint is in etcd."""
         if mark is not None:
             self._told.append((self.world.clock.now, trainer, mark.step))
 
     def obeyed(self) -> None:
-        """What is wanted nowhere any more ends soon, wherever an agent reaches etcd: also where its successor needs no room of it, and
-        its allocation will be given back, with which it would end in any case."""
+        """Checks that a process that is wanted nowhere ends soon, wherever an agent reaches etcd. That holds also if
+        its successor does not need its place, or its allocation, with which it would end, will be released."""
         since: dict[Trainer, float] = {}
         for node in self.world.nodes.values():
             if node.power and node.agent and node.client.reaches:
@@ -168,7 +169,8 @@ class Checks:
                 self.broke(f"orphan: {t.name} still runs on {t.node.name}, where it is not wanted since {at:.2f} s")
 
     def _is_unwanted(self, trainer: Trainer) -> bool:
-        """As its node's own record has it. Without one it is left alone, and so is what is newer than the record."""
+        """Returns true if its node's own record does not want it. Without a record it is left alone, and so is a
+        process newer than the record."""
         found = self.world.etcd.items.get(keys.desired(trainer.node.name, self.world.spec.name))
         if found is None:
             return False
@@ -187,7 +189,7 @@ class Checks:
                     self.broke(f"stale: {action.key} is decided while the generation is {current}")
 
     def written(self, by: SimStore | None, puts: Mapping[str, bytes], deletes: Sequence[str]) -> None:
-        """Before a write takes effect."""
+        """Checks a write before it takes effect."""
         self._note(by, puts, deletes)
         for key, value in puts.items():
             if key.startswith(keys.NODES) and "/gate/" in key:
@@ -239,14 +241,14 @@ class Checks:
             self.broke(f"monotonic: the newest checkpoint goes back from step {was.step} to {now and now.step}")
 
     def _know(self, decided_at: float) -> None:
-        """What was told for long enough counts, but for the word of a generation that has been replaced meanwhile."""
+        """Counts the checkpoints reported long enough ago, except those of a generation that was replaced meanwhile."""
         while self._told and decided_at - max(self._told[0][0], self.world.etcd.up_since) > KNOWN_S:
             _, trainer, step = self._told.popleft()
             if self._is_current(trainer):
                 self._known = max(self._known, step)
 
     def _given_up(self, before: Memory) -> None:
-        """Who is to make room for its successor."""
+        """Notes which trainers were well when they had to make room for a successor."""
         newer = {g: new.generation for g, new in self.memory.groups.items() if g in before.groups}
         newer = {g: generation for g, generation in newer.items() if generation > before.groups[g].generation}
         for t in self.world.trainers() if newer else ():
@@ -254,7 +256,7 @@ class Checks:
                 t.well = t.well or self._is_well(t)
 
     def _emptied(self, starts: Mapping[int, GroupMemory]) -> None:
-        """A group starts elsewhere only once its old generation is gone or shut out."""
+        """Checks that a group starts elsewhere only once its old generation is gone or shut out."""
         for t in [t for gate in self.world.gates for t in gate.able()] if starts else []:
             next_ = starts.get(t.group)
             if next_ is not None and t.generation < next_.generation and t.node.name != next_.node:
@@ -286,11 +288,13 @@ class Checks:
     def _spares(
         self, observed: Observed, decision: Decision, before: Memory, starts: Mapping[int, GroupMemory]
     ) -> None:
-        """A group that leaves its node takes a spare where there is one: it neither asks for a node nor waits for one."""
+        """Checks that a group that leaves its node takes a free spare, and neither requests a node nor waits for
+        one."""
         for g in starts.keys() & self._homeless.keys():
             since, came = self._homeless.pop(g), self.world.nodes.get(starts[g].node)
             waited = came is not None and since < came.known_at < float("inf")
-            # of those that are there the first by name is taken, also one that came while the old generation was shut out
+            # of those that are free the first by name is taken, also one that came while the old generation was shut
+            # out
             if waited and (free := [spare for spare in self._free(before, since) if spare.name < starts[g].node]):
                 self.broke(f"spare: group {g} waited for {starts[g].node}, and {free[0].name} was free")
         policy = self.world.spec.policy
@@ -307,7 +311,7 @@ class Checks:
                 self.broke(f"spare: incident {i.id} asks for another node, and {free[0].name} is free: {say(i.reason)}")
 
     def _free(self, before: Memory, since: float) -> list[Node]:
-        """Spares that were known to be well by then, and that no group has."""
+        """Returns spares that were known to be well by then, and that no group has."""
         memory, held = self.memory, self.world.engine.held
         taken = {g.node for each in (before, memory) for g in each.groups.values()}
         return [
@@ -325,7 +329,7 @@ class Checks:
     # --- at the end ---
 
     def left_over(self) -> str:
-        """What is kept that nobody wants, or not kept that the run was launched with, as a sentence; empty: nothing."""
+        """Returns a sentence on what is kept unwanted, or missing of what the run was launched with; empty: nothing."""
         wanted = {key for key, a in self.memory.allocations.items() if a.state == "wanted"}
         gone = {key for key, h in self.world.engine.held.items() if h.state == "gone"}
         held = self.world.engine.held.keys() - gone
@@ -340,7 +344,7 @@ class Checks:
         return f"orphan: {orphans[0].name} still runs on {orphans[0].node.name}" if orphans else ""
 
     def _renews(self) -> bool:
-        """Whether what was taken is asked for again: the last of the budget is left to groups without a node."""
+        """Returns true if lost allocations are requested again: groups without a node have the last of the budget."""
         left = self.world.spec.policy.budget.reallocate - len(self._drawn["reallocate"])
         return self.memory.phase == "running" and left > 1
 
@@ -350,7 +354,7 @@ class Checks:
 
 
 def _starts(before: Memory, after: Memory) -> dict[int, GroupMemory]:
-    """The groups that a decision starts."""
+    """Returns the groups that a decision starts."""
     return {
         g: new
         for g, new in after.groups.items()

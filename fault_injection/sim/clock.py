@@ -1,4 +1,4 @@
-"""Virtual time: a heap of what is to happen, and one thread that lets it happen."""
+"""Virtual time: a heap of events, which one thread makes happen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import count
 
 
 class Clock:
-    """Time stands still but for `run_until` and `wait`. What is due at one moment happens in the order in which it was asked for."""
+    """Time passes only in `run_until` and `wait`. Events due at one moment happen in the order of scheduling."""
 
     def __init__(self, start: float = 0.0) -> None:
         self.now = start
@@ -16,15 +16,15 @@ class Clock:
         self._order = count()
 
     def read(self) -> float:
-        """The virtual time in seconds: stands in for time.monotonic."""
+        """Returns the virtual time in seconds: stands in for time.monotonic."""
         return self.now
 
     def after(self, seconds: float, do: Callable[[], None]) -> None:
-        """Have it done so much later."""
+        """Schedules a call after that many seconds."""
         heapq.heappush(self._due, (self.now + max(0.0, seconds), next(self._order), do))
 
     def run_until(self, end: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let happen what is due before `end`, or until `stop` says so, which is asked after each event."""
+        """Makes everything happen that is due before `end`, or until `stop` returns true after an event."""
         while self._due and self._due[0][0] <= end:
             at, _, do = heapq.heappop(self._due)
             self.now = max(self.now, at)
@@ -34,5 +34,5 @@ class Clock:
         self.now = max(self.now, end)
 
     def wait(self, seconds: float) -> None:
-        """What a thread does that sleeps: everybody else goes on. May be called from within an event."""
+        """Stands for a thread that sleeps while all others go on. May be called from within an event."""
         self.run_until(self.now + seconds)

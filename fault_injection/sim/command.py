@@ -1,4 +1,4 @@
-"""`supervisor simulate`: what failures at published rates cost a run of months, under one policy or another."""
+"""The command `supervisor simulate`: what failures at published rates cost a run of months, by policy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BY_CHANCE = {"gpus": "--gpus", "days": "--days", "rate": "--rates", "seeds": "--
 
 
 def register(app: typer.Typer) -> None:
-    """Add `simulate` to the command line."""
+    """Adds `simulate` to the command line."""
     app.command(epilog="Example: supervisor simulate --rates llama3 --days 54 --policy mine.toml --policy other.toml")(
         simulate
     )
@@ -114,7 +114,7 @@ def simulate(
 
 
 def _figures(outcome: Outcome) -> dict[str, Any]:
-    """Lost time as shares of all groups' time."""
+    """Returns an outcome's figures. Lost time is given as shares of all groups' time."""
     return {
         "ettr": outcome.ettr,
         "ettr_if_each_stopped_everybody": whole(outcome, times()),
@@ -128,14 +128,14 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
 
 
 def _try(path: Path) -> None:
-    """Before anything is played for a file that cannot be written."""
+    """Rejects a file that cannot be written before anything is played."""
     if path.exists() and not path.is_file():
         raise typer.BadParameter(f"{path} is no file: name one", param_hint="--out")
     _write_aside(path, "").unlink()
 
 
 def _write(path: Path, body: Mapping[str, Any]) -> None:
-    """Whole or not at all: a disk that is full leaves what was there."""
+    """Writes the file whole or not at all: a full disk leaves what was there."""
     _write_aside(path, json.dumps(body, indent=1) + "\n").replace(path)
 
 
@@ -151,7 +151,7 @@ def _write_aside(path: Path, text: str) -> Path:
 
 
 def spec(groups: int, spares: int, policy: Path | None) -> RunSpec:
-    """The run that is simulated; raises BadParameter for a policy that is wrong."""
+    """Returns the run to simulate. Raises BadParameter for a wrong policy."""
     body: dict[str, Any] = {
         "name": "simulated",
         "groups": {"count": groups},
@@ -169,7 +169,7 @@ def spec(groups: int, spares: int, policy: Path | None) -> RunSpec:
 
 
 def spares_of(nodes: int) -> int:
-    """How many a run of so many nodes is given."""
+    """Returns the number of spares for a run of that many nodes."""
     return max(1, nodes // NODES_A_SPARE)
 
 
@@ -212,7 +212,7 @@ def _told_of(path: Path, found: past.Past, measured: Times) -> str:
 
 
 def compared(found: past.Past, outcomes: Mapping[str, Outcome]) -> Table:
-    """What the same failures cost, as it was and under each policy."""
+    """Returns a table of what the same failures cost, as it was and under each policy."""
     table = Table(title="the same failures under each policy", title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("as it was", justify="right")
@@ -236,7 +236,7 @@ def compared(found: past.Past, outcomes: Mapping[str, Outcome]) -> Table:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean, and half of its 95% interval; None for the latter with one value alone."""
+    """Returns the mean, and half of its 95% interval; None for the latter with a single value."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, None
@@ -244,8 +244,8 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def student_t_95(freedom: int) -> float:
-    """Student's t for a two-sided 95% interval. From 10 degrees of freedom on by its expansion in their inverse (Abramowitz and
-    Stegun, 26.7.5), to 0.0002."""
+    """Returns Student's t for a two-sided 95% interval. From 10 degrees of freedom on it uses the expansion in their
+    inverse (Abramowitz and Stegun, 26.7.5), to 0.0002."""
     if freedom <= len(T_95):
         return T_95[freedom - 1]
     z, n = Z_95, freedom
@@ -255,7 +255,7 @@ def student_t_95(freedom: int) -> float:
 
 
 def report(name: str, outcomes: Sequence[Outcome]) -> Table:
-    """One policy, over its seeds."""
+    """Returns the table of one policy, over its seeds."""
     table = Table(title=f"policy {name}", title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("mean", justify="right")
@@ -281,8 +281,8 @@ def report(name: str, outcomes: Sequence[Outcome]) -> Table:
 
 
 def difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Table:
-    """What another policy makes of the same seeds, less what the first one does: seed by seed, so that what the seeds have in common
-    is not in the interval. What no seed shows is left out, but for ETTR."""
+    """Returns a table of what another policy changes on the same seeds. It compares seed by seed, so that what the
+    seeds share is not in the interval. Rows that no seed shows are left out, except ETTR."""
     table = Table()
     table.add_column("", no_wrap=True)
     table.add_column("mean", justify="right")
@@ -304,7 +304,7 @@ def difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Table:
 
 
 def _largest(found: Iterable[Mapping[str, float]]) -> list[str]:
-    """Names of what is above 0, the largest first."""
+    """Returns the names of values above 0, the largest first."""
     total: dict[str, float] = {}
     for each in found:
         for name, value in each.items():

@@ -23,13 +23,13 @@ class Held:
     host: str = ""
     reason: str = ""
     dead: bool = False
-    """The scheduler has written the host off: nobody can say that its processes have ended."""
+    """True if the scheduler has written the host off: no one can report that its processes have ended."""
     said: Grant | None = None
-    """As it was listed last."""
+    """The grant as it was listed last."""
 
 
 class SimEngine:
-    """ports.engine.Engine."""
+    """Implements ports.engine.Engine."""
 
     name = "slurm"
 
@@ -40,7 +40,7 @@ class SimEngine:
         self.held: dict[str, Held] = {}
         self.away = False
         self.stalled = False
-        """It takes what is asked and grants nothing."""
+        """True while it accepts requests and grants nothing."""
 
     # --- the port ---
 
@@ -70,7 +70,7 @@ class SimEngine:
     # --- the world's side ---
 
     def end(self, key: str, reason: str, notices: bool = True) -> None:
-        """The allocation is over: its processes are killed where the scheduler reaches them."""
+        """Ends an allocation: its processes are killed where the scheduler reaches them."""
         held = self.held.get(key)
         if held is None or held.state == "gone":
             return
@@ -80,7 +80,7 @@ class SimEngine:
             self._later(self.world.pace.kill_s, lambda: self.world.give_up(held.host, key))
 
     def lose_all(self, reason: str) -> None:
-        """Everything that was granted has ended, and it does not answer."""
+        """Ends everything that was granted, and stops answering."""
         self.away = True
         for key, held in self.held.items():
             if held.state == "granted":

@@ -1,4 +1,4 @@
-"""What breaks in the simulator, and how a seed unfolds into a plan of it."""
+"""Defines what breaks in the simulator, and how a seed unfolds into a plan of faults."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ if TYPE_CHECKING:
     from fault_injection.sim.world import World
 
 FIRST_S, LAST_S = 3.0, 60.0
-"""Faults come within this, from the launch or from TRAINED_S on."""
+"""Seconds, from the launch or from TRAINED_S, within which faults come."""
 TRAINED_S = 70.0
-"""After the launch everybody trains: a run of 500 nodes that nobody breaks needs up to 58 s."""
+"""Seconds after the launch when all groups train: a run of 500 nodes without faults needs up to 58 s."""
 APART_S = (20.0, 45.0)
-"""From the end of one fault to the next of those that come one by one, least and most: nothing of the first is to be seen any more
+"""Least and most seconds from the end of one fault to the next, where they come one by one. Nothing of the first shows
 after 15 s (bounds.SEEN_S)."""
 AGAIN_S = (10.0, 15.0)
-"""From one fault to the next of those that spend a budget, least and most."""
+"""Least and most seconds from one fault to the next of those that spend a budget."""
 PASSED_S = 70.0
-"""Then what was drawn is forgotten."""
+"""Seconds after which a draw on a budget is forgotten."""
 OF_ONE_GROUP = ("crash", "crash_again", "error", "node_lost", "allocation_taken", "frozen_for_good", "frozen_at_start")
-"""What hits one group, and has one incident."""
+"""Faults that hit one group and have one incident."""
 CONTROL = ("agent_killed", "watch_late", "watch_reset", "engine_pending", "engine_away", "leader_killed", "leader_killed_deciding",
            "leader_killed_committed", "leader_frozen", "answer_lost", "etcd_away", "calls_lost", "calls_late")  # fmt: skip
-"""What takes nothing from training: no incident may come of it."""
+"""Faults that take nothing from training: no incident may come of them."""
 AT_ONCE = (*OF_ONE_GROUP, "leader_killed", "watch_reset", "gate_killed")
-"""What is over as soon as it is done, whatever its seconds are."""
+"""Faults that are over as soon as they are made, whatever their seconds are."""
 LOOK_S, AWAITED_S = 0.1, 60.0
-"""How often, and for how long, is looked for a process that is to be broken as it starts."""
+"""How often, and for how long, a fault looks for a process that it breaks at its start."""
 LOST = (0.2, 0.9)
-"""Least and most share of what a network that loses packets loses."""
+"""Least and most share that a lossy network loses."""
 WATCH_LATE_S = (0.5, 4.0)
 BEATS_LATE_S, CALLS_LATE_S = (0.5, 4.0), (0.1, 2.0)
-"""How late at most what comes late is, least and most: some of it later than the heartbeat timeout, and than a lease is renewed."""
+"""Least and most of the largest delay, sometimes beyond the heartbeat timeout or a lease's renewal interval."""
 
 
 @dataclass(frozen=True, order=True)
 class Fault:
-    """One thing that breaks at a virtual time. `seconds` is for how long, where it ends; `target` picks whom."""
+    """One thing that breaks at a virtual time. `seconds`: how long, where it ends; `target` picks the victim."""
 
     at: float
     kind: str
@@ -53,7 +53,7 @@ class Fault:
 
     @property
     def lasts_s(self) -> float:
-        """Until it is over, or what comes of it has begun."""
+        """Returns the seconds until it is over, or its consequences have begun."""
         return 0.0 if self.kind in AT_ONCE else self.seconds
 
     def told(self) -> dict[str, float | int | str]:
@@ -61,13 +61,16 @@ class Fault:
 
 
 def is_tight(seed: int) -> bool:
-    """Every fourth seed has budgets that are soon spent: there the run may halt."""
+    """Returns true for every fourth seed, which has budgets that are soon spent: its run may halt."""
     return seed % 4 == 3
 
 
 def plan(seed: int) -> list[Fault]:
-    """The seed's faults in order of time. In one of eight the budgets, which are tight there, are spent. Of the others: of three seeds one begins while the run still starts, and one when everybody trains: there some
-    come two at once, and some come again and again to one. In the third they come one by one, and it is clear what each of them did."""
+    """Returns the seed's faults in order of time.
+
+    One seed of eight, whose budgets are tight, spends them. Of each three others, one begins while the run still
+    starts, and one when all groups train. In those two, some faults come two at once, and some hit one victim
+    repeatedly. In the third, faults come one by one, and it is clear what each of them did."""
     dice = random.Random(f"plan {seed}")
     if is_tight(seed) and seed % 8 == 7:
         return _spending(dice)
@@ -87,7 +90,8 @@ def plan(seed: int) -> list[Fault]:
 
 
 def _spending(dice: random.Random) -> list[Fault]:
-    """One group ends again and again within a budget's window (world.spec), or nodes are lost; then perhaps once more, when it has passed."""
+    """Ends one group again and again within a budget's window (world.spec), or loses nodes; then perhaps once more,
+    after the window has passed."""
     at = TRAINED_S + dice.uniform(FIRST_S, LAST_S / 2)
     faults = [Fault(round(at, 2), dice.choice(("crash", "node_lost")), dice.randrange(1 << 16), 1.0)]
     kind = "node_lost" if faults[0].kind == "node_lost" and dice.random() < 0.5 else "crash_again"
@@ -110,13 +114,13 @@ def _apart(dice: random.Random) -> list[Fault]:
 
 
 def inject(world: World, fault: Fault) -> bool:
-    """Break it; False when there was nobody to hit."""
+    """Makes the fault; returns false if there was no victim."""
     return (_ALL | _BY_PLAN)[fault.kind](world, fault)
 
 
 def heal(world: World) -> None:
-    """No more faults: what comes back by itself comes back, what is broken for good stays broken. Who was to stand still for a while
-    goes on already."""
+    """Ends all faults: what recovers by itself does so, and what is broken for good stays broken. A process that was
+    frozen for a while already goes on."""
     world.etcd.start()
     world.etcd.delay_s = world.delay_s
     world.engine.away = world.engine.stalled = False
@@ -156,7 +160,7 @@ def _node(world: World, target: int) -> Node | None:
 
 
 def _placed_on(world: World, node: str) -> list[int]:
-    """Groups that this node is to run, started or not."""
+    """Returns the groups placed on this node, started or not."""
     return [g for g, group in world.checks.memory.groups.items() if group.node == node]
 
 
@@ -169,7 +173,7 @@ def _crash(world: World, fault: Fault) -> bool:
 
 
 def _crash_again(world: World, fault: Fault) -> bool:
-    """Whom a fault has hit last ends again, as soon as it trains."""
+    """Ends the last fault's victim again, as soon as it trains."""
     if not world.victims:
         return _crash(world, fault)
     group, until = world.victims[-1], world.clock.now + fault.seconds
@@ -200,8 +204,8 @@ def _freeze(world: World, fault: Fault) -> bool:
 
 
 def _frozen_for_good(world: World, fault: Fault) -> bool:
-    """Only its restart ends it, and the kernel does not show it as stopped: a frozen cgroup. A lighthouse that is new never hears it, and what finds it then is how long its step takes, of which
-    there is no model: it goes on."""
+    """Freezes a trainer until it is restarted, as a frozen cgroup does, which the kernel does not show as stopped. A
+    new lighthouse never hears it. Then only the length of its step would show it, which the model lacks: it goes on."""
     trainer = _trainer(world, fault.target)
     if trainer is None:
         return False
@@ -220,7 +224,7 @@ def _frozen_for_good(world: World, fault: Fault) -> bool:
 
 
 def _frozen_at_start(world: World, fault: Fault) -> bool:
-    """A group ends, and its next process stands still for good before its first commit."""
+    """Ends a group, and freezes its next process for good before its first commit."""
     crashed = _trainer(world, fault.target)
     if crashed is None:
         return False
@@ -292,7 +296,7 @@ def _taken(world: World, fault: Fault) -> bool:
 
 
 def _heal_source_killed(world: World, fault: Fault) -> bool:
-    """Whom somebody heals from ends in the middle of it: now, or a group is ended first, and the next heal is waited for."""
+    """Ends a group in the middle of a heal from it: at once, or it ends a group first and waits for the next heal."""
     over_at = world.clock.now + fault.seconds
 
     def kill(source: Trainer) -> None:
@@ -328,7 +332,7 @@ def _leader_killed(world: World, fault: Fault) -> bool:
 
 
 def _at_commit(when: str, do: Callable[[World, Fault, Supervisor], None]) -> Callable[[World, Fault], bool]:
-    """At its next transaction that says something of a memory."""
+    """Acts at the leader's next transaction that writes a memory."""
 
     def armed(world: World, fault: Fault) -> bool:
         leader = _leader(world)
@@ -386,7 +390,7 @@ def _watch_reset(world: World, fault: Fault) -> bool:
 
 
 def _power_loss(world: World, fault: Fault) -> bool:
-    """Everything ends at once, and all but what the scheduler had given comes back together."""
+    """Ends everything at once. All except what the scheduler had granted comes back together."""
     world.etcd.stop()
     world.engine.lose_all("the power went")
     for supervisor in tuple(world.supervisors):
@@ -436,7 +440,7 @@ def _gate_frozen(world: World, fault: Fault) -> bool:
 
 
 def _host_off(world: World, fault: Fault) -> bool:
-    """A service host, with the lighthouse if that is there. Its shim comes up again and knows what had run."""
+    """Switches a service host off, perhaps with the lighthouse. Its shim comes up again and knows what had run."""
     host = world.hosts[sorted(world.hosts)[fault.target % 2]]
     if not host.power:
         return False
@@ -446,7 +450,7 @@ def _host_off(world: World, fault: Fault) -> bool:
 
 
 def _beats_lost(world: World, fault: Fault) -> bool:
-    """Of the heartbeats of a node's trainers to the gate a share gets lost, and with them whatever else they ask of it."""
+    """Loses a share of the heartbeats of a node's trainers to the gate, and with them their other requests."""
     return _beats(world, fault, random.Random(fault.target).uniform(*LOST), (0.0, 0.0))
 
 
@@ -468,7 +472,7 @@ def _beats(world: World, fault: Fault, lost: float, late: tuple[float, float]) -
 
 
 def _calls_lost(world: World, fault: Fault) -> bool:
-    """Of the requests to etcd a share gets lost, or the answer: the write is done then, and whoever asked for it does not know."""
+    """Loses a share of the requests to etcd, or of the answers: then the write is done unknown to its client."""
     return _calls(world, fault, random.Random(fault.target).uniform(*LOST), (0.0, 0.0))
 
 
@@ -477,7 +481,7 @@ def _calls_late(world: World, fault: Fault) -> bool:
 
 
 def _calls(world: World, fault: Fault, lost: float, late_s: tuple[float, float]) -> bool:
-    """Those of a node's agent; every third time those of whoever leads."""
+    """Affects the calls of a node's agent; every third time those of the leader."""
     found = _leader(world) if fault.target % 3 == 0 else _node(world, fault.target)
     if found is None:
         return False
@@ -492,7 +496,7 @@ def _calls(world: World, fault: Fault, lost: float, late_s: tuple[float, float])
 
 
 def _split(world: World, fault: Fault) -> bool:
-    """A service host, and some nodes with it, on their own."""
+    """Isolates a service host, and some nodes with it."""
     dice = random.Random(fault.target)
     share = dice.choice((0.0, 0.1, 0.5, 0.9))
     nodes = [name for name in world.nodes if dice.random() < share]
@@ -540,10 +544,10 @@ _ALL: dict[str, Callable[[World, Fault], bool]] = {
     "calls_late": _calls_late,
 }
 KINDS = tuple(_ALL)
-"""What a seed draws from."""
+"""The kinds from which a seed draws."""
 
 _BY_PLAN: dict[str, Callable[[World, Fault], bool]] = {"power_loss": _power_loss}
-"""What no seed draws: one more kind would change the plan of every seed."""
+"""Kinds that no seed draws: one more would change the plan of every seed."""
 
 PLANNED = (*KINDS, *_BY_PLAN)
-"""What a plan may name."""
+"""The kinds that a plan may name."""

@@ -1,4 +1,4 @@
-"""Checkers of a seed's files that ask more than those of a real run: here a node's host is known, and so is how the budgets are counted."""
+"""Checks a seed's files more strictly than a real run's: a node's host, and how budgets are counted, are known."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from supervisor.core.model import Rung
 from supervisor.core.reason import Code, Reason, of_json
 from supervisor.core.words import say
 
-"""As a reason says it (core/ladder.py)."""
 MARGIN_S = 1.0
-"""A decision is written down a moment after the time that it counts from. And a run's clock stands still while nobody leads it."""
+"""Seconds by which a decision may be written after the time from which it counts. The run's clock stands still while no
+supervisor leads."""
 
 
 def host_of(node: str) -> str:
-    """Every node has a host of its own."""
+    """Returns the host of a node, of which each has its own."""
     return f"h{node}"
 
 
 def its_host_is_cordoned(history: History) -> list[str]:
-    """A host is cordoned for what befell the node that it is."""
+    """Checks that a host is cordoned only for an incident of its own node."""
     actions = (action for decision in history.committed() for action in decision.actions)
     return [
         f"{action['key']} is about node {action['node']}, whose host is {host_of(action['node'])}"
@@ -32,7 +32,8 @@ def its_host_is_cordoned(history: History) -> list[str]:
 
 
 def spent_when_said(history: History) -> list[str]:
-    """Where a budget is said to be spent it was drawn on within the window; and where nothing cheaper is left, no node could be asked for."""
+    """Checks that a budget reported as spent was drawn on within the window. Where nothing cheaper is reported left, no
+    node could be requested."""
     if history.setting is None:
         raise Unknown("the history does not say what the budgets are")
     setting, found, drawn = history.setting, [], list(_draws(history))
@@ -51,7 +52,7 @@ def spent_when_said(history: History) -> list[str]:
 
 
 def _spent(reason: Reason | None) -> set[str]:
-    """Budgets that a choice says are spent: where nothing is left, that of allocations too."""
+    """Returns the budgets that a choice reports as spent: where nothing is left, that of allocations too."""
     if reason is None:
         return set()
     own = {str(reason.about["rung"])} if reason.code == Code.BUDGET_SPENT else set()
@@ -61,7 +62,7 @@ def _spent(reason: Reason | None) -> set[str]:
 
 
 def _choices(decisions: Iterable[Decided]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Each choice of a rung, once, with when it was written down first."""
+    """Yields each choice of a rung once, with when it was first written down."""
     seen: set[tuple[str, float]] = set()
     for decision in decisions:
         for incident in decision.incidents:
@@ -72,7 +73,7 @@ def _choices(decisions: Iterable[Decided]) -> Iterator[tuple[float, dict[str, An
 
 
 def _draws(history: History) -> Iterator[tuple[float, tuple[str, int | None]]]:
-    """When what may have drawn on a budget was done, and on which: rather too many than too few."""
+    """Yields when a budget may have been drawn on, and which: rather too many than too few."""
     for t, choice in _choices(history.decisions):
         name = Rung(choice["rung"]).name.lower()
         yield t, (name, choice["group"] if name == "restart" else None)

@@ -1,4 +1,4 @@
-"""A model lighthouse with its gate: the real `agents.gate_state` decides whom it lets through."""
+"""A model lighthouse with its gate: the real `agents.gate_state` decides which groups it lets through."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Lighthouse:
         self._opened_at = 0.0
         self._join_s = torchft.join_timeout_ms / 1000
         self._waits_since: float | None = None
-        """For one that it counts as alive and that does not come."""
+        """Since when it waits for a group that it counts as alive and that does not come."""
         world.clock.after(world.pace.gate_tick_s, self._tick)
 
     def record(self) -> ProcessRecord:
@@ -53,7 +53,7 @@ class Lighthouse:
 
     @property
     def serves(self) -> bool:
-        """Whether anybody may get a quorum from it."""
+        """Returns true if a group may get a quorum from it."""
         state = self.state
         return self.up and not self.frozen and self.node.power and state.opened and not (state.closed or state.retired)
 
@@ -67,12 +67,12 @@ class Lighthouse:
     # --- the network ---
 
     def hears(self, trainer: Trainer) -> bool:
-        """Whether the trainer's forwarder has a connection to it."""
+        """Returns true if the trainer's forwarder has a connection to it."""
         listens = self.up and not self.frozen and bool(self.address) and trainer.way == self.address
         return listens and self.world.same_side(trainer.node, self.node)
 
     def _heard(self) -> Iterator[Trainer]:
-        """All that it hears."""
+        """Yields all trainers that it hears."""
         world = self.world
         if not self.up or self.frozen or not self.address:
             return
@@ -83,22 +83,22 @@ class Lighthouse:
                         yield trainer
 
     def able(self) -> list[Trainer]:
-        """Those that it lets into a quorum now."""
+        """Returns the trainers that it lets into a quorum now."""
         if not self.serves:
             return []
         now, passage = self.world.clock.now, self.state.passage
         return [t for t in self._heard() if t.works(now) and passage(t.group, t.generation, t.node.name) == "admit"]
 
     def members(self) -> list[Trainer]:
-        """Those of whom the lighthouse makes the next quorum: nobody while the gate is in doubt about one that it lost. For one that
-        it counts as alive and that does not come it waits, and goes on without it after `join_timeout_ms` if that leaves more than
-        half (torchft 0.2.0, src/lighthouse.rs, quorum_compute)."""
+        """Returns the members of the lighthouse's next quorum: none while the gate is in doubt about a group that it
+        lost. It waits for a group that it counts as alive and that does not come. After `join_timeout_ms` it goes on
+        without it if more than half remain (torchft 0.2.0, src/lighthouse.rs, quorum_compute)."""
         now = self.world.clock.now
         waits = now < self._opened_at + self.world.pace.rejoin_s
         if not self.serves or waits or self.state.doubted(now):
             return []
         beating = {g for g in self.state.admitted if self.state.hearing(g, now) == "beating"}
-        # whose calls do not come through asks for no quorum; all others will have been heard a moment from now
+        # a trainer whose calls are lost requests no quorum; all others will have been heard a moment from now
         come = [t for t in self.able() if t.group in beating or not t.node.is_hard_to_hear]
         if {t.group for t in come} == beating:
             self._waits_since = None
@@ -134,7 +134,7 @@ class Lighthouse:
         self.world.checks.owners()
 
     def _asks_etcd(self) -> bool:
-        """Whether it is to go on, as etcd says."""
+        """Reads its orders from etcd; returns true if it must go on."""
         self.state.confirm(self._doubted)
         if self._watch is None:
             item = self.client.get(self._key)
@@ -177,7 +177,7 @@ class Lighthouse:
                 self._take(trainer, trainer.ended is not None, trainer.works(now), now)
 
     def _comes_late(self, trainer: Trainer, now: float) -> None:
-        """What it says now, after what it has said before."""
+        """Delivers what it reports now, later and after its earlier reports."""
         node, ended, works = trainer.node, trainer.ended is not None, trainer.works(now)
         node.beat_due = max(node.beat_due, now + self.world.dice.uniform(*node.beats_late))
 
@@ -188,7 +188,7 @@ class Lighthouse:
         self.world.clock.after(node.beat_due - now, come)
 
     def _take(self, trainer: Trainer, ended: bool, works: bool, now: float) -> None:
-        """What the gate hears of it."""
+        """Takes a trainer's report to the gate."""
         state, way = self.state, (trainer.group, trainer.generation)
         if state.is_stale(*way) or state.is_foreign(*way, trainer.node.name):
             return

@@ -1,8 +1,10 @@
-"""What a seed would have left, judged by the checkers of a real run: those of its files, and the promises that say something here.
+"""Judges what a seed would have left by the checkers of a real run: those of its files, and the promises that apply
+here.
 
-Left out are those of numbers, which the model has none of (digests, badput), `every_fault_happened`: a plan's fault may find
-nobody, and `nothing_left`: what is left over has ended the seed before. `steps_not_lost` is asked of the model, which knows more
-(`Checks._lost`): a step that one group alone had, and that is trained again when that group is frozen, is lost to that checker."""
+Left out are checkers of numbers, which the model lacks (digests, badput). `every_fault_happened` is left out as a
+planned fault may find no victim, and `nothing_left` as leftovers have ended the seed before. The model replaces
+`steps_not_lost`, as it knows more (`Checks._lost`). To that checker, a step that one group alone had is lost when it is
+trained again because that group is frozen."""
 
 from __future__ import annotations
 
@@ -20,19 +22,19 @@ from fault_injection.sim.world import World
 from supervisor.core.model import Kind
 
 OTHERS_S = 20.0
-"""So long a group that was not hit may stand still for one that was: the lease of a node, the drop of who is silent, a heal."""
+"""Seconds for which a group may stand still because of another: a node's lease, the drop of a silent group, a heal."""
 UNTOUCHED_S = 3.0
-"""As OTHERS_S, for what takes nothing from training: three steps."""
+"""As OTHERS_S, for a fault that takes nothing from training: three steps."""
 KINDS_OF: Mapping[str, tuple[Kind, ...]] = {
     "crash": (Kind.CRASH,),
     "crash_again": (Kind.CRASH,),
     "error": (Kind.ERROR,),
-    "node_lost": (Kind.NODE_LOST, Kind.ALLOCATION_LOST),  # whoever says it first, its lease or the scheduler
+    "node_lost": (Kind.NODE_LOST, Kind.ALLOCATION_LOST),  # whichever reports it first, its lease or the scheduler
     "allocation_taken": (Kind.ALLOCATION_LOST,),
     "frozen_for_good": (Kind.STALLED,),
-    "frozen_at_start": (Kind.CRASH,),  # that its next process never trains is found while that is open
+    "frozen_at_start": (Kind.CRASH,),  # while that is open, its next process is found never to train
 }
-"""Faults that are one group's, and what a supervisor that sees clearly calls them."""
+"""Faults of one group, and the kinds that a supervisor with clear sight gives them."""
 MAY_HAVE: Mapping[str, tuple[Kind, ...]] = {
     "freeze": (Kind.STALLED,),
     "heal_source_killed": (Kind.CRASH,),
@@ -45,11 +47,11 @@ MAY_HAVE: Mapping[str, tuple[Kind, ...]] = {
     "gate_frozen": (),
     "host_off": (),
 }
-"""What may pass without an incident, or have some of these, of whomever: it depends on how long it lasts, and whom it hits. All groups
-may stand still for as long as the recovery may take."""
+"""Faults that may pass without an incident, or have some of these, of any group: it depends on how long they last, and
+on the victim. All groups may stand still for as long as the recovery may take."""
 UNTOUCHED = (*CONTROL, "agent_cut")
 NOBODY = -1
-"""The group of a fault that is no one group's."""
+"""The group of a fault that belongs to no single group."""
 
 OF_FILES = {name: checker for name, checker in checkers.CHECKERS.items() if name != "steps_not_lost"}
 ALWAYS: Mapping[str, Callable[[History], list[str]]] = {
@@ -59,58 +61,58 @@ ALWAYS: Mapping[str, Callable[[History], list[str]]] = {
     "spent_when_said": spent_when_said,
 }
 WHEN_WELL = {"recovered_in_time": recovered_in_time}
-"""Of a run that got well again: one with tight budgets may halt."""
+"""Checkers for a run that got well again: one with tight budgets may halt."""
 WHERE_CLEAR = {"one_incident_each": one_incident_each, "others_go_on": others_go_on}
-"""Where the plan began once everybody trained."""
+"""Checkers for a plan that began once all groups trained."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Of how many faults the checkers had something to say that is their own."""
+    """Counts of faults about which the checkers had something specific to check."""
 
     faults: int = 0
-    """That found somebody."""
+    """Faults that found a victim."""
     bound: int = 0
-    """Their recovery had its own bound, shorter than RECOVERY_BOUND_S."""
+    """Faults whose recovery had its own bound, shorter than RECOVERY_BOUND_S."""
     none: int = 0
-    """No incident was right, nor that any group stood still."""
+    """Faults for which neither an incident nor a group that stands still is right."""
     one: int = 0
-    """One incident of the right kind was, and of the others none stood still."""
+    """Faults for which one incident of the right kind is right, and no other group may stand still."""
 
 
 @dataclass(eq=False)
 class _Struck:
-    """A fault that found somebody."""
+    """A fault that found a victim."""
 
     fault: Fault
     began: float
     groups: Mapping[int, str]
-    """Whom it hit, and where they were."""
+    """The groups that it hit, and their nodes."""
     clear: bool
-    """All was well, and nothing of another fault was still to be seen."""
+    """True if all was well, and nothing of another fault still showed."""
     spare: bool = False
-    """A node was free."""
+    """True if a node was free."""
     unwell: float = 0.0
-    """When all was not well last, as far as was looked."""
+    """When all was last seen not to be well."""
     over: float | None = None
     within_s: float = RECOVERY_BOUND_S
-    """From when it began, how long it may take until all is well."""
+    """Most seconds from its beginning until all is well."""
 
 
 @dataclass
 class Struck:
-    """What was broken, in the order of time."""
+    """The faults that were made, in the order of time."""
 
     world: World
     all: list[_Struck] = field(default_factory=list)
 
     def look(self) -> None:
-        """From now on every step: a look that comes later would say that a recovery took longer than it did."""
+        """Looks at every step from now on: a later look would make a recovery seem longer than it was."""
         self.well()
         self.world.clock.after(self.world.pace.step_s, self.look)
 
     def well(self) -> None:
-        """Whose doing is past, if all is well now."""
+        """Marks the faults that are over, if all is well now."""
         now, open_ = self.world.clock.now, [s for s in self.all if s.over is None]
         if not open_:
             return
@@ -123,7 +125,7 @@ class Struck:
                 one.over = max(one.began + one.fault.lasts_s, one.unwell + self.world.pace.step_s)
 
     def add(self, fault: Fault, inject: Callable[[World, Fault], bool]) -> bool:
-        """Break it; False when there was nobody to hit."""
+        """Makes a fault; returns false if there was no victim."""
         world, now = self.world, self.world.clock.now
         self.well()
         clear = world.healthy() and all(one.over is not None or one.began == now for one in self.all)
@@ -135,7 +137,8 @@ class Struck:
         return True
 
     def done(self, over: float | None) -> list[FaultDone]:
-        """As the history of a real run has them. What it is not clear of whom an incident would be may have any, of whomever."""
+        """Returns the faults as a real run's history has them. Where the right incident is not clear, any is
+        allowed."""
         found: list[FaultDone] = []
         clear = self.clear(over)
         spec = self.world.spec
@@ -144,7 +147,7 @@ class Struck:
         for struck, fault in zip(self.all, faults, strict=True):
             free = struck in clear
             kinds = self._kinds(struck, over) if free else ()
-            # told twice, none is alone, and how many incidents it has is not held against it
+            # listed twice, a fault is never alone, so its number of incidents does not count
             whom = (tuple(struck.groups) or (NOBODY,)) if kinds else (NOBODY,) if free else (NOBODY, NOBODY)
             struck.within_s = bounds.within_s(fault, faults, free, self.trained(struck.began), struck.spare)
             within_s = struck.within_s + self.world.pace.step_s  # looked at once a step
@@ -154,24 +157,24 @@ class Struck:
         return found
 
     def _kinds(self, struck: _Struck, over: float | None) -> tuple[Kind, ...]:
-        """What a supervisor may call it; nothing: there is no incident of it, or not one alone."""
+        """Returns the kinds that a supervisor may give it; empty: it has no incident, or not one alone."""
         kinds, end = KINDS_OF.get(struck.fault.kind, ()), float("inf")
         beside = [o for o in self.all if o is not struck and o.began <= (struck.over or over or end)]
         beside = [o for o in beside if (o.over or over or end) >= struck.began]
         guessed = Kind.ALLOCATION_LOST in kinds or Kind.STALLED in kinds
         if kinds and ((guessed and beside) or any(o.fault.kind in CONTROL for o in beside)):
-            # a node's lease ends first where the scheduler's word, or who hears it, is away; where etcd is, that of a silent one; and
-            # that of any whose agent is
+            # a node's lease may end first where the scheduler, or the gate that hears it, is away. So may a silent
+            # node's where etcd is away, and any node's whose agent is away
             return (*kinds, Kind.NODE_LOST)
         return kinds
 
     def trained(self, at: float) -> bool:
-        """Whether every group had trained by then: how long the start of a run takes says nothing of a recovery."""
+        """Returns true if every group had trained by then: how long a run's start takes does not measure a recovery."""
         all_at = self.world.training.all_at
         return all_at is not None and self.world.launched_at + all_at < at
 
     def clear(self, over: float | None) -> list[_Struck]:
-        """Of whom it is known which incidents may come of them: none, or one of a kind, with nothing unclear beside them."""
+        """Returns faults with known right incidents: none, or one of a kind, with nothing unclear beside them."""
         end = over if over is not None else float("inf")
 
         def beside(one: _Struck, other: _Struck) -> bool:
@@ -179,7 +182,7 @@ class Struck:
 
         known = [s for s in self.all if s.fault.kind in CONTROL or s.clear]
         effects = [s for s in self.all if s.fault.kind not in CONTROL]
-        # what may or may not have an incident is clear where nothing else has
+        # a fault that may or may not have an incident is clear where nothing else has one
         known = [s for s in known if s.fault.kind not in MAY_HAVE or not any(beside(s, o) for o in effects)]
         while True:
             others = [s for s in self.all if s not in known]
@@ -202,7 +205,7 @@ def _others_s(fault: Fault, faults: Sequence[Fault], within_s: float, clear: boo
     if not clear:
         return min(within_s, RECOVERY_BOUND_S)
     if fault.kind in KINDS_OF:
-        # a gate that misses somebody while etcd is away closes until that is back: all stand still
+        # a gate that misses a group while etcd is away closes until etcd is back: all stand still
         away = (
             f for f in faults if f.kind == "etcd_away" and f.at <= fault.at + OTHERS_S and f.at + f.seconds >= fault.at
         )
@@ -211,20 +214,20 @@ def _others_s(fault: Fault, faults: Sequence[Fault], within_s: float, clear: boo
 
 
 def _has_spare(world: World) -> bool:
-    """Whether a node is there that no group has, and none waits for."""
+    """Returns true if a node is free that no group waits for."""
     groups = world.checks.memory.groups.values()
     used, waiting = {g.node for g in groups}, sum(not g.node for g in groups)
     return sum(n.power and n.name not in used for n in world.nodes.values()) > waiting
 
 
 def judge(world: World, struck: Struck, over: float | None) -> Asked:
-    """Tell the checks what does not hold. `over`: when all was well again."""
+    """Reports violations to the checks. `over`: when all was well again."""
     found = recorded(world)
     policy = world.spec.policy
     budget, began = policy.budget, world.launched_at
     in_time = all(
         struck.trained(s.began) for s in struck.all
-    )  # before, a group may still be placed on a node that is lost already
+    )  # before, a group may still be placed on a node that is already lost
     if in_time and world.training.all_at is not None:
         began += world.training.all_at  # groups that join one after another keep the others waiting with their heals
     struck.well()
@@ -240,7 +243,7 @@ def judge(world: World, struck: Struck, over: float | None) -> Asked:
         **(WHERE_CLEAR if in_time and over is not None else {}),
     }
     for verdict in checkers.check(found, asked):
-        silent = verdict.answer == "unknown" and not world.training.newest  # nobody ever trained
+        silent = verdict.answer == "unknown" and not world.training.newest  # no group ever trained
         if verdict.answer != "pass" and not silent:
             world.checks.broke(f"{verdict.checker}: {verdict.answer}: {'; '.join(verdict.sentences[:2])}")
     clear = struck.clear(over) if over is not None else []
@@ -253,13 +256,13 @@ def judge(world: World, struck: Struck, over: float | None) -> Asked:
 
 
 def recorded(world: World) -> history.History:
-    """What the files of the same run would say in the real world."""
+    """Returns the history that the files of the same run would give in the real world."""
     steps = [
         history.Steps(group, generation, 0, node, tuple(rows))
         for (group, generation, node), rows in world.training.rows.items()
     ]
     found = history.of_lines(world.spec.name, world.journal, sorted(world.shims.items()), steps)
-    # a leader that dies once its last decision is committed leaves no outcome of it, and the next may have nothing to decide:
-    # then the count in the memory says that it took effect (shell/journal.py)
+    # a leader that dies once its last decision is committed leaves no outcome of it, and the next may have nothing to
+    # decide. Then the count in the memory shows that it took effect (shell/journal.py)
     found.reached = max(found.reached, world.checks.memory.decisions)
     return found

@@ -1,4 +1,4 @@
-"""Many seeds over several processes, with a file of results that is kept as they come: what is interrupted is not lost."""
+"""Plays seeds over several processes, and saves results as they come, so that an interruption loses nothing."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from typing import Any
 from fault_injection.sim.run import Result, run
 
 AHEAD = 2
-"""Seeds a process that wait to be played, or whose results wait for an earlier one's: an interrupted lane plays those that are begun to their end."""
+"""Seeds for each process that wait to be played, or whose results wait for an earlier one's. An interrupted lane
+finishes those that have begun."""
 KEEP_S = 30.0
-"""How often the file is written."""
+"""Seconds between two writes of the file."""
 
 
 class LaneError(ValueError):
-    """The file of results is none, or is of something else."""
+    """Raised if the file of results is unusable, or belongs to something else."""
 
 
 def play(seeds: Sequence[int], nodes: int, jobs: int) -> Iterator[tuple[Result, float]]:
-    """Each seed's result, in their order, and the seconds of CPU that it took. The results are the same for any `jobs`. Raises
-    BrokenProcessPool when one of the processes ends, as by the kernel for want of memory."""
+    """Yields each seed's result in order, with the seconds of CPU that it took. The results are the same for any
+    `jobs`. Raises BrokenProcessPool when one of the processes ends, for instance killed for want of memory."""
     if jobs == 1:
         _begin()
         yield from map(_one, seeds, repeat(nodes))
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("forkserver"), _begin_aside) as pool:
-        # no `map`: what it cancels when a process has ended keeps the others from being ended (seen with 3.11)
+        # no `map`: after a process has ended, what it cancels keeps the others from being ended (seen with 3.11)
         ahead: deque[Future[tuple[Result, float]]] = deque()
         try:
             for seed in seeds:
@@ -54,12 +55,12 @@ def play(seeds: Sequence[int], nodes: int, jobs: int) -> Iterator[tuple[Result, 
 
 
 def _begin() -> None:
-    gc.disable()  # a seed is one heap that grows and is thrown away whole
+    gc.disable()  # a seed is one heap that grows and is discarded as a whole
     gc.freeze()
 
 
 def _begin_aside() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever began it ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends it
     _begin()
 
 
@@ -81,12 +82,12 @@ class Part:
     seeds: int = 0
     broken: list[dict[str, Any]] = field(default_factory=list)
     recovered: int = 0
-    """Others had tight budgets, and halted with a reason."""
+    """Seeds that recovered. Others had tight budgets, and halted with a reason."""
     virtual_s: float = 0.0
     cpu_s: float = 0.0
     wall_s: float = 0.0
     asked: Counter[str] = field(default_factory=Counter)
-    """Of how many faults (judge.Asked)."""
+    """Counts of faults (judge.Asked)."""
     machine: dict[str, Any] = field(default_factory=lambda: machine())
 
     def add(self, result: Result, cpu_s: float) -> None:
@@ -118,11 +119,11 @@ class Part:
 
 
 class Kept:
-    """The file: one part for every time that the lane was begun, or went on."""
+    """The file of results: one part for each time that the lane was started or continued."""
 
     def __init__(self, path: Path, nodes: int, go_on: bool) -> None:
-        """`go_on`: keep the parts that are there; else the file that is there is kept beside, with `.before` behind its name. Raises
-        LaneError when the parts are of another number of nodes, or unreadable, and where no file can be written."""
+        """`go_on`: keep the parts that are there; else the present file is kept beside, with `.before` after its name.
+        Raises LaneError if the parts are unreadable or of another number of nodes, or no file can be written."""
         self.path, self.nodes = path, nodes
         self._aside = path.with_name(path.name + ".new")
         self._try()
@@ -131,7 +132,7 @@ class Kept:
         self._kept_at = 0.0
 
     def _try(self) -> None:
-        """Before hours are played for a file that cannot be written."""
+        """Rejects a file that cannot be written before hours are played."""
         if self.path.exists() and not self.path.is_file():
             raise LaneError(f"{self.path} is no file: name one for the results")
         try:
@@ -163,29 +164,29 @@ class Kept:
 
     @property
     def broken(self) -> list[tuple[int, list[dict[str, Any]]]]:
-        """Seeds that broke before, and have not been played since without; with their plans of then: today one may draw another."""
+        """Returns the seeds that broke and have not passed since, with their plans, as today's may differ."""
         return [(violation["seed"], violation["plan"]) for part in self._before for violation in _open(part)]
 
     def again(self, result: Result, commit: str) -> None:
-        """What became of one that broke before, by the program of this commit: that is noted beside what it said then, which stays.
-        Raises OSError for a disk that fails."""
+        """Records how a seed that broke before fares with the program of this commit, beside its first result, which
+        stays. Raises OSError for a disk that fails."""
         for violation in (v for part in self._before for v in part["violations"] if v["seed"] == result.seed):
             violation["played_again"] = {"commit": commit, "says": list(result.broken)}
         self._write(self._before)
 
     @property
     def next(self) -> int:
-        """The first seed that is not in it."""
+        """Returns the first seed that is not in it."""
         return max((part["first"] + part["seeds"] for part in self._before), default=0)
 
     @property
     def missing(self) -> list[int]:
-        """Seeds before the next that no part has: one was begun with `--first`."""
+        """Returns the seeds before the next that no part has: a lane was begun with `--first`."""
         there = {seed for part in self._before for seed in range(part["first"], part["first"] + part["seeds"])}
         return [seed for seed in range(self.next) if seed not in there]
 
     def keep(self, part: Part, at_once: bool = False) -> None:
-        """Write it, whole or not at all, unless it was written just now. Raises OSError for a disk that fails meanwhile."""
+        """Writes the file, whole or not at all, unless just written. Raises OSError for a disk that fails meanwhile."""
         now = time.monotonic()
         if not at_once and now - self._kept_at < KEEP_S:
             return
@@ -209,13 +210,13 @@ class Kept:
 
 
 def _open(part: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Its seeds that broke, and did when they were played last."""
+    """Returns its seeds that broke, and broke again if they were played again."""
     return [v for v in part["violations"] if v.get("played_again", {"says": ["it was not"]})["says"]]
 
 
 def commit() -> str:
-    """Of the sources, with `+` behind it when they differ from it (results do not count: a benchmark writes them); `unknown` where
-    there is no git."""
+    """Returns the commit of the sources, with `+` after it when they differ from it. Results do not count, as a
+    benchmark writes them. Returns `unknown` where there is no git."""
     try:
         name = _git("rev-parse", "--short", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
@@ -231,7 +232,7 @@ def _git(*asked: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What it runs on."""
+    """Describes the machine on which it runs."""
     return {
         "cores": os.cpu_count(),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Two supervisor processes: the real election, the real loop, the real engine driver, in virtual time."""
+"""Runs two supervisor processes in virtual time: the real election, the real loop, the real engine driver."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from fault_injection.sim.world import World
 
 LOOK_S = 0.5
-"""How often a standby looks for a gap."""
+"""Seconds after which a standby looks again whether no supervisor leads."""
 
 
 class Killed(BaseException):
-    """The supervisor's process died here. No handler of its own catches that."""
+    """Raised where the supervisor's process dies. No handler of its own catches it."""
 
 
 class _Once(threading.Event):
@@ -49,7 +49,7 @@ class _Once(threading.Event):
 
 
 class _Quiet(Telemetry):
-    """No metrics: hands each decision to the checks."""
+    """Records no metrics, but hands each decision to the checks."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
@@ -74,28 +74,28 @@ class _Quiet(Telemetry):
 
 
 class _Unlisted:
-    """A leader that lists no folder: it knows of checkpoints what it is told."""
+    """A leader that lists no folder: it knows only the checkpoints that are reported to it."""
 
     def look(self, run: str, run_dir: str, groups: Mapping[int, GroupMemory], now: float) -> None:
         return None
 
 
 class _Kept(Journal):
-    """Lines of all leaders in one list, by virtual time."""
+    """Collects the lines of all leaders in one list, by virtual time."""
 
     def __init__(self, world: World) -> None:
         super().__init__(Path("journal.jsonl"))
         self._world = world
 
     def take(self, observed: Observed, spec: RunSpec, memory: Memory) -> None:
-        """Nothing: the seed gives the same inputs again."""
+        """Records nothing: the seed gives the same inputs again."""
 
     def _append(self, line: dict[str, Any]) -> None:
         self._world.journal.append({"t": self._world.clock.now, **line})
 
 
 class Supervisor:
-    """One process: stands by, leads, stands by again, until it is killed. `ended` is called then."""
+    """One process: stands by, leads and stands by again, until it is killed. Then it calls `ended`."""
 
     def __init__(self, world: World, name: str, ended: Callable[[], None]) -> None:
         self.world, self.name = world, name
@@ -191,7 +191,7 @@ class Supervisor:
         self._again(LOOK_S)
 
     def _poll_engine(self, driver: EngineDriver) -> None:
-        """The driver's thread."""
+        """Runs the driver's thread."""
         if self.dead or self._driver is not driver:
             return
         try:
@@ -205,7 +205,7 @@ class Supervisor:
 
 
 class Said(logging.Handler):
-    """What the supervisor's code logs as a mistake of its own, or as a decision that it refuses to itself."""
+    """Reports what the supervisor's code logs as an error of its own, or as a decision that breaks an invariant."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)

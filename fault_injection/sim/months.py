@@ -1,8 +1,8 @@
-"""A run of months in minutes: the real `decide` around a model that moves only when something changes.
+"""Simulates a run of months in minutes: the real `decide` around a model that moves only when something changes.
 
-No store and no agents: what they take is in data/times.toml. One group is one node, and a failure is one group's. New nodes are never
-short, only late; nobody fails while it starts. With one group a failure stops everybody, who resume from the newest checkpoint.
-"""
+There are no store and no agents; data/times.toml holds how long they take. One group is one node, and a failure hits
+one group. New nodes are never short, only late; no group fails while it starts. With one group a failure stops all, who
+resume from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ from supervisor.core.words import say
 
 HOST = "host"
 TURN_S = 0.1
-"""From a decision that did something to the loop's next turn."""
+"""Seconds from a decision that did something to the loop's next round."""
 IDLE_S = 0.5
-"""Its longest sleep: kept to while a failure is not decided, else the loop sleeps until it is to look again."""
+"""The loop's longest sleep in seconds, observed while a failure is not decided. Otherwise it sleeps until the time at
+which it must look again."""
 BEGAN_S = 1000.0
-"""Run clock at the begin: everybody has trained for a while."""
+"""Run clock at the beginning: all groups have trained for a while."""
 
 
 @dataclass
@@ -54,12 +55,12 @@ class Down:
     part: str = "detect"
     part_since: float = 0.0
     shown: float = float("inf")
-    """From when on all is to be seen."""
+    """When all of the failure has become visible."""
 
 
 @dataclass
 class Outcome:
-    """One seed. All in group-seconds, but for the counts."""
+    """The outcome of one seed, in group-seconds except for the counts."""
 
     seconds: float
     groups: int
@@ -71,12 +72,12 @@ class Outcome:
     spares: int = 0
     """How often a group was placed on another node."""
     asked: int = 0
-    """Allocations that were asked for."""
+    """Allocations that were requested."""
     halts: int = 0
     halted: list[str] = field(default_factory=list)
-    """Why, each time."""
+    """The reason of each halt."""
     while_down: int = 0
-    """Failures of groups that did not train: they cost nothing more."""
+    """Failures of groups that did not train, which cost nothing more."""
 
     @property
     def ettr(self) -> float:
@@ -96,27 +97,27 @@ class ByChance:
 
 
 class Months:
-    """One seed."""
+    """Simulates one seed."""
 
     def __init__(self, spec: RunSpec, failures: ByChance | Sequence[Failed], times: Times, seed: int) -> None:
-        """`failures`: at published rates, or those of a run that was."""
+        """`failures`: at published rates, or those of a real run."""
         self.spec, self.failures, self.times = spec, failures, times
         self.dice = random.Random(seed)
         self.now = BEGAN_S
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._changed = False
-        """Something is to be seen that was not when it was decided last."""
+        """True if something has become visible since the last decision."""
         self._order = count()
         self._look = float("inf")
         self._down: dict[int, Down] = {}
         self._resumed = self.now
-        """From a checkpoint, all of them: since then one is written every `whole_interval_s`."""
+        """When all groups resumed from a checkpoint; since then one is written every `whole_interval_s`."""
         self._control = ControlView()
         self._cordons: dict[str, CordonView] = {}
         self._begin()
 
     def run(self, seconds: float) -> Outcome:
-        """So much of the run's time."""
+        """Simulates that many seconds of the run."""
         groups = self.spec.groups.count
         self.out, end = Outcome(seconds, groups), self.now + seconds
         self._after(float("inf"), lambda: None)
@@ -174,7 +175,7 @@ class Months:
         self._after(self.dice.expovariate(1 / chance.mttf_s), fail)
 
     def _fail(self, group: int, look: Look, error: str = "") -> None:
-        """What fails while it is down has failed already."""
+        """Makes a group fail. One that is down has already failed."""
         if group in self._down:
             self.out.while_down += 1
             return
@@ -186,7 +187,7 @@ class Months:
         self._show(group, look, error or f"RuntimeError: failure {self.out.failures}")
 
     def _stall(self, look: Look) -> None:
-        """The step in flight is lost to all, and they wait until the lost one is dropped."""
+        """Charges the step in flight, which all lose, and the wait until the lost group is dropped."""
         others = self.spec.groups.count - len(self._down)
         waits_s = self.times.silent_s if look == "node" else self.times.dropped_s
         lost_s = self.times.step_s * self.dice.random()
@@ -195,7 +196,8 @@ class Months:
         self.out.by_look[look] += others * (waits_s + lost_s)
 
     def _lose(self, look: Look) -> None:
-        """Nobody is left to heal from: what each had trained since the newest checkpoint is trained a second time."""
+        """Charges what each group trained since the newest checkpoint: none is left to heal from, so it is trained
+        again."""
         if self.times.whole_interval_s:
             saved = self.now - (self.now - self._resumed) % self.times.whole_interval_s
             lost_s = sum(max(0.0, down.since - saved) for down in self._down.values())
@@ -203,7 +205,7 @@ class Months:
             self.out.by_look[look] += lost_s
 
     def _show(self, group: int, look: Look, error: str) -> None:
-        """What there is to be seen of it, and when."""
+        """Schedules what becomes visible of a failure, and when."""
         known, times = self._memory.groups[group], self.times
         node, way = known.node, (group, known.generation)
         last_s = {"node": self.spec.policy.node_lease_s, "allocation": times.taken_s}.get(look, times.seen_s)
@@ -328,7 +330,7 @@ class Months:
         if self._is_current(way):
             changed = self._changed
             self._rank(node, *way, state="starting")
-            self._changed = changed  # nothing follows from it
+            self._changed = changed  # this needs no decision
             self._part(way[0], "start")
 
     def _built(self, way: tuple[int, int]) -> None:
@@ -351,7 +353,7 @@ class Months:
             self._changed = True
 
     def _drain(self) -> None:
-        """All who train end after the step that they were told."""
+        """Ends all groups that train, after the step at which they must stop."""
         for g in self._memory.groups:
             if g not in self._down:
                 self._finish(g)
@@ -383,7 +385,7 @@ class Months:
         heapq.heappush(self._due, (self.now + seconds, next(self._order), do))
 
     def _part(self, group: int, part: str) -> None:
-        """From now on it is down for this."""
+        """Counts the group as down for this from now on."""
         down = self._down.get(group)
         if down is not None:
             self.out.badput[down.part] += self.now - down.part_since
@@ -402,5 +404,5 @@ def _granted(key: str) -> Grant:
 
 
 def whole(outcome: Outcome, times: Times) -> float:
-    """ETTR if each of the same failures had stopped everybody (no replica groups)."""
+    """Returns the ETTR if each of the same failures had stopped all groups (no replica groups)."""
     return 1.0 - outcome.failures * (times.whole_restart_s + times.whole_interval_s / 2) / outcome.seconds

@@ -1,6 +1,6 @@
 """A model node: a shim's processes, and an agent that follows, obeys and reports as the real one does.
 
-What it decides is the real thing (`agents.reconcile`, `agents.desired`); what it does to processes is modelled."""
+Its decisions are real (`agents.reconcile`, `agents.desired`); their effects on processes are modelled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fault_injection.sim.world import World
 
 RENEW_S = 0.5
-"""How soon an agent tries again to register."""
+"""Seconds after which an agent tries again to register."""
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class Trainer:
     spawned: float
     built_at: float
     way: str = ""
-    """The gate that its forwarder passes on to."""
+    """The gate to which its forwarder connects."""
     step: int = 0
     commits: int = 0
     saved: CheckpointMark | None = None
@@ -55,7 +55,7 @@ class Trainer:
     """The newest that is in etcd."""
     pid: int = 1
     well: bool = False
-    """It could step when the run gave it up, or its shim ended it by itself."""
+    """True if it could step when the run gave it up, or its shim ended it by itself."""
     frozen: bool = False
     ending: str | None = None
     """Why its shim is ending it."""
@@ -64,9 +64,9 @@ class Trainer:
     signal: int | None = None
     error: str = ""
     reached: bool = False
-    """Its forwarder had a gate, as its agent looked last."""
+    """True if its forwarder had a gate when its agent last looked."""
     told: bool = False
-    """Its end is in etcd."""
+    """True if its end is in etcd."""
     floor: int = 0
     """Step of the checkpoint that it was given."""
     group: int = field(init=False)
@@ -82,7 +82,7 @@ class Trainer:
         return self.ended is None and self.node.power
 
     def works(self, now: float) -> bool:
-        """It is built, and is neither stopped nor over."""
+        """Returns true if it is built, and neither stopped nor over."""
         return self.lives and not self.frozen and now >= self.built_at
 
     def end(self, code: int | None = None, signal: int | None = None, error: str = "") -> None:
@@ -133,32 +133,32 @@ class Node:
         self.role: Literal["trainer", "service"] = role
         self.power = True
         self.linked = True
-        """To everything."""
+        """Its link to everything."""
         self.etcd_linked = True
         self.agent = True
         self.known_at = float("inf")
         """When it was registered."""
         self.found = False
-        """Given up by the scheduler, and reached by it again."""
+        """True if the scheduler gave it up, and reached it again."""
         self.trainers: dict[str, Trainer] = {}
         self.lighthouses: dict[str, Lighthouse] = {}
         self.client = SimStore(world.etcd, name)
         self.client.woken = self.wake
         self.history = world.shims.setdefault(name, [])
-        """What its shim's history would say."""
+        """The lines of its shim's history."""
         self.history.append({"t": world.clock.now, "event": "shim_started", "allocation": allocation})
         self._desired = Desired(name)
         self._watch: SimWatch | None = None
         self._lease: SimLease | None = None
         self._said: NodeObserved | None = None
         self._at_rest: object = None
-        """What was wanted and what was there when all that was to be done was done for good."""
+        """The wishes and processes at which the agent last had nothing left to do."""
         self.beats_lost = 0.0
-        """Share of the times that a gate looks at which nothing of its trainers has come."""
+        """Share of a gate's looks at which nothing of its trainers has arrived."""
         self.beats_late = (0.0, 0.0)
-        """How late they come, in their order, least and most."""
+        """Least and most delay of their heartbeats, which keep their order."""
         self.beat_due = 0.0
-        """When the last of those that are late comes."""
+        """When the last delayed heartbeat arrives."""
         self._due = False
         self._busy = self._missed = False
         self._sequence = 0
@@ -167,12 +167,12 @@ class Node:
     # --- faults ---
 
     def kill_agent(self) -> None:
-        """Its processes live on; the shim starts it again."""
+        """Kills the agent. Its processes live on, and the shim starts it again."""
         self.agent = False
         self.world.connect()
 
     def start_agent(self) -> None:
-        """It reads all anew, and knows its own registration again."""
+        """Starts the agent, which reads everything again and recognizes its own registration."""
         if not self.agent:
             self.agent = True
             self._forget_watch()
@@ -181,13 +181,13 @@ class Node:
             self.wake()
 
     def power_off(self) -> None:
-        """For good: its processes are gone with it, and nobody says so."""
+        """Switches the node off for good: its processes are gone with it, and nothing reports that."""
         self.power = False
         self.client.leave()
         self.world.gates_changed()
 
     def switch(self, on: bool) -> None:
-        """A service host goes off, or comes up again: its shim knows what it had run, and that it has ended."""
+        """Switches a service host off, or on again: its shim then knows what it had run, and that it has ended."""
         if on == self.power:
             return
         self.power = on
@@ -200,7 +200,7 @@ class Node:
 
     @property
     def is_hard_to_hear(self) -> bool:
-        """What its trainers say to a gate gets lost, or comes late."""
+        """Returns true if messages of its trainers to a gate get lost, or arrive late."""
         return self.beats_lost > 0 or self.beats_late[1] > 0
 
     def _forget_watch(self) -> None:
@@ -211,7 +211,7 @@ class Node:
     # --- the agent ---
 
     def wake(self) -> None:
-        """Its agent takes a turn soon."""
+        """Schedules its agent's next turn soon."""
         if not self._due:
             self._due = True
             self.world.clock.after(self.world.dice.uniform(*self.world.pace.lag_s), self._turn)
@@ -242,7 +242,7 @@ class Node:
         elif self._watch is None:
             self.world.clock.after(
                 RENEW_S, self.wake
-            )  # begun while etcd is away: nothing but itself wakes it when it is back
+            )  # begun while etcd is away: nothing but itself wakes it when etcd is back
 
     def _follow(self) -> None:
         if self._watch is None:
@@ -257,7 +257,7 @@ class Node:
         wanted = self._desired.wanted(set()).by_run
         there = [(t.said, t.ended) for t in self.trainers.values()], [(x, x.up) for x in self.lighthouses.values()]
         if (wanted, there) == self._at_rest:
-            return  # reconcile is pure: nothing else is to be done than was
+            return  # reconcile is pure: it would return the same again
         records = [t.record() for t in self.trainers.values()] + [x.record() for x in self.lighthouses.values()]
         actions = agent.reconcile(wanted, records, self.allocation)
         over = all(isinstance(action, agent.Forward) for action in actions)
@@ -275,7 +275,7 @@ class Node:
                     changed = trainer.way != desired.gate
                     trainer.way, trainer.desired = desired.gate, desired
                     if changed:
-                        self.wake()  # to tell it
+                        self.wake()  # to report it
                 case agent.Stop(name=name_, why=why):
                     self._stop(name_, why)
                 case agent.Forget(name=name_):
@@ -312,7 +312,7 @@ class Node:
             self.remember("signalled", trainer, signal=15, why=why)
             clock.after(after_s, lambda: trainer.end(signal=9 if trainer.frozen else 15))
 
-    # --- what it tells ---
+    # --- its reports ---
 
     def _report(self) -> None:
         for trainer in self.trainers.values():
@@ -350,7 +350,7 @@ class Node:
 
     @property
     def registered(self) -> bool:
-        """And it reaches etcd, to ask what is wanted by now."""
+        """Returns true if it is registered and reaches etcd, where it can read what is wanted now."""
         return self.client.reaches and self._lease is not None and not self._lease.lost
 
     def _register(self) -> None:
@@ -358,7 +358,7 @@ class Node:
         found = self.client.get(key)
         own = self._lease.id if self._lease is not None else -1
         if found is not None and found.lease not in (0, own):
-            self.world.clock.after(RENEW_S, self.wake)  # another agent of this name: its lease is to lapse first
+            self.world.clock.after(RENEW_S, self.wake)  # another agent of this name: its lease must lapse first
             return
         lease = self.client.lease(self.world.spec.policy.node_lease_s)
         record = Registration(
@@ -377,10 +377,10 @@ class Node:
             raise
         self._lease, self.known_at = lease, self.world.clock.now
         self._keep_looking(lease)
-        self.wake()  # what is wanted may be begun now
+        self.wake()  # processes that are wanted may start now
 
     def _keep_looking(self, lease: SimLease) -> None:
-        """A lease that was lost is seen within a third of its time."""
+        """Notices a lost lease within a third of its time."""
 
         def look() -> None:
             if self._lease is lease and self.power:
@@ -397,7 +397,7 @@ class Node:
         )
 
     def remember(self, event: str, trainer: Trainer, **more: object) -> None:
-        """As `agents.table.Table.remember`."""
+        """Writes a line of the history as `agents.table.Table.remember` does."""
         line = {"t": self.world.clock.now, "event": event, "name": str(trainer.name), "pid": trainer.pid}
         self.history.append({**line, "start_ticks": 1, "generation": trainer.generation, **more})
 

@@ -1,4 +1,4 @@
-"""What befell a real run, read from its journal or from the history of a run that was broken: to be played again under another policy."""
+"""Reads a real run's failures from its journal, or from a chaos history, to play them under another policy."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ LOOKS: dict[Kind, Look] = {
         "process",
     ),
 }  # fmt: skip
-"""What the months' model is shown of a kind. What hung is shown as an end, at the moment at which it was found."""
+"""Maps a kind to what the model of months shows of it. A hang is shown as an end, when it was found."""
 
 DAY_S = 86_400.0
 LONGEST_S = 3650 * DAY_S
-"""Of what is played, by chance or again: no model is trained for ten years, and each month of thousands of GPUs takes seconds."""
+"""Longest time that is played: no model is trained for ten years, and each month of many GPUs takes seconds."""
 
 GIVE = "give a run's journal.jsonl, or the history.jsonl of `supervisor chaos run`"
 
 
 Seconds = Annotated[float, Field(strict=True, ge=-1e11, le=1e11)]
-"""Of any clock: what is beyond three thousand years is none."""
+"""A reading of any clock: none is beyond three thousand years."""
 
 
 @checked(kw_only=True)
@@ -91,12 +91,12 @@ _PLAYED: Mapping[str, TypeAdapter[Any]] = {
     "intent": TypeAdapter(_Decision),
     "step": TypeAdapter(_Step),
 }
-"""By a line's type in a history, or in a journal."""
+"""The shape of a line, by its type in a history or in a journal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """One failure, so many seconds after everybody trained."""
+    """One failure. `at_s`: seconds after all groups trained."""
 
     at_s: float
     group: int
@@ -114,19 +114,19 @@ class Past:
     seconds: float
     failures: tuple[Failed, ...]
     left_out: dict[str, int]
-    """Kinds of incidents that are no failures, came before everybody trained, or had a person resume the run."""
+    """Kinds of incidents that are no failures, came before all groups trained, or had a person resume the run."""
     lost: dict[Kind, float]
     """Group-seconds from an incident's opening until its group trained again, as it was."""
     restart_s: float | None
-    """Median from the start of a process until its group trained again; None: no incident tells."""
+    """Median seconds from the start of a process until its group trained again; None: no incident shows it."""
     step_s: float | None
     queue_s: float | None
-    """From asking for the first allocations until a group was placed on one; None: the file begins later."""
+    """Seconds from the first requests for allocations until a group was placed; None: the file begins later."""
 
 
 def read(path: Path) -> Past:
-    """A journal.jsonl or a history.jsonl. Raises OSError, and ValueError for a file that holds neither, or a line without what is needed, or
-    with something else in its place: with the line and what is wrong there."""
+    """Reads a journal.jsonl or a history.jsonl. Raises OSError. Raises ValueError if it is neither, or a line lacks or
+    garbles what is needed, with the line and what is wrong there."""
     history = _history(path)
     found = _incidents(history)
     began, ended = _span(history, path)
@@ -140,7 +140,7 @@ def read(path: Path) -> Past:
         )
     asked = {a["key"] for a in history.decisions[0].actions if a["verb"] == "acquire"}
     failures, left_out, lost = [], dict[str, int](), dict[Kind, float]()
-    # Which errors are one and the same is as it was judged then: a text alone does not say who had it from whom.
+    # Which errors are the same follows the judgement of then: a text alone does not show which group had it from which.
     same = {body.get("error", "") for body, _ in found if body["kind"] == Kind.SAME_ERROR}
     newest = max((opened for body, opened in found if body.get("state") != "halted"), default=0.0)
     for body, opened in found:
@@ -181,8 +181,8 @@ def read(path: Path) -> Past:
 
 
 def as_measured(past: Past, assumed: Times) -> Times:
-    """The durations that the run itself shows, in the place of the assumed ones. How often it saved is not told, so nothing is trained a
-    second time, as in what it cost."""
+    """Replaces assumed durations by those that the run itself shows. It does not show how often it saved, so nothing is
+    trained a second time, as in its cost."""
     found = replace(assumed, whole_interval_s=0.0)
     if past.restart_s is not None:
         found = replace(found, start_s=past.restart_s, heal_s=0.0)
@@ -209,7 +209,8 @@ def _history(path: Path) -> History:
 
 
 def _object(row: str, where: str, first: bool) -> dict[str, Any] | None:
-    """None: a torn one, as who is killed leaves it. Raises ValueError where the first shows that the file is something else."""
+    """Parses a row; None for a torn one, as a killed writer leaves it. Raises ValueError where the first row shows that
+    the file is something else."""
     try:
         body = json.loads(row)
     except (ValueError, RecursionError):
@@ -224,13 +225,13 @@ def _object(row: str, where: str, first: bool) -> dict[str, Any] | None:
 
 
 def _wrong_with(line: dict[str, Any]) -> str:
-    """Why it cannot be played, as the end of a sentence; empty: it can, or need not be."""
+    """Returns why a line cannot be played, as the end of a sentence; empty: it can, or need not be."""
     shape = _PLAYED.get(str(line.get("type") or line.get("entry")))
     return wrong_by(shape, line) if shape is not None else ""
 
 
 def _incidents(history: History) -> list[tuple[dict[str, Any], float]]:
-    """Each incident as it was told last, and when it was opened, by the wall clock of the file."""
+    """Returns each incident's newest record, and when it was opened, by the file's wall clock."""
     newest: dict[str, dict[str, Any]] = {}
     opened: dict[str, float] = {}
     for decision in history.decisions:
@@ -243,7 +244,7 @@ def _incidents(history: History) -> list[tuple[dict[str, Any], float]]:
 
 
 def _span(history: History, path: Path) -> tuple[float, float]:
-    """From when everybody trained until the end."""
+    """Returns the times from which all groups trained, and of the end."""
     ended = max(_times(history))
     firsts: dict[int, float] = {}
     for steps in history.steps:
@@ -261,7 +262,7 @@ def _span(history: History, path: Path) -> tuple[float, float]:
 
 
 def _step_s(incidents: Sequence[dict[str, Any]]) -> float | None:
-    """On the whole, stalls among them, as two incidents tell that are apart."""
+    """Returns the mean time of a step, stalls included, from two incidents that are apart."""
     told = sorted((b["step_before"], b["opened"]) for b in incidents if b.get("step_before"))
     if not told or told[-1][0] == told[0][0]:
         return None

@@ -1,4 +1,4 @@
-"""Failure rates and durations, from data files that name their sources."""
+"""Reads failure rates and durations from data files that name their sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOKS: tuple[str, ...] = get_args(Look)
 
 @dataclass(frozen=True)
 class Rates:
-    """Who fails how often."""
+    """Failure rates, by size of the run and by cause."""
 
     title: str
     source: str
@@ -25,8 +25,8 @@ class Rates:
     """(name, how often it was counted, what it looks like)."""
 
     def mttf_s(self, gpus: int) -> float:
-        """Mean time between failures of a run, in seconds: between two published sizes by their logarithms, beyond them as
-        if each GPU failed by itself."""
+        """Returns the mean time between failures of a run, in seconds. It interpolates the logarithms of two published
+        sizes, and beyond them assumes that each GPU fails by itself."""
         (low, low_h), (high, high_h) = self.mttf[0], self.mttf[-1]
         if not low < gpus < high:
             size, hours = (low, low_h) if gpus <= low else (high, high_h)
@@ -37,7 +37,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Times:
-    """As data/times.toml says, in seconds."""
+    """The durations of data/times.toml, in seconds."""
 
     step_s: float
     seen_s: float
@@ -55,14 +55,14 @@ class Times:
 
 
 def known() -> list[str]:
-    """Names of the shipped rates."""
+    """Returns the names of the shipped rates."""
     return sorted(
         f.name[: -len(".toml")] for f in _folder().iterdir() if f.name.endswith(".toml") and f.name != "times.toml"
     )
 
 
 def rates(name: str) -> Rates:
-    """The shipped rates of this name; raises ValueError for one that is not known."""
+    """Returns the shipped rates of this name. Raises ValueError for an unknown one."""
     if name not in known():
         raise ValueError(f"there are no rates {name!r}; known: {', '.join(known())}")
     body = _read(name)
@@ -74,7 +74,7 @@ def rates(name: str) -> Rates:
 
 @cache
 def times() -> Times:
-    """The shipped durations."""
+    """Returns the shipped durations."""
     return Times(**_read("times"))
 
 

@@ -1,4 +1,4 @@
-"""One seed: faults first, and nothing may go wrong; then they are healed, and every group must train again."""
+"""Plays one seed: faults, in which nothing may go wrong; then they are healed, and every group must train again."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from supervisor.core.restored import ENDED
 from supervisor.core.words import say
 
 LEFT_OVER_S = 60.0
-"""After it, until nothing may be left over: an allocation is waited for once more (allocation_timeout_s), then given back."""
+"""Seconds after it until nothing may be left over: one more wait for an allocation (allocation_timeout_s)."""
 NAMED = 5
-"""So many groups that are not well a failure names: of five hundred nobody reads more."""
+"""Groups that are not well and that a failure names: of five hundred no one reads more."""
 ROOT = Path(__file__).parents[2]
 THE_PROGRAM = ("supervisor", "agents")
-"""Folders of what is under test."""
+"""Folders of the program under test."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one seed."""
+    """The outcome of one seed."""
 
     seed: int
     nodes: int
@@ -38,16 +38,17 @@ class Result:
     broken: tuple[str, ...]
     digest: str
     recovered_s: float | None
-    """From the end of the faults until every group committed, virtual, SEEN_S at the least. None: budgets were tight and the run halted."""
+    """Virtual seconds from the faults' end until every group committed, at least SEEN_S. None: the run halted, its
+    budgets being tight."""
     hit: tuple[str, ...]
-    """Faults that found somebody."""
+    """Faults that found a victim."""
     lasted_s: float
-    """Virtual time, all in all."""
+    """Virtual time of the whole seed."""
     asked: Asked
 
 
 def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
-    """Play one seed, or another plan with that seed's chance."""
+    """Plays one seed, or another plan with that seed's chance."""
     chosen = tuple(faults.plan(seed) if plan is None else plan)
     world = World(spec(nodes, is_tight(seed)), seed)
     hit: list[str] = []
@@ -79,7 +80,7 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
 
 
 def _recover(world: World, tight: bool) -> float | None:
-    """Heal, and demand progress: not before what the last fault did is to be seen, or all would be well a second after a node was lost."""
+    """Heals, and demands progress once the last fault shows: right after a node is lost, all still seems well."""
     faults.heal(world)
     healed, checks, seen = world.clock.now, world.checks, -1
 
@@ -89,7 +90,7 @@ def _recover(world: World, tight: bool) -> float | None:
         nonlocal seen
         if checks.broken:
             return True
-        before, seen = seen, checks.changes  # nobody gets well but by a step or a decision
+        before, seen = seen, checks.changes  # a run only gets well by a step or a decision
         return seen != before and (world.healthy() or checks.memory.phase in ENDED)
 
     world.clock.run_until(healed + RECOVERY_BOUND_S, settled)
@@ -112,7 +113,7 @@ def _nothing_was_left(halt: Reason | None) -> bool:
 
 
 def state(world: World) -> str:
-    """For a failure's message."""
+    """Describes the world for a failure's message."""
     memory = world.checks.memory
     open_ = {
         g: f"{m.phase} gen {m.generation} on {m.node or '-'} (old {m.old_node or '-'})"
@@ -131,7 +132,7 @@ def state(world: World) -> str:
 
 @contextmanager
 def _whatever_is_raised(world: World) -> Iterator[None]:
-    """An error of the program under test is a violation, with its seed and its faults, as any other."""
+    """Turns an error of the program under test into a violation, with its seed and its faults."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 -- whatever the program raises is to be told
@@ -143,7 +144,7 @@ def _whatever_is_raised(world: World) -> Iterator[None]:
 
 @contextmanager
 def _listening(world: World) -> Iterator[None]:
-    """What the program logs goes to the checks alone."""
+    """Sends what the program logs to the checks alone."""
     logs = [logging.getLogger(name) for name in ("supervisor", "agents")]
     before = [(log.propagate, log.level) for log in logs]
     handler = Said(world)

@@ -1,4 +1,4 @@
-"""The fewest faults of a plan that still break the same thing (ddmin, Zeller and Hildebrandt 2002)."""
+"""Finds the fewest faults of a plan that still break the same thing (ddmin, Zeller and Hildebrandt 2002)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fault_injection.sim.run import Result, run
 
 
 def ddmin(plan: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool]) -> list[Fault]:
-    """A part of `plan` that fails, and of which no single fault can be left out. `plan` itself has to fail."""
+    """Returns a part of `plan` that fails, and that fails no more without any single fault. `plan` itself must fail."""
     left, parts = list(plan), 2
     while len(left) > 1:
         size = -(-len(left) // parts)
@@ -25,7 +25,7 @@ def ddmin(plan: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool]) -> li
 
 
 def shrunk(result: Result) -> Result:
-    """The shortest way to the same kind of violation, by the chance of the same seed."""
+    """Returns the shortest plan for the same kind of violation, with the chance of the same seed."""
     kind = family(result)
     found = {result.plan: result}
 
@@ -37,5 +37,5 @@ def shrunk(result: Result) -> Result:
 
 
 def family(result: Result) -> str:
-    """What kind of thing broke first; empty: nothing."""
+    """Returns the kind of the first violation; empty: there is none."""
     return result.broken[0].split(": ")[1] if result.broken else ""

@@ -1,8 +1,8 @@
-"""The model of etcd: revisions, transactions, leases that run out in virtual time, watches that are late or lose their place.
+"""A model of etcd: revisions, transactions, leases that run out in virtual time, watches that are late or lose their
+place.
 
-Held to the contract tests of the real store (tests/store). `Etcd` is the server, `SimStore` one client's connection to it:
-each of them can be cut off by itself.
-"""
+It passes the contract tests of the real store (tests/store). `Etcd` is the server, `SimStore` one client's connection
+to it: each can be cut off by itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from supervisor.ports.store import MAX_OPERATIONS, Changes, Expect, Item, Snapsh
 from supervisor.shell.store.errors import LeaseLost
 
 PATIENCE_S = 2.0
-"""How long a call waits for an etcd that does not answer."""
+"""Seconds for which a call waits for an etcd that does not answer."""
 
 
 class Etcd:
@@ -31,7 +31,7 @@ class Etcd:
         self.clock = clock
         self.dice = dice or random.Random(0)
         self.delay_s = delay_s
-        """From a write to its watchers, least and most."""
+        """Least and most seconds from a write to its watchers."""
         self.revision = 1
         self.items: dict[str, Item] = {}
         self.up = True
@@ -39,7 +39,7 @@ class Etcd:
         self.clients: list[SimStore] = []
         self.leases: dict[int, SimLease] = {}
         self.written: list[Callable[[SimStore | None, Mapping[str, bytes], Sequence[str]], None]] = []
-        """Told of every write just before it takes effect."""
+        """Callbacks for every write, just before it takes effect."""
         self._history: list[Changes] = []
         self._compacted = 0
         self._last_lease = 0
@@ -51,15 +51,15 @@ class Etcd:
     # --- faults ---
 
     def stop(self) -> None:
-        """Nobody reaches it; its leases stand still."""
+        """Stops answering. Its leases stand still."""
         if self.up:
             self.up, self.down_since = False, self.clock.now
             for lease in list(self.leases.values()):
                 lease.interrupted()
 
     def start(self, lapse: Callable[[SimLease], bool] = lambda lease: False) -> None:
-        """It answers again. It gives every lease its whole time anew, but for those that `lapse`: they run out before their
-        holders come through to it."""
+        """Answers again. Every lease gets its whole time again, except those for which `lapse` is true: they run out
+        before their holders reach it."""
         if not self.up:
             self.up, self.up_since = True, self.clock.now
             for lease in list(self.leases.values()):
@@ -76,7 +76,7 @@ class Etcd:
         self._history = [c for c in self._history if c.revision >= self._compacted]
 
     def expire(self, lease: int) -> None:
-        """The lease is over: its keys vanish."""
+        """Ends a lease: its keys vanish."""
         held = self.leases.pop(lease, None)
         if held is not None:
             held.over = True
@@ -155,12 +155,12 @@ class Etcd:
 
 @lru_cache(maxsize=1 << 16)
 def _prefixes(key: str) -> tuple[str, ...]:
-    """What of this key somebody may watch: up to each slash, or the whole key."""
+    """Returns the prefixes of this key that a client may watch: up to each slash, or the whole key."""
     return ("", *(key[: at + 1] for at, letter in enumerate(key) if letter == "/"), key)
 
 
 class SimStore:
-    """ports.store.Store: one client's connection."""
+    """Implements ports.store.Store: one client's connection."""
 
     def __init__(
         self,
@@ -169,18 +169,18 @@ class SimStore:
         wait: Callable[[float], None] | None = None,
         idle: Callable[[float], None] | None = None,
     ) -> None:
-        """`wait` is what passes while a call is not answered, `idle` while a watch has nothing to say (both: virtual time)."""
+        """`wait` passes virtual time while a call is not answered, `idle` while a watch has nothing to report."""
         self.etcd = etcd
         self.name = name
         self.linked = True
         self.on_commit: Callable[[str], None] | None = None
-        """Called as "before" and "after" each transaction takes effect; it may raise, or let time pass."""
+        """Called with "before" and "after" as each transaction takes effect; it may raise, or let time pass."""
         self.woken: Callable[[], None] | None = None
-        """Called whenever one of its watches has something to say."""
+        """Called whenever one of its watches has something to report."""
         self.lost = 0.0
         """Share of its requests, and of the answers to its writes, that get lost."""
         self.late_s = (0.0, 0.0)
-        """How late its requests come, and the answers to its writes, least and most."""
+        """Least and most delay of its requests, and of the answers to its writes."""
         self._wait = wait or etcd.clock.wait
         self.idle = idle or etcd.clock.wait
         self._cut_at = 0.0
@@ -196,12 +196,12 @@ class SimStore:
 
     @property
     def silent_s(self) -> float:
-        """For how long it has heard nothing."""
+        """Returns the seconds for which it has heard nothing."""
         now, etcd = self.etcd.clock.now, self.etcd
         return max(0.0 if etcd.up else now - etcd.down_since, 0.0 if self.linked else now - self._cut_at)
 
     def cut(self) -> None:
-        """It reaches etcd no more: cut off, frozen or dead."""
+        """Cuts it off from etcd: cut off, frozen or dead."""
         if self.linked:
             self.linked, self._cut_at = False, self.etcd.clock.now
             for lease in self._own_leases():
@@ -269,12 +269,12 @@ class SimStore:
         self._closed = True
 
     def lose_places(self) -> None:
-        """All its watches, as after a compaction."""
+        """Makes all its watches lose their place, as after a compaction."""
         for watch in tuple(self._watches):
             watch.lose_place()
 
     def leave(self) -> None:
-        """It is dead: its leases lapse."""
+        """Stands for its death: its leases lapse."""
         self.cut()
         for watch in tuple(self._watches):
             watch.close()
@@ -298,7 +298,7 @@ class SimStore:
             raise Retryable("etcd does not answer", after_s=0.0)  # the pause has passed in virtual time
 
     def _under_way(self, what: str) -> None:
-        """It may come late, or never."""
+        """Delays a message, or loses it."""
         dice = self.etcd.dice
         if self.late_s[1]:
             self._wait(dice.uniform(*self.late_s))
@@ -308,8 +308,8 @@ class SimStore:
 
 
 class SimLease:
-    """Renewed for as long as its holder reaches etcd; what lapses does so up to a third of its time early, as it was last
-    renewed."""
+    """A lease, renewed while its holder reaches etcd. By its last renewal, it lapses up to a third of its time
+    early."""
 
     def __init__(self, etcd: Etcd, holder: SimStore, lease_id: int, ttl_s: float) -> None:
         self.holder = holder
@@ -336,7 +336,7 @@ class SimLease:
             self._etcd.expire(self._id)
 
     def interrupted(self) -> None:
-        """It is not renewed from now on."""
+        """Stops renewing it."""
         if self._deadline is None:
             self._deadline = self._etcd.clock.now + self.ttl_s * self._etcd.dice.uniform(2 / 3, 1)
         if self._etcd.up:
@@ -345,7 +345,7 @@ class SimLease:
             self._interrupted += 1  # the server's clock of it stands still
 
     def resumed(self) -> None:
-        """Its holder, or the server, is back. Lost is lost: a holder that has given up renews no more."""
+        """Resumes when its holder, or the server, is back. A lost lease stays lost: its holder has given up."""
         if self.holder.reaches and not self.lost:
             self._deadline = None
             self._interrupted += 1
@@ -364,7 +364,7 @@ class SimLease:
 
 
 class SimWatch:
-    """Each transaction comes whole, in order, and late."""
+    """A watch that delivers each transaction whole, in order, and late."""
 
     def __init__(self, store: SimStore, prefix: str) -> None:
         self.prefix = prefix
@@ -402,7 +402,7 @@ class SimWatch:
             clock.after(due - clock.now, self.call)
 
     def lose_place(self) -> None:
-        """As after a compaction: the next that it says is the whole prefix."""
+        """Loses its place, as after a compaction: it then reports the whole prefix."""
         self._lost_place = True
         self.call()
 

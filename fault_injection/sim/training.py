@@ -1,7 +1,8 @@
-"""A model of TorchFT's quorum: whoever the gate's lighthouse counts as alive makes a step together, and a newcomer heals in its first.
+"""A model of TorchFT's quorum: all groups that the gate's lighthouse counts as alive step together, and a newcomer
+heals in its first step.
 
-A step is made by those of whom its quorum was: who comes meanwhile is in the next. When one of them is lost in it, it is not
-committed, and the others make it again; who was healing from the lost one heals anew, from another."""
+The members of its quorum make a step; a group that comes meanwhile is in the next. When a member is lost, the step is
+not committed, and the others make it again. A group that was healing from the lost one heals again, from another."""
 
 from __future__ import annotations
 
@@ -19,25 +20,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """One that is under way."""
+    """A step that is under way."""
 
     members: Sequence[Trainer]
     makers: frozenset[str]
-    """Their names."""
+    """Names of the members."""
     began: float
     heals: Sequence[tuple[Trainer, Trainer]] = ()
-    """Who heals, and from whom."""
+    """The members that heal, each with its source."""
     healed_at: float = 0.0
-    """Until then."""
+    """When the heals end."""
     left_out: Sequence[Trainer] = ()
-    """Who is further than its members, and might have been one of them."""
+    """Trainers that are further than its members, and might have been among them."""
     unasked: frozenset[str] = frozenset()
-    """Names of those that train and are not heard, and of whom its lighthouse could ask nobody since."""
+    """Names of trainers that are not heard, and about which its lighthouse has since been unable to ask anyone."""
 
 
 @dataclass
 class Training:
-    """All that is trained of the run."""
+    """The training of the run."""
 
     world: World
     quorum_id: int = 0
@@ -48,28 +49,28 @@ class Training:
     all_at: float | None = None
     """Seconds from the launch until every group stepped for the first time."""
     stepped_at: dict[int, float] = field(default_factory=dict)
-    """By group, when it last committed."""
+    """Maps a group to when it last committed."""
     everybody: list[Trainer] = field(default_factory=list)
-    """All who ever committed."""
+    """All trainers that ever committed."""
     rows: dict[tuple[int, int, str], list[dict[str, Any]]] = field(default_factory=dict)
-    """By (group, generation, node): what its steps.jsonl would say."""
+    """Maps (group, generation, node) to the lines of its steps.jsonl."""
     on_heal: Callable[[Step], None] | None = None
-    """Called when a step begins in which somebody heals."""
+    """Called when a step begins in which a member heals."""
     _together: tuple[str, ...] = ()
     _under_way: dict[Lighthouse, Step] = field(default_factory=dict)
 
     def follow(self, gate: Lighthouse) -> None:
-        """Train by this lighthouse from now on, for as long as it is up."""
+        """Trains by this lighthouse from now on, for as long as it is up."""
         self.world.clock.after(self.world.pace.gate_tick_s, lambda: self._look(gate))
 
     @property
     def healing(self) -> list[tuple[Trainer, Trainer]]:
-        """Who heals now, and from whom."""
+        """Returns the trainers that heal now, each with its source."""
         now = self.world.clock.now
         return [pair for step in self._under_way.values() if now < step.healed_at for pair in step.heals]
 
     def _look(self, gate: Lighthouse) -> None:
-        """When a step is at its end, and now and then while nobody may begin one."""
+        """Runs at the end of a step, and repeatedly while no step may begin."""
         if not gate.up:
             self._under_way.pop(gate, None)
             return
@@ -80,15 +81,15 @@ class Training:
             if step.makers.issubset([m.said for m in members]):
                 self._commit(step)
                 members = [m for m in members if m.ended is None]  # the last step of all ends them
-            # else one was lost in it: the others make it again
+            # else a member was lost in it: the others make it again
         pace = self.world.pace
         after_s = self._begin(gate, members) if members else pace.gate_tick_s
         self.world.clock.after(after_s, lambda: self._look(gate))
 
     def _begin(self, gate: Lighthouse, members: list[Trainer]) -> float:
-        """The next step of these; returns how long it takes."""
+        """Begins the next step of these members; returns how long it takes."""
         world, able = self.world, [m for m in members if m.commits or m.desired.resume == "disk"]
-        if not able:  # who is to heal from peers ends in a quorum in which nobody has trained (titan_actor/replica.py)
+        if not able:  # groups that must heal from peers end where none has trained (titan_actor/replica.py)
             for trainer in members:
                 trainer.end(code=PEERS_GONE)
             return world.pace.gate_tick_s
@@ -112,7 +113,7 @@ class Training:
         return [t for t in able if t not in members and t.step > newest]
 
     def _unasked(self, gate: Lighthouse, makers: frozenset[str]) -> frozenset[str]:
-        """Missed since it heard of etcd last: another lighthouse may lead them by now."""
+        """Returns the trainers missed since it last heard from etcd: another lighthouse may lead them by now."""
         now, patience_s = self.world.clock.now, self.world.spec.torchft.heartbeat_timeout_ms / 1000
         others = (t for t in self.world.trainers() if t.commits and t.works(now) and t.said not in makers)
         return frozenset([t.said for t in others if self.stepped_at[t.group] > now - gate.client.silent_s - patience_s])

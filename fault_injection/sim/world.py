@@ -1,7 +1,7 @@
 """The model world of one run, around the real `decide`, the real loop and the real engine driver.
 
-One thread, virtual time, one source of chance. What the real program is here, and what is a model: docs/adr/0011-simulator.md.
-"""
+One thread, virtual time, one source of chance. docs/adr/0011-simulator.md lists which parts are real and which are
+models."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from supervisor.wire.records import LighthouseDesired, RunRecord, encode
 START_S = 50.0
 """Virtual time at the launch: not 0, which records take for unknown."""
 TELL_S = 10.0
-"""How often a node tells how far its trainer is, if nothing else has changed."""
+"""Seconds between two reports of a node on its trainer's progress, if nothing else has changed."""
 FOUND_S = (5.0, 20.0)
-"""From the return of a node that the scheduler had given up until it ends what runs there."""
+"""Seconds from the return of a node that the scheduler had given up until it ends what runs there."""
 MORE_HOSTS, MORE_SHARE = 12, 1 / 4
-"""Hosts of the cluster that the run does not have, at least; and as a share of its nodes. As many may be lost at once without being
-taken for one cause ([policy.breaker] share), and their hosts stay suspect until a person, or a check, frees them."""
+"""Hosts of the cluster that the run does not have: a least number, and a share of its nodes. As many may be lost at
+once without counting as one cause ([policy.breaker] share). Their hosts stay suspect until a person, or a check, clears
+them."""
 
 
 def spec(nodes: int, tight: bool = False) -> RunSpec:
-    """A run of so many nodes, a twelfth of them spares, with short times. `tight`: budgets that are soon spent."""
+    """Returns a run of that many nodes, a twelfth of them spares, with short times. `tight`: budgets soon spent."""
     spares = max(1, nodes // 12)
     many = {} if tight else {"restart": 500, "replace": 500, "reallocate": 500}
     few = {"restart": 1, "replace": 1, "reallocate": 1} if tight else {}
@@ -58,7 +59,7 @@ def spec(nodes: int, tight: bool = False) -> RunSpec:
 
 
 class World:
-    """Everything there is. `spec.name` is the one run."""
+    """Everything that exists. `spec.name` is the one run."""
 
     def __init__(self, spec: RunSpec, seed: int, at: Pace | None = None) -> None:
         self.spec = spec
@@ -72,15 +73,15 @@ class World:
         self.etcd.written.append(self.checks.written)
         self.journal: list[dict[str, Any]] = []
         self.shims: dict[str, list[dict[str, Any]]] = {}
-        """By node, what its shims' histories would say."""
+        """Maps a node to the lines of its shims' histories."""
         self._pid = 0
         self.victims: list[int] = []
         """Groups whose processes a fault has ended."""
         self.island: frozenset[str] = frozenset()
-        """Nodes and hosts that reach each other, and nobody else."""
+        """Nodes and hosts that reach each other, and no others."""
         self.nodes: dict[str, Node] = {}
         self.ran_on: dict[int, str] = {}
-        """By group, the node on which it was begun last."""
+        """Maps a group to the node on which it was last started."""
         self.ghosts: list[Node] = []
         """Nodes that the scheduler has given up and does not reach; their processes may live."""
         self.gates: list[Lighthouse] = []
@@ -109,14 +110,14 @@ class World:
         self._pid += 1
         return self._pid
 
-    # --- who is there ---
+    # --- nodes and trainers ---
 
     def trainers(self) -> Iterator[Trainer]:
-        """All whose end somebody may still want to know, wherever they are."""
+        """Returns all trainers whose end may still matter, wherever they are."""
         return (t for node in (*self.nodes.values(), *self.ghosts) for t in node.trainers.values())
 
     def same_side(self, one: Node, other: Node) -> bool:
-        """Whether packets of one reach the other."""
+        """Returns true if packets of one reach the other."""
         if not (one.power and other.power and one.linked and other.linked):
             return False
         return not self.island or (one.name in self.island) == (other.name in self.island)
@@ -133,13 +134,13 @@ class World:
         return self.gates[-1]
 
     def lives(self, host: str, allocation: str) -> bool:
-        """Whether a node of this allocation may still run something."""
+        """Returns true if a node of this allocation may still run something."""
         return any(
             n.name == host and n.allocation == allocation and n.power for n in (*self.nodes.values(), *self.ghosts)
         )
 
     def give_up(self, host: str, allocation: str) -> None:
-        """The scheduler ends what it reaches there."""
+        """Ends what the scheduler reaches there."""
         node = self.nodes.get(host)
         if node is None or node.allocation != allocation:
             return
@@ -160,7 +161,7 @@ class World:
     # --- the network ---
 
     def connect(self) -> None:
-        """Let everybody reach etcd who can."""
+        """Connects everything to etcd that can reach it."""
         for node in (*self.nodes.values(), *self.hosts.values(), *self.ghosts):
             self._connect(node)
         for gate in self.gates:
@@ -180,7 +181,7 @@ class World:
             self._end_soon(node)
 
     def _end_soon(self, node: Node) -> None:
-        """One that had been given up is back: the scheduler ends what runs there, after a while."""
+        """Ends what runs on a node that had been given up and is back, after a while."""
 
         def end() -> None:
             self.ghosts.remove(node)
@@ -189,13 +190,13 @@ class World:
         self.clock.after(self.dice.uniform(*FOUND_S), end)
 
     def gates_changed(self) -> None:
-        """Forwarders lose their gate, or find it: their agents say so."""
+        """Wakes the agents whose forwarders lose their gate, or find it."""
         for node in self.nodes.values():
             if any(t.reaches_gate() != t.reached for t in node.trainers.values()):
                 node.wake()
 
     def calm(self) -> None:
-        """Nothing that was prepared to break breaks any more."""
+        """Disarms every fault that still waits."""
         for supervisor in self.supervisors:
             supervisor.store.on_commit = None
         self.training.on_heal = None
@@ -210,7 +211,7 @@ class World:
         self.checks.obeyed()
 
     def healthy(self) -> bool:
-        """Every group commits, by its current generation, and nothing is open."""
+        """Returns true if every group commits, by its current generation, and no incident is open."""
         memory, now = self.checks.memory, self.clock.now
         return (
             len(memory.groups) == self.spec.groups.count
