@@ -1,4 +1,4 @@
-"""Docstrings that the style page would not have become fewer, never more: these numbers may only fall, to zero."""
+"""No docstring opens with a clause, or uses a word that the style page would not have."""
 
 from __future__ import annotations
 
@@ -10,24 +10,14 @@ from tests.architecture.english import check
 
 ROOT = Path(__file__).parents[2]
 
-MOST = {
-    "supervisor": (439, 307),
-    "agents": (93, 92),
-    "fault_injection": (203, 156),
-    "titan_actor": (40, 21),
-    "dashboards": (11, 2),
-}
-"""By package: docstrings that open with a clause, and those with a word that a plainer one serves for."""
 
-
-@pytest.mark.parametrize("package", MOST)
+@pytest.mark.parametrize(
+    "package", ["supervisor", "agents", "fault_injection", "titan_actor", "dashboards", "benchmarks"]
+)
 def test_docstrings_open_plainly_and_use_plain_words(package: str) -> None:
-    found, most = check(ROOT / package), MOST[package]
-    now = (found["opening"], found["word"])
-    assert all(a <= b for a, b in zip(now, most, strict=True)), (
-        f"{now}, at most {most}: see tests/architecture/english.py"
-    )
-    assert now == most, f"fewer now: lower MOST to {now}"
+    found = check(ROOT / package)
+    assert found["all"] > 0
+    assert (found["opening"], found["word"]) == (0, 0), "see tests/architecture/english.py"
 
 
 def test_what_is_counted(tmp_path: Path) -> None:
