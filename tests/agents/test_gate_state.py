@@ -165,7 +165,7 @@ def test_a_generation_is_spoken_for_by_its_own_node_alone() -> None:
     gate = state({0: 1})
     alive(gate, 0, 1, 0.0)
     assert (gate.passage(0, 1, NODE), gate.passage(0, 1, "n2")) == ("admit", "cut")
-    # a generation that has no node yet is nobody's, and neither is the one before it
+    # a generation that has no node yet belongs to no node, and neither does the one before it
     gate.admit({0: Admission(generation=2)}, 1.0)
     alive(gate, 0, 2, 1.0)
     assert [gate.passage(0, 2, node) for node in (NODE, "n2")] == ["hold", "hold"]

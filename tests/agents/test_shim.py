@@ -1,4 +1,4 @@
-"""What the shim promises: nothing of it is left over, nobody else is hurt, and only one of it runs."""
+"""The shim's promises: it leaves nothing behind, harms no other process, and only one of it runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_its_records_are_process_records() -> None:
 
 
 def test_a_record_of_an_older_shim_is_read(tmp_path: Path) -> None:
-    """It says nothing of what this version adds."""
+    """It lacks the fields that this version adds."""
     body = Child(FIRST, 7, 8, str(tmp_path), exit_code=3, exited=True).record()
     for name in ("told", "oom", "ended_s"):
         del body[name]
@@ -67,9 +67,9 @@ def test_a_record_of_an_older_shim_is_read(tmp_path: Path) -> None:
         ((15, 9), (None, 9), "because of 9"),
         ((15,), (None, 15), "because of 15"),
         ((15,), (143, None), "because of 15"),
-        ((15,), (None, 9), ""),  # somebody else was faster
+        ((15,), (None, 9), ""),  # another process was faster
         ((15,), (None, 11), ""),
-        ((10,), (None, 10), ""),  # no signal that is to end it
+        ((10,), (None, 10), ""),  # no signal that must end it
     ],
 )
 def test_the_shim_says_which_ends_it_had_asked_for(
@@ -180,7 +180,7 @@ def test_a_stopped_shim_leaves_nobody(nodes: Nodes, store: Store) -> None:
     node.shim.send_signal(signal.SIGTERM)
     assert node.shim.wait(15) == 0
     assert node.left() == []
-    # the agent has told how they ended before it went
+    # the agent reported how they ended before it went
     assert [rank(store, "n0", 1, group).exit.signal for group in (0, 1)] == [15, 9]
 
 

@@ -70,7 +70,7 @@ def test_a_node_in_a_job(cell: Slurm, etcd_server: EtcdServer, store: Store, tmp
         eventually(lambda: node.left() == [], 10, "nothing of the job is left")
         eventually(lambda: [j["job_state"] for j in cell.jobs()] == ["CANCELLED"], 10)
         assert node.history()[-1]["event"] == "shim_stopped", "it ended by itself, within KillWait"
-        # the agent got Slurm's TERM as well, and has stayed to tell
+        # the agent got Slurm's TERM as well, and stays to report
         assert rank(store, "n1", 1).exit.signal == signal.SIGTERM
         assert registration(store, "n1") is None
     finally:

@@ -38,7 +38,7 @@ from titan_actor.ledger import write_error_file
 
 
 class ToyError(Exception):
-    """As a bug of a real program raises one."""
+    """An exception like a bug in a real program."""
 
 
 def leave(how: str) -> int:
@@ -69,7 +69,7 @@ class Toy:
         self.unwritten = b""
         self.writer = launch.writer
         self.last_step = sys.maxsize
-        """After it, a toy that keeps its steps ends."""
+        """The step after which a toy that keeps its steps ends."""
         self.progress = Progress(
             run=launch.run,
             group=launch.group,
@@ -122,7 +122,7 @@ class Toy:
             time.sleep(0.05)
 
     def run_step(self, step_s: float) -> int:
-        """The step that the whole run is at: all toys of a run count by one clock, as if they healed each other."""
+        """The step of the whole run: all toys of a run count by one clock, as if they healed each other."""
         clock = Path(self.launch.run_dir) / "toy-clock"
         try:
             clock.touch(exist_ok=False)
@@ -133,7 +133,7 @@ class Toy:
         return max(self.progress.step + 1, int((time.time() - clock.stat().st_mtime) / step_s) + 1)
 
     def note_step(self, start: float, step: int, committed: bool = True, **about: object) -> None:
-        """A line as a real trainer's ledger writes it."""
+        """Writes a line as a real trainer's ledger does."""
         line = {"event": "step", "start": start, "t": time.time(), "group": self.launch.group, "step": step}
         line |= {"committed": committed, **about}
         self.unwritten += json.dumps(line).encode() + b"\n"
@@ -168,14 +168,14 @@ class Toy:
         return 0
 
     def saved(self, step: int) -> CheckpointMark | None:
-        """The newest checkpoint that is told."""
+        """The newest checkpoint to report."""
         if not Path(self.options.get("saves", "none")).exists():
             return self.progress.checkpoint
         due = step - step % self.launch.titan.checkpoint_interval_steps
         return CheckpointMark(step=due, path="nowhere", group=self.launch.group, generation=self.launch.generation)
 
     def save(self, step: int) -> None:
-        """A complete checkpoint, which holds the step alone."""
+        """Writes a complete checkpoint, which holds the step alone."""
         mark = CheckpointMark(step=step, path="", group=self.launch.group, generation=self.launch.generation)
         folder = checkpoints.folder_of(self.launch.run_dir) / checkpoints.name_of(mark)
         with contextlib.suppress(OSError):
@@ -185,7 +185,7 @@ class Toy:
             self.say(checkpoint=replace(mark, path=str(folder)))
 
     def bugs(self) -> None:
-        """What is asked for to go wrong at this step."""
+        """Causes the failures that the options ask for at this step."""
         if self.progress.step == self.options.get("raise_at"):
             raise ToyError(f"a bug at step {self.progress.step}, object at {hex(id(self))}, pid {os.getpid()}")
         if self.progress.step >= self.options.get("segfault_at", sys.maxsize):
@@ -205,7 +205,7 @@ class Toy:
         took: dict[str, float] | None = None,
         **about: object,
     ) -> None:
-        """Write down and report an attempt in a real quorum. `took`: step_s and compute_s, if they are known."""
+        """Writes down and reports an attempt in a real quorum. `took`: step_s and compute_s, if they are known."""
         self.note_step(start, step, committed, participants=participants, quorum_id=quorum_id, **about)
         counted = {
             "commits": self.progress.commits + committed,
@@ -249,7 +249,7 @@ class Toy:
             if not self.progress.commits and launch.resume == "peers" and not answer.max_step:
                 self.say(phase="failed", error="no peers to heal from")
                 return PEERS_GONE
-            # whoever is behind takes the newest state from the others: here that is the step alone
+            # a group that is behind takes the newest state from the others: here that is the step alone
             step = answer.max_step + 1
             self.stepped(
                 start,

@@ -1,4 +1,4 @@
-"""No docstring opens with a clause, or uses a word that the style page would not have."""
+"""Docstrings follow the style page's rules on openings and words."""
 
 from __future__ import annotations
 

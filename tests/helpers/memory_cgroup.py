@@ -14,7 +14,7 @@ from fault_injection.not_here import NotHere
 
 @contextmanager
 def memory_cgroup(name: str) -> Iterator[MemoryCgroup]:
-    """As fault_injection.memory_cgroup."""
+    """Yields a cgroup as fault_injection.memory_cgroup does."""
     with ExitStack() as stack:
         try:
             cgroup = stack.enter_context(real.memory_cgroup(name))

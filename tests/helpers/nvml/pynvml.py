@@ -1,4 +1,5 @@
-"""Takes the place of nvidia-ml-py in an agent that has this folder on its PYTHONPATH: GPUs as fault_injection/gpus.py has them."""
+"""A stand-in for nvidia-ml-py in an agent that has this folder on its PYTHONPATH: its GPUs are
+fault_injection/gpus.py's."""
 
 import sys
 
