@@ -29,13 +29,13 @@ START_S = 180
 
 @contextmanager
 def _world(folder: Path, toys: bool = True) -> Iterator[tuple[World, ExitStack]]:
-    """A world, and what to end after it: etcds that took the place of its first."""
+    """A world, and the stack that ends the etcds which took the place of its first."""
     with ExitStack() as after, world(folder, toys=toys) as made:
         yield made, after
 
 
 def _lose(w: World, after: ExitStack) -> None:
-    """etcd is killed, its data is gone, and an empty one listens on the same port."""
+    """Kills etcd and removes its data; an empty one listens on the same port."""
     port = int(w.etcd.endpoint.rpartition(":")[2])
     kill(w.etcd)
     shutil.rmtree(w.etcd.data_dir / "data")
