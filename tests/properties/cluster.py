@@ -263,7 +263,7 @@ class Cluster:
         """True: a shared cause fails the checks of idle machines. False: it is over, and they check again. None: no
         machine checks again."""
         self.refusing = 0
-        """Ticks for which the engine refuses requests."""
+        """1 while the engine refuses requests, else 0."""
         self.stalled = 0
         """Ticks for which it grants nothing."""
         self.helpful = False

@@ -108,7 +108,7 @@ def test_a_quiet_watch_hears_the_server(store: EtcdStore) -> None:
     stream = watch._stream
     eventually(lambda: watch.silent_s > 0.5, 5, "quiet for a while")
     eventually(lambda: watch.silent_s < 0.3, 5, "heard without any event")
-    # and not because the stream was left as dead and opened anew
+    # and not because the stream was left as dead and opened again
     assert watch._stream is stream
     assert watch.poll(0.0) is None
     watch.close()
