@@ -1,4 +1,4 @@
-"""The chain of timeouts: what is refused, what is proposed, and that the one fits the other."""
+"""The chain of timeouts: the refused values, the proposed ones, and that no proposal is refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def row(key: str, spec: RunSpec = SPEC, seen: Measured = NOTHING) -> Row:
 
 
 def proposal(spec: RunSpec, seen: Measured, keep_longer: bool) -> RunSpec:
-    """With the most sensible value of everything, all at once; or of what is wrong or short alone."""
+    """`spec` with every proposed value at once, or (`keep_longer`) with those for wrong or short values alone."""
     for each in timeouts.rows(spec, seen):
         if each.settable and not (keep_longer and each.state == "fits"):
             spec = with_value(spec, each.key, each.best.value)

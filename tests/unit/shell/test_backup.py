@@ -1,4 +1,4 @@
-"""The file, what a restore refuses, and what it writes."""
+"""The backup file, the refusals of a restore, and its writes."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_record_of_a_newer_version_is_refused_by_its_key(tmp_path: Path) -> No
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "b.json"
-    out.mkdir()  # what cannot be replaced by a file
+    out.mkdir()  # records that a file cannot replace
     with pytest.raises(OSError):
         backup.write(backup.take(_filled()), out)
     assert list(tmp_path.iterdir()) == [out]
@@ -363,7 +363,7 @@ def test_what_an_agents_checks_say_in_the_new_etcd_is_newer(node: str, tmp_path:
 
 
 def test_the_systems_name_comes_back_and_alone_is_no_state(tmp_path: Path) -> None:
-    """Its jobs are known by it at a scheduler; and a supervisor that was started once in the new etcd has made another."""
+    """A scheduler knows its jobs by it; and a supervisor that was started once in the new etcd has made another."""
     old = _filled()
     old.put(keys.SYSTEM, b"abc")
     made = backup.take(old)
@@ -373,7 +373,7 @@ def test_the_systems_name_comes_back_and_alone_is_no_state(tmp_path: Path) -> No
     item = fresh.get(keys.SYSTEM)
     assert item is not None
     assert item.value == b"abc"
-    # one of before there were names changes none
+    # one from before there were names changes none
     bare = MemoryStore()
     bare.put(keys.SYSTEM, b"other")
     backup.restore(bare, backup.take(_filled()), tmp_path / "file")

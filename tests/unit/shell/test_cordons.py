@@ -1,4 +1,4 @@
-"""Cordons as they are in etcd: who writes them, what a run sees of them, and what a person is told."""
+"""Cordons in etcd: their writers, a run's view of them, and the messages to a person."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_it_is_a_part_of_what_is_observed() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> MemoryStore:
-    """A run of two groups, of which the one on n9 is gone with its node."""
+    """The store of a run of two groups, of which the one on n9 is gone with its node."""
     store = MemoryStore()
     store.put(keys.spec("run"), encode(RunRecord(spec=SPEC, run_dir=str(tmp_path), launched_unix_s=0.0)))
     groups = {g: GroupMemory(group=g, generation=1, node=f"n{9 * g or 1}", phase="running") for g in (0, 1)}
@@ -129,7 +129,7 @@ def _cordons(store: MemoryStore) -> list[str]:
 def test_the_leader_writes_what_it_holds_against_a_host_with_its_memory_and_lets_go_when_that_is_gone(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the real `decide`: cordoned, freed by a person, and used again."""
+    """The real `decide` is used: the host is cordoned, freed by a person, and used again."""
     clock = Clock()
     loop = _loop(store)
     loop._monotonic = clock
@@ -156,7 +156,8 @@ def test_the_leader_writes_what_it_holds_against_a_host_with_its_memory_and_lets
 
 
 def filled(**values: bytes) -> MemoryStore:
-    """n2 is alive on host big, with group 0 of `run`; n1 is only remembered; `host` carries the lighthouse."""
+    """A store in which n2 is alive on host big, with group 0 of `run`; n1 is only remembered; `host` carries the
+    lighthouse."""
     store = MemoryStore()
     memory = replace(MEMORY, groups={0: GroupMemory(group=0, generation=1, node="n2", host="big", phase="running")})
     known = {**registration("n2", host="big"), **registration("host", role="service"), keys.health("n1"): b"{}"}
