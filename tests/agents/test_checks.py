@@ -66,8 +66,7 @@ def test_all_pass_on_this_machine_and_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_a_busy_machine_is_no_broken_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pass over the memory is disturbed, but each megabyte is left alone in one of them; broken memory is slow
-    each time."""
+    """Every pass is disturbed, but each megabyte is left alone in one of them; broken memory is slow each time."""
     asked = 0
 
     def timed(work: Callable[[], object]) -> float:

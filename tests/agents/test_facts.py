@@ -224,8 +224,7 @@ FILE_BYTES, HAS_BYTES = 64 << 20, 12 << 20
 
 @contextmanager
 def in_cgroups(pid: int) -> Iterator[None]:
-    """Puts the process in a cgroup that limits its memory, and in one (maybe another) whose pressure the kernel
-    reports."""
+    """Puts it in a cgroup that limits its memory, and in one (maybe another) whose pressure the kernel reports."""
     with memory_cgroup("thrash") as limited:
         limited.limit(HAS_BYTES)
         limited.add(pid)
@@ -323,8 +322,8 @@ def test_a_bond_that_was_up_and_is_not_any_more(tmp_path: Path) -> None:
 
 
 def test_an_interface_that_is_gone_is_told_if_a_device_was_behind_it(tmp_path: Path) -> None:
-    """A device that fell off the bus takes its interface along. Interfaces of containers and tunnels have no device;
-    they come and go."""
+    """A device that fell off the bus takes its interface along. Those of containers and tunnels have none, and come and
+    go."""
     pci = tmp_path / "devices" / "0000:10:00.0"
     pci.mkdir(parents=True)
     net = tmp_path / "net"

@@ -220,8 +220,7 @@ def test_nvml_that_worked_and_does_not_any_more(state: dict[str, Any], started: 
 
 
 def settled(nvml: FakeNvml) -> None:
-    """Waits until two waits for events have ended, so that the generations that run now are known to have been
-    there."""
+    """Waits until two waits for events have ended, so that the current generations are known to have been there."""
     waits = nvml.waits
     eventually(lambda: nvml.waits >= waits + 3, 10)
 

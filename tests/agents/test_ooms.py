@@ -124,8 +124,7 @@ def test_kills_of_before_are_not(proc: FakeProc) -> None:
 
 
 def test_a_kill_that_was_counted_before_the_process_had_ended(proc: FakeProc) -> None:
-    """Freeing its memory takes a while, and the agent looks meanwhile. By then the process is shown in the root
-    cgroup."""
+    """Freeing its memory takes a while; when the agent looks meanwhile, the process is in the root cgroup."""
     proc.count("/job", 0)
     proc.process(7, LEGACY)
     watch = Ooms(proc.folder)

@@ -434,7 +434,7 @@ def test_the_longest_checkpoint_is_measured(learned: Rank) -> None:
 
 @pytest.mark.parametrize("waits", ["quorum", "collective", "commit", "heal"])
 def test_one_that_has_waited_for_others_and_goes_on_does_not_hang(learned: Rank, waits: Activity) -> None:
-    """Its peer came: at that instant the rank computes, for no time at all, and is to blame for nothing."""
+    """Its peer came: at that instant the rank computes, for no time at all, and causes no hang."""
     learned.does("compute", 0.2)
     learned.does(waits, LIMITS.at_most_s + 1.0)
     assert learned.look() is not None, "it waits for longer than a step may take, and says so"
@@ -495,8 +495,7 @@ def test_one_that_goes_from_wait_to_wait_and_commits_nothing_hangs_by_what_it_do
 
 
 def test_a_run_that_has_become_slower_is_bounded_by_its_newest_steps(learned: Rank) -> None:
-    """Other work on its machine: a step five times as long as the slower ones is fifteen times as long as those
-    before."""
+    """Other work on its machine: a step five times as long as these is fifteen times as long as those before."""
     for _ in range(60):
         learned.step(1.0)
     assert learned.pace.bound_s(LIMITS) == pytest.approx(10.0)
@@ -510,8 +509,8 @@ def test_a_run_that_has_become_slower_is_bounded_by_its_newest_steps(learned: Ra
 
 
 def in_vain(rank: Rank, seconds: float, waits_s: float = 2.0, own_s: float = 3.5) -> Stuck | None:
-    """Repeats a step whose commit fails each time, as when a collective exceeds its timeout. Returns the first report
-    that it hangs."""
+    """Repeats a step whose commit fails, as when a collective exceeds its timeout. Returns the first report of a
+    hang."""
     until = rank.now + seconds
     while rank.now < until:
         found = rank.does("compute", own_s - 0.5) or rank.does("data", 0.5) or rank.does("collective", waits_s)
@@ -522,8 +521,8 @@ def in_vain(rank: Rank, seconds: float, waits_s: float = 2.0, own_s: float = 3.5
 
 
 def test_one_that_comes_to_a_commit_again_and_again_has_the_longest_time_of_the_policy(learned: Rank) -> None:
-    """Without this, a group was killed after a minute in a run with six times too much work for two cores. It commits
-    once they have less."""
+    """Such a group was killed after a minute, on two cores with six times too much work. It commits once they have
+    less."""
     assert in_vain(learned, LIMITS.at_most_s - 10.0) is None, "nor is it told, each time, for whom it waits"
     found = in_vain(learned, 20.0)
     assert found is not None, "waits for others do not lengthen it"

@@ -1,5 +1,5 @@
-"""A node whose disk is slow, or takes reads alone: no process is taken for frozen or silent because of it, and nothing
-is lost."""
+"""A node whose disk is slow, or takes reads alone: no process counts as frozen or silent for it, and nothing is
+lost."""
 
 from __future__ import annotations
 

@@ -106,8 +106,7 @@ def test_a_process_that_is_gone_has_a_sentence_instead(tmp_path: Path) -> None:
 
 
 def test_a_py_spy_that_no_signal_ends_is_waited_for_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that py-spy reads is in uninterruptible sleep, and so is py-spy. The hang must be reported all the
-    same."""
+    """The process is in uninterruptible sleep, and so is py-spy. The hang must be reported all the same."""
     ends = threading.Event()
     monkeypatch.setattr(stacks_module, "where", lambda *args: "late" if ends.wait(60) else "never")
     monkeypatch.setattr(stacks_module, "GIVEN_UP_S", 0.2)

@@ -70,7 +70,7 @@ class Model:
         self.weight = torch.ones(SIZE)
         self.healed = False
         self.leaving = False
-        """The ranks have agreed that this step is the last one: a rank that left alone would leave the others in a
+        """The ranks have agreed that this step is the last: one that left alone would leave the others in a
         collective."""
         if launch.node_address != "127.0.0.1":
             # a namespace that stands for a machine, but has this one's name

@@ -53,8 +53,7 @@ MUTATORS = frozenset(
 )
 
 ORDER_FREE = frozenset(["sorted", "set", "frozenset", "any", "all", "len", "min", "max", "sum"])
-"""Functions that take an iterable and do not show its order (`min` and `max` of distinct keys; sums of whole
-numbers)."""
+"""Functions that do not show the order of an iterable (`min` and `max` of distinct keys; sums of whole numbers)."""
 
 ORDERED = frozenset(["list", "tuple", "enumerate", "iter", "next", "map", "filter", "zip", "reversed", "dict"])
 
@@ -184,8 +183,7 @@ def _hash_order(tree: ast.Module, set_makers: set[str]) -> Iterator[_Finding]:
 
 
 def _own_nodes(scope: ast.FunctionDef | ast.Module) -> Iterator[ast.expr | ast.stmt]:
-    """The nodes of a function without those of its inner functions; `taken_by` maps each to the node that takes its
-    value."""
+    """The nodes of a function without its inner functions; `taken_by` maps each to the node that takes its value."""
     waiting: list[ast.AST] = list(ast.iter_child_nodes(scope))
     while waiting:
         node = waiting.pop()

@@ -1,7 +1,7 @@
 """Takes away the parts that `supervisor up` stands on: `python -m tests.chaos.ground`, which is `make ground`.
 
-A cell kills, ends or freezes one part of an `up` (or all of them) while there is no run, while one trains, or in the
-middle of a recovery. Then `up` is started again where it has ended, and the run must train on, with nothing done twice.
+A cell kills, ends or freezes one part of an `up` (or all of them): without a run, while one trains, or in the middle of
+a recovery. Then `up` is started again where it has ended, and the run must train on, with nothing done twice.
 """
 
 from __future__ import annotations

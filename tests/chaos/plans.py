@@ -21,8 +21,7 @@ class Way:
 
     scenario: Scenario
     who: Who
-    """The armed processes: the leader (a supervisor's failpoint), the run's nodes, or the service host with its
-    gate."""
+    """The armed processes: the leader (a supervisor's failpoint), the run's nodes, or the gate's service host."""
     least: int = 1
     most: int = 1
     """The highest pass at which it may die; `least` is the lowest."""

@@ -1,5 +1,5 @@
-"""Plays one round of kills in a small world: a run, a fault, a process killed at a failpoint, and what must hold
-afterwards."""
+"""Plays one round of kills in a small world: a run, a fault, a process killed at a failpoint, and the checks after
+it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ GENERATIONS = {"trainer": {2}, "restart": {2}, "node": {2, 3}, "allocation": {2,
 
 
 AGENT_LEASE_S = 25
-"""The lease of nodes whose agent is killed. The next agent must start before it lapses, which takes 10 s on a slow,
-busy machine."""
+"""Lease of nodes whose agent is killed. The next agent must start before it lapses, which may take 10 s if busy."""
 
 
 def spec(plan: Plan) -> RunSpec:
@@ -143,8 +142,7 @@ class Lane(World):
     # --- a round ---
 
     def play(self, plan: Plan, once: Path) -> bool:
-        """Plays one round; returns true if its failpoint was reached. Raises Wrong, or AssertionError for a state that
-        did not come in time."""
+        """Plays one round; true if its failpoint was reached. Raises Wrong, or AssertionError for a missed deadline."""
         self.arm(plan, once)
         of_supervisor, starts = plan.way.who == "supervisor", plan.way.scenario == "start"
         standby = self.supervisor() if of_supervisor and starts else None

@@ -1,5 +1,4 @@
-"""The places where an engine works in these tests: this machine, and a real Slurm. The nodes are sleeping stand-ins for
-agents."""
+"""The engines' places in these tests: this machine, and a real Slurm. The nodes are sleeping stand-ins for agents."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(available()), reason=av
 def test_a_slurm_that_is_full_is_asked_later_with_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """sbatch waits for a place by itself. It is ended at the deadline, and no job is left behind after any number of
+    """sbatch waits for a place by itself. It is ended at the deadline, and no job is left after any number of
     requests."""
     with slurm(tmp_path, 1, options={"MaxJobCount": "2"}) as lab:
         at = SlurmPlace(lab, tmp_path, monkeypatch)

@@ -1,5 +1,4 @@
-"""A pytest plugin that writes each input of `decide` during tests as a line of JSON, for `tests.corpus.record`
-alone."""
+"""A pytest plugin that writes each input of `decide` as a line of JSON, for `tests.corpus.record` alone."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ Answer = dict[str, Any]
 
 
 def answer(decision: Decision, before: Memory) -> Answer:
-    """The effects of a decision. Values that are empty, false or 0 are left out, so that a new field does not change
-    it."""
+    """The effects of a decision. Empty, false and 0 values are left out, so that a new field does not change it."""
     was, now = (dict(_flat("", _memory(m))) for m in (before, decision.memory))
     found = {
         "actions": [_lean(a) for a in decision.actions],

@@ -39,8 +39,7 @@ class Scene:
 
 
 class Writer:
-    """Writes a checkpoint of 64 KiB every few milliseconds, and its line in the step record. `silent`: it notes
-    none."""
+    """Writes a checkpoint of 64 KiB every few milliseconds, and a line in the step record (none if `silent`)."""
 
     def __init__(self, run_dir: Path, silent: bool = False) -> None:
         self.folder = folder_of(str(run_dir))

@@ -1,5 +1,4 @@
-"""Prints a test's measurement as a line that `benchmarks.control_plane` collects. Bounds are checked there, not in
-tests."""
+"""Prints a measurement as a line that `benchmarks.control_plane` collects. Bounds are checked there, not in tests."""
 
 from __future__ import annotations
 

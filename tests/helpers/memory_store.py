@@ -1,5 +1,4 @@
-"""The store's fake for unit tests: one process, no time of its own. The same contract tests hold for it and
-EtcdStore."""
+"""The store's fake for unit tests: one process, no time of its own. EtcdStore's contract tests hold for it too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""An ordinary user of this machine, for programs that a root test starts: no root, no capability, no folder of
-root's."""
+"""An ordinary user of this machine, for programs of a root test: no root, no capability, no folder of root's."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def as_user(*argv: str) -> list[str]:
 @functools.cache
 def view() -> tuple[str, ...]:
     """A prefix for a root's command that must find this interpreter like any other user. A checkout or Python below a
-    folder that only root may enter (/root) is shown alone in it, in a mount namespace of the command's own."""
+    folder that only root may enter (/root) is shown alone in it, in the command's own mount namespace."""
     hidden: dict[Path, list[Path]] = {}
     for path in sorted({REPOSITORY, *(Path(p).resolve() for p in (sys.prefix, sys.base_prefix))}):
         above = [p for p in reversed(path.parents) if not p.stat().st_mode & 0o001]

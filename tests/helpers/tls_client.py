@@ -54,7 +54,7 @@ def header(node: str, run: str, group: int, generation: int) -> bytes:
 
 
 def metrics(port: int, context: ssl.SSLContext | None) -> str:
-    """The text of /metrics, in plain without a context. Raises OSError or http.client.HTTPException when there is no
+    """The text of /metrics, in plain without a context. Raises OSError or http.client.HTTPException without an
     answer."""
     connection: Any = (
         http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)

@@ -1,5 +1,4 @@
-"""A scripted cluster whose every round is written to a store, as agents, gate and leader do: real decisions for etcd's
-readers."""
+"""A scripted cluster that writes every round to a store, as agents, gate and leader do: real decisions for readers."""
 
 from __future__ import annotations
 

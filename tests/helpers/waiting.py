@@ -10,8 +10,7 @@ T = TypeVar("T")
 
 _EVERY_S, _SELDOM_S = 0.02, 0.5
 _SHARE = 4
-"""A slow question, as one for all of etcd, takes at most one in this many parts of the time: what is waited for needs
-the processor."""
+"""A slow question, as one for all of etcd, takes at most 1/_SHARE of the time: the system needs the processor."""
 _WORK = range(1_000_000)
 _USUALLY_S = 0.025
 """Seconds that the counting takes where nothing else runs, on a processor of 2026."""

@@ -36,8 +36,7 @@ BASELINE_STEPS = 15
 
 
 def outage_spec(mode: str) -> RunSpec:
-    """A spec without spares, so that an escalation shows as an allocation, and with many restarts: each case kills a
-    trainer at its end."""
+    """Without spares, an escalation shows as an allocation. Many restarts, for each case kills a trainer at its end."""
     budget = BudgetSpec(restart=100)
     spec = toy_spec(groups=GROUPS, spares=0, budget=budget, backoff_first_s=0.1, backoff_max_s=0.1)
     titan = replace(spec.titan, overrides={"toy.mode": mode, "toy.step_s": STEP_S})
@@ -106,8 +105,7 @@ class Outage:
         return max(gaps)
 
     def together(self, steps: int = BASELINE_STEPS, deadline_s: float = 40) -> float:
-        """Waits until every group has committed `steps` together with all others; returns since when that was
-        counted."""
+        """Waits until every group has committed `steps` together with all others; returns the start of the count."""
         began = time.time()
         for group in range(GROUPS):
             eventually(

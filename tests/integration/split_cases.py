@@ -204,8 +204,7 @@ def test_a_split_with_the_lighthouse_on_the_far_side(w: World, net: netns.Networ
 def test_a_lighthouse_cut_off_from_etcd_alone_serves_until_a_group_is_lost_and_then_gives_way(
     w: World, net: netns.Network
 ) -> None:
-    """Its gate may not let any group step on without the lost one. Once closed it is unreachable, and another takes
-    over."""
+    """Its gate lets no group step on without the lost one. Once closed it is unreachable, and another takes over."""
     record = trains(w)
     before = pids(w, record)
     net.separate(index("host"), [net.hub_address])

@@ -1,5 +1,4 @@
-"""The breaker holds when more than its share of nodes is lost at once: none is given up until they are back or a person
-decides."""
+"""The breaker holds when too many nodes are lost at once: none is given up until they are back or a person decides."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(720)]
 
 GROUPS = 3
 BREAKER = BreakerSpec(share=0.3, at_least=1)
-"""One of three is too many: leases do not lapse at one instant, and the first node would be given up before the second
-is lost."""
+"""One of three is too many: leases lapse one by one, and the first node would be given up before the second is lost."""
 LOST = (0, 1)
 
 

@@ -58,8 +58,8 @@ def test_the_verdict_is_right(bench: Bench, name: str) -> None:
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_a_full_disk_is_told_as_what_its_node_says_of_it(tmp_path_factory: pytest.TempPathFactory, quiet: bool) -> None:
-    """A write of the rank's own fails. Or TorchFT's manager, which writes its log there, hangs in the middle of a line,
-    and all groups wait in the quorum, unless another write of the rank meets the full disk first."""
+    """A write of the rank's own fails. Or TorchFT's manager, which logs there, hangs in the middle of a line, and all
+    groups wait in the quorum. That does not happen if another write of the rank meets the full disk first."""
     # the fact, which is looked for every 10 s, must be there before anything counts as a hang
     spec = detection.spec(checkpoint_steps=10**6, hang_at_least_s=25.0)
     spec = replace(spec, titan=replace(spec.titan, overrides={**spec.titan.overrides, "toy.quiet": quiet}))

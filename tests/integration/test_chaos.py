@@ -1,5 +1,4 @@
-"""`supervisor chaos` as a user runs it: a run with real trainers is broken, mended and certified; a live run only if it
-allows it."""
+"""`supervisor chaos` as a user runs it: a real run is broken, mended and certified; a live run only if it allows it."""
 
 from __future__ import annotations
 

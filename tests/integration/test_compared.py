@@ -39,8 +39,7 @@ SHARED = "every group hangs, in checkpoint: it is a cause that they share, so no
 
 @dataclass
 class Run:
-    """A run that saves to a storage which all groups share, and logs nothing (TorchFT's manager would, on a full
-    disk)."""
+    """A run that saves to a storage which all groups share, without TorchFT's logs (which would fill a disk)."""
 
     bench: Bench
     store: Path

@@ -1,5 +1,4 @@
-"""A real Prometheus scrapes a real run: the targets that the supervisors name, each number once, also when another
-leads."""
+"""A real Prometheus scrapes a real run: the supervisors' targets, each number once, also when another leads."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ pytestmark = [
 REPOSITORY = Path(__file__).parents[2]
 SOON_S = 60.0
 SUBMIT_S = 360.0
-"""Time for submit to import torch, check the run file, and wait for two jobs and a leader, beside other tests on 2
-cores."""
+"""Time to import torch, check the run file, and wait for two jobs and a leader, beside other tests on 2 cores."""
 
 RUN = f"""
 name = "toy"
@@ -69,8 +68,7 @@ if "SLURMD_NODENAME" in os.environ:
     from supervisor.wire import address
     address.towards = lambda _: "127.0.0.1" + os.environ["SLURMD_NODENAME"].removeprefix("n")
 """
-"""A sitecustomize.py by which host n2 of the lab reaches etcd from 127.0.0.12: the lab's hosts are one machine with one
-address."""
+"""A sitecustomize.py by which host n2 reaches etcd from 127.0.0.12: the lab's hosts share one machine and address."""
 
 
 class Login:
@@ -161,8 +159,8 @@ class Login:
         return next((int(w.partition(b"=")[2]) for w in words if w.startswith(b"SLURM_JOB_ID=")), 0)
 
     def leader_is_scraped_at_its_host(self) -> None:
-        """Checks that the leader's metrics answer at its job's host, and name it and the agents to Prometheus (that
-        list is refreshed every 10 s at least)."""
+        """Checks that the leader's metrics answer at its job's host, and name it and the agents to Prometheus. That
+        list is refreshed every 10 s at least."""
         job = self.leading_job()
         host = next(j["nodes"] for j in self.control() if j["job_id"] == job)
         leader = self.mirror().record(keys.LEADER, LeaderRecord)

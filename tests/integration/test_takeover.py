@@ -140,8 +140,7 @@ def test_a_frozen_leaders_late_write_is_refused(w: World) -> None:
 
 
 def _not_committed(record: RunRecord) -> list[dict[str, Any]]:
-    """Writes that etcd refused, or did not answer in time: the leader's connection was silent for as long as the
-    freeze."""
+    """Writes that etcd refused, or did not answer in time: the connection was silent for as long as the freeze."""
     return [x for x in journal(record) if x.get("refused") or x.get("event") == "outcome_unknown"]
 
 

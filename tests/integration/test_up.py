@@ -94,8 +94,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.root
 def test_a_full_disk_and_no_etcd_end_nothing(small: Path) -> None:
-    """Neither etcd nor, without it, a supervisor can be started again: training goes on, and all comes back with the
-    room."""
+    """Neither etcd nor, without it, a supervisor can start: training goes on, and all comes back with the room."""
     ground = Ground(small)
     try:
         ground.launch()

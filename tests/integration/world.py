@@ -49,8 +49,7 @@ def toy_spec(name: str = "toy", groups: int = 2, spares: int = 1, **policy: Any)
 
 
 class World:
-    """The running parts of a system, with ways to look at it and break it. Everything ends with the block that made
-    it."""
+    """The running parts of a system, with ways to look at it and break it. Everything ends with its block."""
 
     def __init__(
         self,
@@ -130,8 +129,8 @@ class World:
     def supervisor(
         self, failpoint: str = "", etcd: str = "", home: Path | None = None, **environment: str
     ) -> subprocess.Popen[bytes]:
-        """Starts a supervisor; with a failpoint it will kill (or stop) itself there. `home`: another folder of runs
-        than ours."""
+        """Starts a supervisor; at a failpoint it will kill (or stop) itself. `home`: another folder of runs than
+        ours."""
         process = self._spawn(
             "supervisor",
             *["-m", "supervisor.cli", "run", "--etcd", etcd or self.etcd.endpoint, "--home", str(home or self.runs)],

@@ -40,8 +40,8 @@ MOMENTS = {
     "replaced": "state.incidents?.i2?.state === 'recovered'",
     "taken": "state.incidents?.i3?.open",
 }
-"""The name of each picture, and when it is taken, in this order. `page` is the README's: a group is lost, and the other
-trains on."""
+"""Names of the pictures, and when each is taken, in order. `page` is the README's: a group is lost, the other
+trains."""
 
 TOLD = "new Promise((r) => setTimeout(r, 250)).then(() => fetch('snapshot.json')).then((r) => r.json()).then((state) => Boolean({}))"
 
@@ -85,8 +85,7 @@ def moment(browser: Browser, url: str, when: str) -> None:
 
 @contextlib.contextmanager
 def demo(home: Path, easy: bool, log: Path) -> Iterator[str]:
-    """Runs `supervisor demo` and yields its page's address. The demo is waited for, or interrupted if something is
-    wrong."""
+    """Runs `supervisor demo` and yields its page's address; waits for it, or interrupts it if something is wrong."""
     command = [sys.executable, "-m", "supervisor.cli", "demo", "--home", str(home), *(["--easy"] if easy else [])]
     with (
         log.open("w") as file,

@@ -104,7 +104,7 @@ def paused(site: Site) -> None:
 
 
 def stuck(site: Site) -> None:
-    """Makes every group hang in a collective; none is to blame."""
+    """Makes every group hang in a collective, through the fault of none."""
     w = site.world
     w.train(30)
     for group in range(4):

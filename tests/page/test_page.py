@@ -1,5 +1,4 @@
-"""The page in a real Chromium: on a desk and on a phone, by light and dark, by keyboard, and when its supervisor
-dies."""
+"""The page in a real Chromium: on desk and phone, by light and dark, by keyboard, and when its supervisor dies."""
 
 from __future__ import annotations
 

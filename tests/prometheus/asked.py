@@ -62,8 +62,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 
 def answered(url: str, run: str, began: float) -> dict[str, bool]:
-    """By its place, true if each of its expressions finds a number since `began` (Unix). Prometheus must understand
-    each one."""
+    """By place, true if each of its expressions finds a number since `began` (Unix). Prometheus must understand all."""
     found: dict[str, bool] = {}
     now = time.time()
     for where, expression in queries():
@@ -218,7 +217,7 @@ class Asked:
             raise AssertionError(f"after {deadline_s:g} s there still fire: {sorted(still)}") from None
 
     def told_over(self, names: Sequence[str], deadline_s: float) -> None:
-        """Waits until a person was notified of each one's end, once at least. The end of an inhibited alert causes no
+        """Waits until a person was notified of each one's end at least once. An inhibited alert's end causes no
         notification."""
         eventually(
             lambda: set(names) <= self.person.of("resolved"),

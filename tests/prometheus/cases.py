@@ -1,7 +1,7 @@
 """Cases for each alert: scrapes of Prometheus, a minute apart, and when the alert must fire.
 
-In promtool's notation `5+2x3` is 5 7 9 11, `_x3` is three minutes without a scrape, and `stale` a scrape in which the
-series was gone.
+In promtool's notation `5+2x3` is 5 7 9 11, `_x3` is three minutes without a scrape, `stale` a scrape without the
+series.
 """
 
 from __future__ import annotations

@@ -61,7 +61,6 @@ def test_each_fires_for_its_fault_and_clears(tmp_path: Path) -> None:
 
 
 def test_promtool_would_say_if_an_alert_did_not_fire(tmp_path: Path) -> None:
-    """The test above can fail."""
     alert = next(a for a in ALERTS if a.name == "BreakerOpen")
     wrong = as_promtool(alert, CASES["BreakerOpen"][0])
     wrong["input_series"][0]["values"] = "0+0x30"

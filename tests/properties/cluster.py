@@ -395,8 +395,7 @@ class Cluster:
             self.machines[names[0]] = Machine(names[0], known.key)
 
     def _give_up(self, machine: Machine) -> None:
-        """The engine ends what it can reach; a machine that it cannot reach lives on for itself, and its name with
-        it."""
+        """The engine ends what it can reach; a machine out of its reach lives on for itself, and its name with it."""
         del self.machines[machine.name]
         if (machine.linked and machine.name not in self.island) or not machine.power:
             for process in machine.live():
@@ -437,7 +436,7 @@ class Cluster:
             self._obey(machine)
 
     def _obey(self, machine: Machine) -> None:
-        """Acts as agents.reconcile: never two generations at once, each started once, an end is kept until it is
+        """Acts as agents.reconcile: never two generations at once, each started once, an end kept until it is
         reported."""
         newest = {t.group: t for t in machine.wanted}
         machine.ways |= {(t.group, t.generation): t.gate for t in machine.wanted}
@@ -682,8 +681,7 @@ class Cluster:
             machine.gpu_lost = False
 
     def _xid(self, target: int) -> None:
-        """An Xid that needs a reset, of all generations that have run there. It is reported from now on, also beside
-        later generations."""
+        """An Xid that needs a reset, of all generations that have run there. It stays reported beside later ones."""
         if (machine := self._pick(target)) is not None:
             code = (13, 48, 79)[target % 3]
             said = f"Xid {code} on {machine.name} at {self.now:g}"

@@ -1,5 +1,4 @@
-"""Bugs to plant in the real program: one for each family of checks. Nothing catches them except the checks on their
-effects."""
+"""Bugs to plant in the real program: one for each family of checks. Only the checks on their effects catch them."""
 
 from __future__ import annotations
 
@@ -159,8 +158,7 @@ def fence_names_the_generation_that_it_shuts_out(patch: pytest.MonkeyPatch) -> N
 
 
 def nothing_compared(patch: pytest.MonkeyPatch) -> None:
-    """Plants no_epoch_compared, and skips the comparison of the written memory too: alone, each stands in for the
-    other."""
+    """Plants no_epoch_compared, and skips the comparison of the memory too: each alone stands in for the other."""
     no_epoch_compared(patch)
     patch.setattr(loop, "Expect", lambda key, **wanted: Expect(key))
 

@@ -1,5 +1,4 @@
-"""A user who is not root: a whole run, the control plane as jobs, and Slurm's refusals to that user. Without
-slurmdbd."""
+"""A user who is not root: a whole run, the control plane as jobs, and Slurm's refusals. Without slurmdbd."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ PARTITIONS = (
 
 
 class Office(SlurmWorld):
-    """A world in which everything of ours belongs to the user: `supervisor up --nodes 0`, the commands, the folder, and
-    so the jobs."""
+    """A world in which all is the user's: `supervisor up --nodes 0`, the commands, the folder, and so the jobs."""
 
     def _spawn(self, log: str, *arguments: str, netns: str = "", **environment: str) -> subprocess.Popen[bytes]:
         self.system.mkdir(parents=True, exist_ok=True)
@@ -344,8 +342,8 @@ def test_a_limit_that_slurm_enforces(w: Office, slurm: str, told: str, words: st
 
 
 def test_the_control_plane_as_jobs_of_the_user(tmp_path: Path) -> None:
-    """`supervisor submit` with the nodes' folder at its default: the leader is the user's, in a job, and so are all the
-    jobs' files."""
+    """`supervisor submit` with the default nodes' folder: the leader is the user's, in a job, and so are the jobs'
+    files."""
     with office_in(tmp_path) as w, users_own_in_tmp(w) as folder:
         w.host.terminate()
         w.host.wait(30)

@@ -84,8 +84,8 @@ class SlurmWorld(World):
         return [job for job in self.lab.jobs() if job["job_state"] in wanted]
 
     def lose_machine(self, node: str) -> None:
-        """Kills the node's slurmd, the step's daemon and its shim, and all that hangs on them: no process is left to
-        report it."""
+        """Kills the node's slurmd, the step's daemon and its shim, with all that hangs on them: none is left to report
+        it."""
         shim = self.shim_pid(node)
         stat = process.stat_of(shim)
         assert stat is not None

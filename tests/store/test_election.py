@@ -167,8 +167,7 @@ def test_a_frozen_store_ends_the_leadership_and_a_campaign_rides_through(tmp_pat
 def test_a_leader_whose_lease_could_not_be_given_back_gives_it_back_when_it_comes_again(
     etcd_server: EtcdServer, store: EtcdStore
 ) -> None:
-    """After an outage etcd extends leases: there is no leader until the old one's has run out, unless it comes
-    itself."""
+    """After an outage etcd extends leases: no one leads until the old leader's has run out, unless it comes itself."""
     long_s, stop = 60, threading.Event()
     with relay(etcd_server.endpoint) as way, connect([way.endpoint], timeout_s=0.5) as ours:
         election = Election(ours, LEADER, b"one", long_s)

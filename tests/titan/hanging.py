@@ -12,8 +12,7 @@ from titan_actor import recipes
 
 FOR_EVER_S = 3600
 PACE_S = 1.2
-"""Seconds from a paced step's forward pass to the next one's: these include the time that the machine adds to a step of
-0.1 s."""
+"""Seconds from a paced step's forward pass to the next, including the machine's own time for a step of 0.1 s."""
 SLOW_TIMES = 5
 
 

@@ -126,7 +126,7 @@ def that_freezes_group_1_before_a_collective() -> Any:
 
 
 def that_freezes_rank_1_before_a_commit() -> Any:
-    """Stops itself in the fifth step of this process, when its last collective is over and the other ranks go on to the
+    """Stops itself in this process's fifth step, when its last collective is over and the other ranks go on to the
     commit."""
     from titan_actor.replica import ReplicaTrainer
 
@@ -145,8 +145,7 @@ def that_freezes_rank_1_before_a_commit() -> Any:
 
 
 def whose_checkpoints_load_slowly() -> Any:
-    """Loads as from a busy storage: a group that must heal from peers is there long before one that loads a
-    checkpoint."""
+    """Loads as from a busy storage: a group that heals from peers is there long before one that loads a checkpoint."""
     from titan_actor.replica import ReplicaTrainer
 
     restore = ReplicaTrainer._restore

@@ -69,8 +69,7 @@ def test_purge_never_removes_its_own(tmp_path: Path) -> None:
 
 
 def test_a_writer_purges_only_after_a_quorum_that_it_asked_for_later(tmp_path: Path) -> None:
-    """A checkpoint completes during a step, and it is unknown if that step's quorum came first. A frozen writer makes
-    no such commit."""
+    """A checkpoint completes during a step, maybe before the step's quorum. A frozen writer makes no such commit."""
     purge, first, second = checkpoint.Purge(), folder(tmp_path, 10), folder(tmp_path, 20)
     commits = [None, first, first, first, second, second]
     assert [purge.committed(mark) for mark in commits] == [None, None, first, None, None, second]

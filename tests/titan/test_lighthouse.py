@@ -1,5 +1,4 @@
-"""The lighthouse child is light, listens on loopback alone, and heartbeats for exactly the groups that the gate
-names."""
+"""The lighthouse child is light, listens on loopback alone, and heartbeats for exactly the gate's groups."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The groups of a quorum meet before their process group is made: one that has died since, or is given up, is not
-waited for."""
+"""The groups of a quorum meet before their process group is made, without those that died since or are given up."""
 
 from __future__ import annotations
 

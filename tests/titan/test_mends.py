@@ -1,5 +1,4 @@
-"""Each mend: the fault without it, and none with it. A fault that upstream has fixed fails here: then the mend can
-go."""
+"""Each mend: the fault without it, and none with it. A fault that upstream fixed fails here, and the mend can go."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Evaluation, compile and the last checkpoint: the activity that a rank reports meanwhile, and the cause of their
-seconds."""
+"""Evaluation, compile and the last checkpoint: the activity that a rank reports, and the cause of their seconds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Real trainers and their fault-free twin: the same losses and states, and a difference when their records are
-changed."""
+"""Real trainers and their fault-free twin: the same losses and states, and a difference for changed records."""
 
 from __future__ import annotations
 

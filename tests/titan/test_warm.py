@@ -1,5 +1,4 @@
-"""The warm process's findings about GPUs, on a machine without one. `tests/gpu/test_warm.py` is for a machine with
-one."""
+"""The warm process's findings about GPUs, on a machine without one. `tests/gpu/test_warm.py` needs one."""
 
 from __future__ import annotations
 

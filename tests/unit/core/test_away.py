@@ -175,8 +175,7 @@ def test_errors_of_one_store_need_not_be_alike() -> None:
 
 
 def test_a_store_that_takes_one_after_the_other_is_one_cause_and_a_person_is_called() -> None:
-    """The ends come a minute apart and more. An endless wait of all of them, without a notice, would be the worst
-    outcome."""
+    """The ends come a minute apart and more. The worst outcome would be an endless wait of all, without a notice."""
     w = World(groups=5, spares=3, budget={"replace": 20, "reallocate": 20}).bring_up()
     told: list[Notice] = []
     for group in range(5):
@@ -263,7 +262,7 @@ def test_nor_when_it_stays_away() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2, 5, 12])
 def test_a_read_that_ends_all_at_one_step_again_and_again_is_not_waited_for_for_ever(groups: int) -> None:
-    """A shard of the evaluation can no longer be read: each time they train up to it first, for longer than an attempt
+    """A shard of the evaluation is unreadable: each time they train up to it first, for longer than an attempt
     counts."""
     w = World(groups=groups, spares=1, healthy_after_s=120.0).bring_up()
     w.spec = replace(w.spec, torchft=replace(w.spec.torchft, quorum_timeout_ms=int(1000 * SURVIVES_S)))

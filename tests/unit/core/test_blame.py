@@ -428,8 +428,7 @@ def test_who_waits_for_a_group_that_evaluates_alone_blames_it_only_once_it_hangs
 
 
 def test_who_was_passed_by_and_waits_now_is_not_to_blame_for_what_keeps_the_others(w: World) -> None:
-    """It was stopped for a moment, came back, and asks for a quorum while the others evaluate for longer than its
-    bound."""
+    """It was stopped for a moment, came back, and asks for a quorum while the others evaluate beyond its bound."""
     for group in (0, 2):
         w.report(group, commits=1, step=60)
     hangs(w, 1, "quorum", step=50)
@@ -644,8 +643,7 @@ def test_one_that_has_started_and_cannot_be_seen_is_not_late_while_the_others_st
 
 
 def several(culprit: str, neighbour: str, stack: str = "", process: str = "", others: str = "") -> World:
-    """A world in which rank 1 of group 0 is at `culprit`, its neighbour at `neighbour`, all the others in the next
-    quorum."""
+    """A world with rank 1 of group 0 at `culprit`, its neighbour at `neighbour`, all the others in the next quorum."""
     w = World(groups=3, ranks=2).bring_up()
     for group in range(3):
         for rank in range(2):

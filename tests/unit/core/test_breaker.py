@@ -107,8 +107,8 @@ def test_fewer_than_five_or_no_more_than_a_fifth_are_given_up(groups: int, lost:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_more_than_the_budgets_can_pay_for_are_held_and_halt_nothing(at_once: bool) -> None:
-    """A switch takes 10 of 64 nodes, which is no fifth: 4 replacements and 3 allocations would be spent, and the run
-    halted."""
+    """A switch takes 10 of 64 nodes, less than a fifth: 4 replacements and 3 allocations would be spent, then a
+    halt."""
     w = world(64, spares=2)
     for part in [range(10)] if at_once else [range(n, n + 1) for n in range(10)]:
         lose(w, *part)

@@ -262,8 +262,8 @@ def test_a_group_that_trains_on_a_node_that_fails_its_checks_goes_on() -> None:
 
 
 def test_a_cause_that_fails_the_checks_of_many_is_held_and_is_over_by_itself() -> None:
-    """The cause is a driver that was upgraded on all of them: no node is given up, nothing is paid, and no run is
-    halted for it."""
+    """The cause is a driver that was upgraded on all of them: no node is given up, nothing is paid, no run is
+    halted."""
     w = arrived(groups=10, spares=2, min_groups=10)
     for number in range(1, 13):
         fail(w, number)
@@ -400,8 +400,7 @@ def test_a_run_lets_go_of_a_host_that_passed_and_says_by_what() -> None:
 
 
 def test_what_fails_on_every_host_is_not_tried_on_all_of_them() -> None:
-    """The cause is a driver, an environment, a file system, and not the machines. Replacements for them draw on the
-    budget."""
+    """The cause is a driver, an environment, a file system, not the machines. Replacements draw on the budget."""
     w = arrived()
     for _ in range(40):
         for number in range(1, len(w.memory.allocations) + 1):

@@ -138,8 +138,7 @@ def test_one_whose_kind_changed_tells_its_first_sign_and_when_it_counted_as_what
 
 
 def test_what_the_run_clock_does_not_have_is_added_where_it_was_lost() -> None:
-    """It adds neither the time lost before it was detected, nor the time after its end; and it does not name the leader
-    of then."""
+    """It adds no time lost before it was detected, nor after its end; and it does not name the leader of then."""
     text = explain(INCIDENT, stood=((99.0, 500.0), (100.5, 30.0), (110.0, 500.0)))
     when = text[text.index("When:") + 1 :]
     assert when[1:5] == [

@@ -166,8 +166,7 @@ def test_another_incident_that_is_held_against_the_host_keeps_it_where_it_is() -
 
 
 def test_an_incident_that_goes_on_is_told_as_it_is() -> None:
-    """A group that crashes at every start, and without which the others cannot step, is one incident, on all its
-    hosts."""
+    """A group that crashes at every start, without which no other can step, is one incident, on all its hosts."""
     w = World(groups=2, min_groups=2, spares=4, budget={"restart": 1, "replace": 9}).bring_up()
     for _ in range(4):
         w.crash(0, SIGSEGV, step=20)

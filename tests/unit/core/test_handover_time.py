@@ -1,5 +1,4 @@
-"""The time at which all groups are handed over, so that the last step and its checkpoint fit into the rest of the
-warning."""
+"""The time of a hand-over of all groups: the last step and its checkpoint must fit into the rest of the warning."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A group that is started again while the others do something long waits for them in its first quorum: that is no late
-start."""
+"""A group that is started again while the others do something long waits for its first quorum, and is not late."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ NO_WAY = Reason.of(Code.NO_WAY, host="host")
 
 
 def no_way(w: World, *groups: int, for_s: int = 0) -> None:
-    """Makes their agents report each second that they do not reach the gate, which has not heard them since. The others
-    step on."""
+    """Makes their agents report each second that the gate is unreachable; it has not heard them. The others step on."""
     for g in groups:
         if w.group(g).phase == "running":
             w.hear(g, "silent")

@@ -53,8 +53,7 @@ def world(groups: int = 12, spares: int = 2, **about: object) -> World:
 
 
 def play(w: World, seconds: float, ends: Ends | None = None, who: range | None = None) -> None:
-    """Plays second by second. A started group trains after its time where `ends` is None; otherwise those in `who`
-    end."""
+    """Plays second by second. A started group trains after its time if `ends` is None; else those in `who` end."""
     hit = who if who is not None else range(len(w.memory.groups))
     until = w.now + seconds
     while w.now < until and w.memory.phase == "running":
@@ -158,8 +157,8 @@ def test_a_store_costs_a_small_run_restarts_in_place_too(groups: int, ends: Ends
 
 
 def test_a_first_wave_of_ends_is_no_page() -> None:
-    """Each is started again where it was in any case. So a bug that ends every group is reported as such, and as
-    nothing else."""
+    """Each is started again in place in any case. So a bug that ends every group is reported as such, and nothing
+    else."""
     w = world()
     for group in range(12):
         no_store(w, group)
@@ -245,8 +244,7 @@ def test_bugs_that_differ_stop_the_run_at_the_third_time() -> None:
 
 
 def test_a_number_that_is_not_finite_ends_all_and_is_no_store() -> None:
-    """All end by it; its host alone is suspect. A node that is lost at the same time, and one soon after, are two
-    nodes."""
+    """All end by it; its host alone is suspect. A node lost at the same time, and one soon after, are two nodes."""
     w = world()
     before = homes(w)
     for group in (g for g in range(12) if g != 5):

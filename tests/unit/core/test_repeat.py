@@ -1,5 +1,4 @@
-"""The same end again and again: when it is the program's fault, when another node is tried, and when it is
-forgotten."""
+"""The same end again and again: when the program is at fault, when another node is tried, and when it is forgotten."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Evidence about a generation ends with it: a sign that stays in a record, or that comes late, never fails the next
-one."""
+"""Evidence about a generation ends with it: a sign that stays recorded, or comes late, never fails the next one."""
 
 from __future__ import annotations
 

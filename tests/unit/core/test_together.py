@@ -1,7 +1,7 @@
 """Combined situations: a rank that has finished beside one that has not, a dead group that is left so, many failures at
 once.
 
-A test's docstring describes the bug that it prevents.
+A test's docstring describes the failure that it prevents.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def the_others_finish(w: World) -> None:
 
 @pytest.mark.parametrize("sign", ["hang", "silent"])
 def test_a_rank_that_still_saves_is_not_ended_with_the_run(sign: str) -> None:
-    """In observe mode a bug killed the last checkpoint's writer: the run was `finished` and its nodes were given back
-    under it."""
+    """Otherwise observe mode kills the last checkpoint's writer: the run `finished`, and its nodes were given back."""
     w = World(groups=2, ranks=2, mode="observe").bring_up()
     rank_0_has_finished(w)
     w.report(0, 1, commits=1, step=100, stuck=SAVES if sign == "hang" else None)
@@ -61,8 +60,7 @@ def test_a_rank_that_still_saves_is_not_ended_with_the_run(sign: str) -> None:
 
 
 def test_its_hang_is_one_incident() -> None:
-    """A bug opened an incident every second round, each closed as `recovered by itself`: `incidents --shadow` counted
-    hundreds."""
+    """Otherwise each second round has an incident, `recovered by itself`: `incidents --shadow` counts hundreds."""
     w = World(groups=2, ranks=2, mode="observe").bring_up()
     rank_0_has_finished(w)
     w.report(0, 1, commits=1, step=100, stuck=SAVES)
@@ -78,7 +76,7 @@ def test_its_hang_is_one_incident() -> None:
 
 @pytest.mark.parametrize("how", ["fact", "stacks"])
 def test_who_waits_because_too_few_are_left_is_not_ended(how: str) -> None:
-    """A bug killed healthy processes, by budget up to a halt, for waiting for a group that policy leaves dead."""
+    """Otherwise healthy processes are killed, up to a halt, for waiting for a group that policy leaves dead."""
     w = World(groups=3, ranks=2, min_groups=3, observe=("crash",)).bring_up()
     w.crash(0)
     w.round(1.0)
@@ -97,7 +95,7 @@ def test_who_waits_because_too_few_are_left_is_not_ended(how: str) -> None:
 
 
 def test_a_run_is_not_halted_while_the_gate_hears_another_group_train() -> None:
-    """A bug halted the whole run as `the program's fault` though the same program trained beside it (only its agent was
+    """Otherwise the run is halted as `the program's fault` though the program trains beside it (only its agent is
     away)."""
     w = World(groups=2, observe=("node_lost",)).bring_up()
     w.save(1, step=50)
@@ -120,8 +118,7 @@ def test_a_run_is_not_halted_while_the_gate_hears_another_group_train() -> None:
 
 
 def test_a_group_is_not_taken_off_while_another_node_is_coming() -> None:
-    """A bug ended it with nowhere to go: placing waited for the pending allocation, up to its time limit, and not on
-    its node."""
+    """Otherwise it is ended with nowhere to go: placing waits for the pending allocation, up to its time limit."""
     w = World(groups=3, spares=1).bring_up()
     w.node(4, facts={"disk_full": "/run: No space left on device"})
     for number in (1, 2):
@@ -138,7 +135,7 @@ def test_a_group_is_not_taken_off_while_another_node_is_coming() -> None:
 
 
 def test_a_drain_has_no_deadline_so_no_group_is_moved_to_a_full_disk() -> None:
-    """A bug killed a healthy group to start it where it cannot save; before, the drain waited for a good node."""
+    """Otherwise a healthy group is killed to start it where it cannot save; it must wait for a good node."""
     w = World(groups=2, spares=1).bring_up()
     w.node(3, facts={"disk_full": "/run: No space left on device"})
     w.cordons["n1"] = CordonView(why="maintenance", drain="maintenance")
@@ -242,14 +239,13 @@ def with_a_dead_one(*leaving: int) -> World:
 
 
 def test_nobody_can_heal_from_it_so_the_others_save_before_they_are_taken() -> None:
-    """Otherwise all that trains is ended by its time limit without a last checkpoint: the steps since the last one are
+    """Otherwise its time limit ends all that trains without a last checkpoint: the steps since the last one are
     lost."""
     assert with_a_dead_one(2, 3).memory.handover_at_step is not None
 
 
 def test_a_handover_does_not_wait_for_it() -> None:
-    """Otherwise, when all have ended, the run stands still for policy.start_timeout_s (300 s) more, waiting for a dead
-    group to end."""
+    """Otherwise the run stands still for policy.start_timeout_s (300 s) more, waiting for a dead group to end."""
     w = with_a_dead_one(1, 2, 3)
     for g in (1, 2):
         w.fail(g, code=0, step=w.memory.handover_at_step, commits=9)
@@ -283,8 +279,8 @@ def test_nobody_else_pays_where_the_gpu_is_known_to_be_the_cause() -> None:
 
 
 def test_what_most_groups_computed_is_no_hosts_fault() -> None:
-    """A model diverges while one group's batch is still finite. A bug cordoned three healthy hosts of four, for 3
-    replaces. The ADR's rule is `one group's alone`; spikes in the same file are judged by `fewer than half`."""
+    """A model diverges while one group's batch is still finite. Otherwise three healthy hosts of four are cordoned, for
+    3 replaces. The ADR's rule is `one group's alone`; spikes in the same file are judged by `fewer than half`."""
     w = World(groups=4, spares=4).bring_up()
     not_finite(w, 0, 1, 2)
     assert w.memory.cordons == {}
@@ -295,7 +291,7 @@ def test_what_most_groups_computed_is_no_hosts_fault() -> None:
 
 def test_what_others_did_while_it_was_stopped_says_nothing_of_its_wait() -> None:
     """A person pauses the run, stops a trainer to debug it and lets it go on. It waits in the quorum while the others
-    evaluate. A bug killed it at `unpause` for the steps they made while it was stopped."""
+    evaluate. It must not be killed at `unpause` for the steps they made while it was stopped."""
     w = World(groups=3).bring_up()
     w.control = replace(w.control, paused=True)
     for step in (52, 60):
@@ -344,8 +340,8 @@ def test_status_says_what_decide_says() -> None:
 
 
 def test_a_rank_that_still_saves_is_not_restarted_because_the_other_has_finished() -> None:
-    """Rank 0's manager heartbeats for the group. A bug killed rank 1 while it saved for 30 s longer, and the end of the
-    run was done again from an older checkpoint."""
+    """Rank 0's manager heartbeats for the group. If rank 1 saves for 30 s longer and is killed meanwhile, the end of
+    the run is repeated from an older checkpoint."""
     w = World(groups=2, ranks=2).bring_up()
     rank_0_has_finished(w)
     w.report(0, 1, commits=1, step=100, phase="checkpoint")

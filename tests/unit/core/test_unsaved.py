@@ -16,8 +16,7 @@ DISK = "checkpoint of step 250 failed: No space left on device (0 bytes left in 
 
 
 def trains(w: World, step: int, began: int = 0, **about: str) -> None:
-    """All groups commit this step, and have committed all since they began. `about`: further fields of group 0's
-    ranks."""
+    """All groups commit this step, and all steps since they began. `about`: further fields of group 0's ranks."""
     for number, group in w.memory.groups.items():
         for rank in range(w.ranks):
             w.report(number, rank, commits=step - began, step=step, **(about if group.group == 0 else {}))

@@ -130,8 +130,7 @@ def _write(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def of_quorum(group: int, body: dict[str, Any]) -> dict[str, Any]:
-    """A step line with the quorum of its time, unless it names another. The quorum changes when a group is lost and
-    when it is back."""
+    """A step line with the quorum of its time, which changes when a group is lost or back, unless it names another."""
     if body.get("event") != "step" or "start" not in body:
         return body
     middle = (body["start"] + body["t"]) / 2

@@ -1,8 +1,7 @@
 """The ledger of a run: of a story in files, and of a real run against its trainers' own records.
 
-`recorded_run/history.jsonl.gz`: the first 640 s of a run of two groups on one machine that was broken 28 times, with
-hangs, and a moment at which both groups were lost. It has the records of its shims and trainers and its supervisor's
-decisions.
+`recorded_run/history.jsonl.gz`: the first 640 s of a run of two groups on one machine. It was broken 28 times, with
+hangs, and once both groups were lost. It has the records of its shims and trainers and its supervisor's decisions.
 """
 
 from __future__ import annotations
@@ -136,8 +135,7 @@ def test_a_hang_is_hung_for_as_long_as_it_lasted(run: History) -> None:
 
 
 def crash(folder: Path) -> Files:
-    """Group 0 trains from 5 on; its process ends at 9.5, which is seen at 10; it is decided on at 15, and started at
-    15.6."""
+    """Group 0 trains from 5 on; its process ends at 9.5, seen at 10, decided on at 15, and started again at 15.6."""
     f = Files(folder)
     f.decide(1.0, 1, {0: 1}, [place(0, 1, "n1")])
     one = ("i1", "crash", 0, 1)

@@ -1,5 +1,4 @@
-"""The catalogue of faults: complete, with a reason for each that cannot be made here; and each that can is made for
-real."""
+"""The catalogue of faults: complete, with a reason for each that cannot be made here; the others are made for real."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def of_step(f: Files, node: str, group: int, generation: int, number: int) -> di
 
 
 def late_line_of_an_old_leader(f: Files) -> dict[str, Any]:
-    """Epoch 1 committed decision 5, at revision 191, and was frozen; epoch 200 decided 6 and 7; then the old leader
-    wrote its line."""
+    """Epoch 1 committed decision 5, at revision 191, and froze; epoch 200 decided 6 and 7; then the old leader
+    wrote."""
     for body in f.journal:
         if body.get("decision", 0) > 5:
             body["epoch"] = 200
@@ -116,8 +116,7 @@ def commits_after_the_next_shim_began(f: Files) -> None:
 
 
 def goes_on_after_its_fence(f: Files) -> None:
-    """The start of generation 3 is decided at 19 s. Generation 2 makes step 14, which is in flight, and then step
-    15."""
+    """Generation 3 is decided at 19 s. Generation 2 makes step 14, which is in flight, and then step 15."""
     f.nobody_saw_it_end()
     for start, t, number in ((18.0, 20.0, 14), (20.0, 21.0, 15)):
         f.steps["n2", 1, 2].append(step(start, t, number, quorum_id=4, participants=2, participating_rank=1))
@@ -133,8 +132,7 @@ def is_let_into_a_quorum_after_its_fence(f: Files) -> None:
 
 
 def makes_a_step_beside_the_newer_one(f: Files) -> None:
-    """Generation 2 was frozen in step 16 since before its fence, and ends it in the quorum in which generation 3 makes
-    it."""
+    """Frozen in step 16 since before its fence, generation 2 ends it in the quorum in which generation 3 makes it."""
     f.nobody_saw_it_end()
     f.steps["n2", 1, 2].append(step(18.0, 21.99, 16, quorum_id=5, participants=2, participating_rank=1, healed=True))
     of_step(f, "n1", 0, 1, 15)["quorum_id"] = 5
@@ -242,8 +240,7 @@ def left_out_by_one_that_lives(f: Files) -> None:
 
 
 def resumed_behind_the_newest_checkpoint(f: Files) -> None:
-    """Both groups go on from step 10 when 15 is complete on disk. Twin and digests agree with them, for the run did
-    so."""
+    """Both groups go on from step 10 when 15 is complete on disk. Twin and digests agree, for the run did so."""
     resume(f)
     f.decide(24.0, 9, {0: 1, 1: 3}, [{"verb": "checkpoint", "key": "checkpoint:15", "reason": "r", "group": 0}])
     f.journal[-4:] = [*f.journal[-2:], *f.journal[-4:-2]]

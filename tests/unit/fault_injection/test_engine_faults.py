@@ -211,8 +211,8 @@ DATABASE = {**HERE, "SlurmUser": "slurm(64030)", "AccountingStorageType": "accou
 
 
 def test_nodes_are_changed_by_root_slurms_user_and_its_administrators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """slurmctld decides it this way. It notes a security violation by a user who merely tries, so the user is refused
-    without a try."""
+    """slurmctld decides so. It notes a security violation by one who merely tries, so the user is refused
+    beforehand."""
     no = "only root, slurm and Slurm's administrators may, and user nobody is none of them"
     monkeypatch.setattr(slurm.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="nobody"))
     for uid, level, why in (

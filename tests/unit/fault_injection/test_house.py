@@ -26,8 +26,7 @@ NETWORK = Network(hub="sv1-hub", hub_address="10.77.0.254", nodes=(("sv1-n1", "1
 
 
 class Members:
-    """Three members that run, are killed and are started again. `refuses`: the number of attempts to make space that
-    fail."""
+    """Three members that run, are killed and are started again. `refuses`: attempts to make space that fail."""
 
     endpoints = ("10.77.0.254:1001", "10.77.0.254:1002", "10.77.0.254:1003")
 

@@ -106,8 +106,7 @@ def test_the_others_failed_step_is_its_cost(tmp_path: Path) -> None:
 
 
 def paused(folder: Path) -> Files:
-    """Groups 0 and 1 end at 9.5 and at 10.5, and nothing is decided. Group 2 fails a step and waits for a quorum until
-    30."""
+    """Groups 0 and 1 end at 9.5 and 10.5, undecided. Group 2 fails a step and waits for a quorum until 30."""
     f = Files(folder)
     f.decide(1.0, 1, {0: 1, 1: 1, 2: 1}, [place(g, 1, f"n{g}") for g in range(3)])
     f.decide(9.9, 2, {0: 1}, [], [incident("i1", "crash", 0, 1, 1, "open")])

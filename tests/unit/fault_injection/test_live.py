@@ -303,8 +303,7 @@ def test_pids_of_the_control_plane(world: World) -> None:
 
 
 def test_a_leader_to_be_broken_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault beside another may come right after a leader has died: the dead leader's record stays until its lease
-    lapses."""
+    """It may come right after a leader has died, beside another fault: the record stays until its lease lapses."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     after(world, {keys.LEADER: encode(led_by(ended.pid))})
@@ -407,8 +406,7 @@ def test_what_is_left(world: World) -> None:
 
 
 def test_an_allocation_that_a_live_run_does_not_want_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runner waits a while: a returned allocation is not cleared at once, and a requested one is not in the mirror
-    yet."""
+    """The runner waits: a returned allocation is not cleared at once, and a requested one not at once in the mirror."""
     given_back = AllocationMemory(key="run-a4", state="released", since=1.0, reason="r")
     after(world, run_values_of(replace(WELL, allocations={**WELL.allocations, "run-a4": given_back})))
     (world.system / "local").mkdir()

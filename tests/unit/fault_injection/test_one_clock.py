@@ -51,8 +51,7 @@ def right(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("off_s", [HOUR_S, -HOUR_S, 40 * 24 * HOUR_S])
 def test_a_leaders_clock_that_is_off_changes_no_second(tmp_path: Path, right: dict[str, Any], off_s: float) -> None:
-    """Except for the moment between the quickest decision and its process, which is known no better: two tenths of a
-    second here."""
+    """Except for the moment between the quickest decision and its process, known no better: two tenths of a second."""
     found = counted(told(tmp_path / "off", lambda t: t + off_s))
     assert (found["wrong"], found["seconds"]) == ([], right["seconds"])
     assert found["ettr"] == pytest.approx(right["ettr"], abs=0.02)

@@ -1,5 +1,4 @@
-"""When no group can heal from a process any more, though it has not ended; and which start is a resume from disk
-then."""
+"""When no group can heal from a process that has not ended; and which start is a resume from disk then."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from tests.unit.fault_injection.broken import KILL
 
 
 def history(*faults: Any) -> Any:
-    """Group 0 commits until 10 s and ends at 30 s. Group 1 is killed at 11 s, and its next generation, of 12 s, reads
-    the disk."""
+    """Group 0 commits until 10 s and ends at 30 s. Group 1 is killed at 11 s; its next generation, of 12 s, reads the
+    disk."""
     lives = {(0, 1): (1.0, 30.0, (5.0, 10.0)), (1, 1): (1.0, 11.0, (5.0, 10.0)), (1, 2): (12.0, None, (31.0, 40.0))}
     process = [
         SimpleNamespace(group=g, generation=n, rank=0, spawned=begin, exited=end)

@@ -649,8 +649,7 @@ def test_of_a_step_that_was_made_again_the_newest_state_counts(tmp_path: Path) -
 
 
 def test_a_step_that_is_made_again_after_a_resume_from_disk_was_compared_all_the_same(tmp_path: Path) -> None:
-    """This holds also when the fault before it has no other comparison: found by `make chaos`, whose torn checkpoint
-    came next."""
+    """Also when the fault before it has no other comparison: found by `make chaos`, whose torn checkpoint came next."""
     files = story(tmp_path)
     history = broken(files)
     shared = promises.digests(history, 2)

@@ -196,8 +196,7 @@ def test_an_incident_that_was_open_before_is_not_the_faults(files: Files) -> Non
 
 
 def test_an_incident_that_passed_by_itself_has_no_times_before_the_fault(files: Files) -> None:
-    """It was silent for a moment, and the same generation went on: nothing was spawned, and it recovered after the
-    fault."""
+    """It was silent for a moment, and its generation went on: nothing was spawned; it recovered after the fault."""
     about = ("i9", "silent", 0, 1, 1)
     files.journal = [x for x in files.journal if x.get("decision") != 3]
     files.decide(14.6, 3, {0: 1, 1: 2}, [], [incident(*about, "acting")])

@@ -465,7 +465,7 @@ def test_a_node_begins_what_is_wanted_by_etcd_and_not_by_its_late_watch_and_only
 
 
 def test_a_leader_that_dies_when_its_last_decision_is_committed_leaves_no_incident_open() -> None:
-    """That decision has no outcome in the journal, and nothing has been decided since: the memory's count shows it."""
+    """The decision has no outcome in the journal, and nothing has been decided since: the memory's count shows it."""
     world = World(spec(NODES), 1)
     world.clock.run_until(world.clock.now + 60.0, world.healthy)
     assert faults.inject(world, Fault(0.0, "crash", 0, 1.0))

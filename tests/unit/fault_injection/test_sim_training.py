@@ -1,5 +1,4 @@
-"""The simulator heals as TorchFT does: which group heals, how long that takes all, and the effect of a loss in the
-middle of it."""
+"""The simulator heals as TorchFT does: which group heals, how long that takes all, and a loss in the middle of it."""
 
 from __future__ import annotations
 

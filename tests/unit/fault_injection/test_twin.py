@@ -511,7 +511,7 @@ def test_a_flip_after_the_heal_in_its_step_is_unknown() -> None:
 
 
 def test_who_goes_back_behind_a_step_with_a_copy_of_its_own_is_unknown() -> None:
-    """It stood still while another made the step and took its copy away."""
+    """It stood still while another group made the step and left; then it makes that step itself."""
     run = ToyRun()
     run.steps(2)
     run.flip(1)

@@ -123,7 +123,7 @@ def test_a_record_of_a_newer_version_is_refused_by_its_key(tmp_path: Path) -> No
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "b.json"
-    out.mkdir()  # records that a file cannot replace
+    out.mkdir()  # a folder, which no file can replace
     with pytest.raises(OSError):
         backup.write(backup.take(_filled()), out)
     assert list(tmp_path.iterdir()) == [out]

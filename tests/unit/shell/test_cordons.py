@@ -156,8 +156,7 @@ def test_the_leader_writes_what_it_holds_against_a_host_with_its_memory_and_lets
 
 
 def filled(**values: bytes) -> MemoryStore:
-    """A store in which n2 is alive on host big, with group 0 of `run`; n1 is only remembered; `host` carries the
-    lighthouse."""
+    """A store with n2 alive on host big, with group 0 of `run`; n1 only remembered; the lighthouse on `host`."""
     store = MemoryStore()
     memory = replace(MEMORY, groups={0: GroupMemory(group=0, generation=1, node="n2", host="big", phase="running")})
     known = {**registration("n2", host="big"), **registration("host", role="service"), keys.health("n1"): b"{}"}

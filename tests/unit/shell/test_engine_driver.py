@@ -163,8 +163,7 @@ def test_its_word_takes_as_long_as_the_engine_is_asked_slowly() -> None:
 
 
 def test_a_list_counts_once_all_that_it_says_has_reached_the_loop() -> None:
-    """An allocation that the engine took away must not look granted: a node that is gone with its allocation did not
-    fail."""
+    """An allocation that the engine took away must not look granted: a node gone with its allocation did not fail."""
     store, engine, clock = store_with(OURS), Engine([OURS]), [1.0]
     term, driver = Term(store), EngineDriver(store, engine, lambda: clock[0])
 

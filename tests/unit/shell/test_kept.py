@@ -1,5 +1,4 @@
-"""The state kept from round to round equals a new one built from all of etcd, for any writers and any order of
-writes."""
+"""The state kept between rounds equals one built from all of etcd, for any writers and any order of writes."""
 
 from __future__ import annotations
 
@@ -170,8 +169,7 @@ class Supervisor:
         assert told(self.mirror, self.driver) == told(anew, EngineDriver(self.store, Engine()))  # type: ignore[arg-type]
 
     def decided(self) -> None:
-        """Writes a decision as the loop does: only changed parts of a memory, and only those desired records that
-        differ."""
+        """Writes a decision as the loop does: changed parts of a memory, and those desired records that differ."""
         run = self.chance.choice(RUNS)
         record = views.runs(self.mirror).get(run)
         try:

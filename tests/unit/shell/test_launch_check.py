@@ -1,5 +1,4 @@
-"""The questions of `launch` to Slurm before it writes anything, and the cases where it only reports that it did not
-ask."""
+"""The questions of `launch` to Slurm before it writes anything, and the cases where it reports that it did not ask."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def test_a_run_that_was_launched_before() -> None:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Result, bool]]:
-    """`launch` of a run file, where a run named `before` was measured as given. Returns its result, and if the run was
-    launched."""
+    """`launch` of a run file, with measurements of a run named `before`. Returns its result, and if it launched."""
 
     def launch(text: str, seen: Measured = NOTHING, *more: str) -> tuple[Result, bool]:
         store = MemoryStore()

@@ -210,7 +210,7 @@ def test_nodes_that_have_all_ended_were_stopped_and_their_allocations_are_gone(
     home: Path, spawned: list[list[str]]
 ) -> None:
     """After a power loss, for example, their processes are proven to have ended. So there is nothing to wait for, and
-    no host is to blame."""
+    no host is blamed."""
     engine = LocalEngine(home)
     for key in ("a1", "a2"):
         engine.acquire(request(key))

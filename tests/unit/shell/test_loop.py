@@ -328,8 +328,7 @@ def test_when_each_term_was_is_told_over_all_terms(
 def test_the_run_clock_goes_on_from_the_account_whatever_a_leaders_wall_clock(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
-    """The first leader's wall clock is `ahead_s` off those of the nodes, the second one's is not. There was no leader
-    for 26 s."""
+    """The first leader's wall clock is `ahead_s` off the nodes', the second one's is not. No one led for 26 s."""
     at, wall = [0.0], [5000.0 + ahead_s]
     monkeypatch.setattr(time, "time", lambda: wall[0] + at[0])
 
@@ -375,8 +374,7 @@ def test_the_run_clock_goes_on_from_the_account_whatever_a_leaders_wall_clock(
 def test_a_clock_that_is_set_within_a_term_is_told_from_then_on(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ntp sets it, for example. Earlier events keep the clock of then, as in the journal, and durations do not
-    change."""
+    """ntp sets it, for example. Earlier events keep the clock of then, as in the journal; durations do not change."""
     at, ahead = [0.0], [5000.0]
     monkeypatch.setattr(time, "time", lambda: ahead[0] + at[0])
 

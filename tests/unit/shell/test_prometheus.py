@@ -44,7 +44,7 @@ http.server.HTTPServer(("127.0.0.1", port), H).serve_forever()
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH and a port of its own, behind a proxy that answers no one: other processes may be about to take the usual
+    """A PATH and a port of its own, behind a proxy that answers no one: other tests may be about to take the usual
     port."""
     for name, value in site.PROXY.items():
         monkeypatch.setenv(name, value)

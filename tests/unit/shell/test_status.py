@@ -300,8 +300,8 @@ def test_it_says_so_after_the_trainers_have_gone_too() -> None:
 def test_budgets_are_of_the_runs_own_clock_whatever_the_wall_clocks(
     monkeypatch: pytest.MonkeyPatch, wall_off_s: float
 ) -> None:
-    """The memory of a healthy run is seldom written, its account twice a minute. Its leader's wall clock may be off by
-    hours."""
+    """A healthy run's memory is seldom written, its account twice a minute. Its leader's wall clock may be hours
+    off."""
     monkeypatch.setattr(time, "time", lambda: NOW)
     w = ToldWorld(groups=2, budget={"restart": 2})
     w.lead()

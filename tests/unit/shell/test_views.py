@@ -200,7 +200,7 @@ def test_a_rank_without_progress_is_starting() -> None:
         ("n9", {}, True),  # the old node of group 1, being fenced
         ("n3", grant(1, node="n3"), True),  # of a wanted allocation
         ("n4", grant(2, node="n4"), False),  # of a released one
-        ("n5", {}, False),  # another run's
+        ("n5", {}, False),  # of no run of ours
         ("host", registration("host", role="service"), True),
     ],
 )
@@ -305,8 +305,7 @@ def test_grants_are_seen() -> None:
 
 
 def test_what_is_said_of_gpus_is_kept_apart_from_the_other_facts() -> None:
-    """An Xid is bound to generations of this run. Another run's, and a name that is no generation's, are no evidence
-    here."""
+    """An Xid is bound to generations of this run. Another run's, and unknown names, are no evidence here."""
     seen = [
         Fact(kind="disk_full", subject="/", evidence="full"),
         Fact(kind="gpu_lost", subject="GPU 1", evidence="GPU 1 is lost", rank=1),

@@ -241,8 +241,8 @@ def test_what_was_refused_was_not_decided(tmp_path: Path) -> None:
 
 
 def test_one_whose_number_the_next_leader_gave_again_is_not_told(tmp_path: Path) -> None:
-    """The number went to a decision without actions, whose leader died before its outcome: it had not found the first
-    in etcd."""
+    """The number went to a decision without actions, whose leader died before its outcome and had not found the
+    first."""
     world = crashed(tmp_path)
     path = world.journal.path
     first, last = (d.decision for d in why.why(world.incident, path).decided)
@@ -280,8 +280,7 @@ def test_one_without_an_outcome_is_told_with_a_doubt(tmp_path: Path) -> None:
 
 
 def killed(folder: Path, after: float = 1.0) -> Journaled:
-    """A world in which a group crashed, and the supervisor was killed once it had committed its decision: the next one
-    went on."""
+    """A group crashed, and the supervisor was killed once it had committed its decision: the next one went on."""
     world = Journaled(folder)
     world.bring_up()
     world.crash(1)

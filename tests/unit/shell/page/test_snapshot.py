@@ -314,7 +314,7 @@ def without_a_step(w: ToldWorld) -> dict[str, Any]:
 
 
 def no_group_left(w: ToldWorld) -> dict[str, Any]:
-    """Makes every group hang; none is to blame."""
+    """Makes every group hang, through the fault of none."""
     for group in range(3):
         w.report(group, 0, commits=1, step=5, stuck=StuckView(activity="quorum", activity_s=931.0, bound_s=30.0))
     assert look(w)["headline"]["text"].startswith("Not training: no group steps")
