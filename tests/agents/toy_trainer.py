@@ -1,14 +1,15 @@
-"""A stand-in for titan_actor.trainer. What it does is asked for in `titan.overrides`, under keys that begin with `toy.`.
+"""A stand-in for titan_actor.trainer, controlled by keys of `titan.overrides` that begin with `toy.`.
 
-toy.mode: "idle" (default) steps without torch; "exit" ends at once; "torchft" steps in a real TorchFT quorum; "quorum" does
-so too, but with TorchFT's native manager alone: no torch and no collective, so it starts in a fraction of a second; "model" is
-toy_model.py: several ranks a group, collectives, a loss, checkpoints.
-toy.exit_code, toy.build_s, toy.ignore_term, toy.step_s, toy.fail_at (rank 0 only): what the name says.
+toy.mode: "idle" (default) steps without torch; "exit" ends at once; "torchft" steps in a real TorchFT quorum; "quorum"
+does so too, but with TorchFT's native manager alone: without torch and collectives it starts in a fraction of a second;
+"model" is toy_model.py: several ranks a group, collectives, a loss, checkpoints.
+toy.exit_code, toy.build_s, toy.ignore_term, toy.step_s, toy.fail_at (rank 0 only): as their names have it.
 toy.needs: a path without which it fails at once.
 toy.raise_at: it raises after this step, counted by itself from 1. toy.segfault_at: the kernel ends it there.
 toy.hog: once this path exists it takes memory (at most 1 GiB) until something ends it.
-toy.saves: while this path exists it says that it writes its checkpoints (idle only; else none is written).
-toy.keeps: the writer saves checkpoints, and a start from disk goes on from one (quorum only); it ends at the step of the drain.
+toy.saves: while this path exists it reports that it writes its checkpoints (idle only; else none is written).
+toy.keeps: the writer saves checkpoints, and a start from disk goes on from one (quorum only); it ends at the drain's
+step.
 toy.stop_at: its step does not move any more, though it lives. toy.child: it leaves a process in a session of its own.
 toy.leaves: it leaves daemons, which are the shim's children at once, whose pids are in left.json.
 """

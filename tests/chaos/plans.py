@@ -9,8 +9,8 @@ from typing import Literal
 from supervisor.shell.failpoints import NAMES
 
 Scenario = Literal["start", "trainer", "restart", "node", "allocation", "lighthouse", "drain"]
-"""A run starts; a trainer is killed; a person asks for a restart; a node is killed; an allocation is taken away; the gate or
-its lighthouse is killed; the run is drained."""
+"""A run starts; a trainer is killed; a person asks for a restart; a node is killed; an allocation is taken away; the
+gate or its lighthouse is killed; the run is drained."""
 
 Who = Literal["supervisor", "nodes", "host"]
 

@@ -1,5 +1,4 @@
-"""Plays one round of kills in a small world: a run, a fault, a process killed at a failpoint, and the checks after
-it."""
+"""Plays one round of kills in a small world: a run, a fault, a process killed at a failpoint, and the checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real etcd for tests. In a folder's conftest.py: `from tests.helpers.etcd import etcd_server, store` (with `__all__`)."""
+"""A real etcd for tests. In conftest.py: `from tests.helpers.etcd import etcd_server, store` (with `__all__`)."""
 
 from __future__ import annotations
 

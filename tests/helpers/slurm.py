@@ -83,9 +83,9 @@ def available() -> str:
 
 
 class Slurm:
-    """A running Slurm. Its partitions are `train` (the default: all nodes) and `tiny` (the last node, one minute), and with
-    `preempt` also `low`, `graced` and `high`: a job in `high` takes the nodes of one in `low` at once, and of one in `graced`
-    after GRACE_S."""
+    """A running Slurm. Its partitions are `train` (the default: all nodes) and `tiny` (the last node, one minute). With
+    `preempt` there are also `low`, `graced` and `high`: a job in `high` takes the nodes of one in `low` at once, and of
+    one in `graced` after GRACE_S."""
 
     def __init__(
         self,

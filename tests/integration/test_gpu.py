@@ -1,4 +1,4 @@
-"""GPUs that fail, with real processes: NVML's Python module is a stand-in in the agents, toys are in the place of trainers."""
+"""GPUs that fail, with real processes: the agents have a stand-in for NVML's Python module, toys stand for trainers."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def commits(w: World, record: RunRecord, since: float) -> list[tuple[int, dict[s
 
 
 def joint(w: World, record: RunRecord, since: float, above: int = -1, deadline_s: float = 60) -> float:
-    """Seconds from `since` until every group has committed a step together with all others, in a quorum above that id."""
+    """Seconds from `since` until every group has committed a step with all others, in a quorum above that id."""
     count = record.spec.groups.count
 
     def all_together() -> list[float]:

@@ -229,8 +229,8 @@ def resumed(folder: Path) -> Files:
 
 
 def story(folder: Path) -> Files:
-    """Both groups start at 2 s. Group 1 is killed at 10.5 s and restarted on n2, which is lost at 18.25 s; it moves to n3.
-    Both finish at 23 s with step 17."""
+    """Both groups start at 2 s. Group 1 is killed at 10.5 s and restarted on n2, which is lost at 18.25 s; it moves to
+    n3. Both finish at 23 s with step 17."""
     f = Files(folder)
     f.journal.append({"t": 0.5, "entry": "event", "event": "term", "epoch": 1})
     f.decide(1.0, 1, {0: 1, 1: 1}, [place(0, 1, "n1"), place(1, 1, "n2")])

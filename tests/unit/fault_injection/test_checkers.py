@@ -110,7 +110,7 @@ def commits_after_its_end(f: Files) -> None:
 
 
 def commits_after_the_next_shim_began(f: Files) -> None:
-    """Generation 2 takes part in step 14 of quorum 4 until 20 s; a shim of its node began at 18.38 s, with nothing left."""
+    """Generation 2 takes part in step 14 of quorum 4 until 20 s; its node's next shim began at 18.38 s, empty."""
     f.steps["n2", 1, 2].append(step(18.0, 20.0, 14, quorum_id=4, participants=2, participating_rank=1))
     of_step(f, "n1", 0, 1, 14).update(quorum_id=4, participants=2, participating_rank=0)
 

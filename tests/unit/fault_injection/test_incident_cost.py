@@ -136,7 +136,7 @@ def test_of_two_that_last_at_one_time_each_has_its_own_group_and_the_newest_the_
 
 
 def test_a_wait_is_of_the_one_that_had_begun(tmp_path: Path) -> None:
-    """Groups 1 and 2 wait for group 0, which ended at 9.5; group 1 ends at 28.5, and has not committed since 9 either."""
+    """Groups 1 and 2 wait for group 0, which ended at 9.5; group 1 ends at 28.5, also without a commit since 9."""
     f = paused(tmp_path)
     for entry in f.journal[-2:]:
         entry["t"] += 18.0
