@@ -49,7 +49,7 @@ def program(text: str) -> tuple[str, ...]:
     return (sys.executable, "-c", text)
 
 
-# --- what runs them ---
+# --- the runner of checks ---
 
 
 def test_all_pass_on_this_machine_and_leave_nothing(tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ def test_the_next_agent_of_a_node_that_has_not_passed_goes_on(tmp_path: Path) ->
     assert told.said == [("pending", FIRST), ("pending", REPEATED)]
 
 
-# --- what is written of what is repeated ---
+# --- records of repeated checks ---
 
 BAD = CheckResult(name="disk", outcome="failed", evidence="full")
 FINE = CheckResult(name="disk", outcome="passed", evidence="fine")

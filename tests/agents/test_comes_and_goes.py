@@ -296,7 +296,7 @@ def test_the_gate_away_alone_stops_nothing_and_is_reported(
     assert events(node, "signalled") == []
     holder.open()
     eventually(lambda: rank(store, "n0", 1).reaches_gate, 5)
-    # what was set is not known to a new agent until it has set it itself; it does so at once
+    # a new agent does not know the old one's settings until it has made its own, which it does at once
     kill(node.pid("agent"))
     eventually(lambda: rank(store, "n0", 1).gate is None, 10)
     eventually(lambda: rank(store, "n0", 1).gate == holder.endpoint, 10)

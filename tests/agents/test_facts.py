@@ -59,7 +59,7 @@ def tmpfs(folder: Path, size: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        # what was killed a moment ago may still have a file open there
+        # a process that was killed a moment ago may still have a file open there
         eventually(lambda: subprocess.run(["umount", str(folder)], check=False).returncode == 0, 10)
 
 
@@ -254,7 +254,9 @@ def test_a_job_whose_cgroup_has_too_little_memory(tmp_path: Path) -> None:
         file.write(os.urandom(1 << 20) * (FILE_BYTES >> 20))
         file.flush()
         os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # what we have read is ours, and in our cgroup
+        os.posix_fadvise(
+            file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
+        )  # pages that we have read are ours, and in our cgroup
     job = subprocess.Popen([sys.executable, "-c", THRASH, str(path)], stdin=subprocess.PIPE)
     assert job.stdin is not None
     with ExitStack() as stack:

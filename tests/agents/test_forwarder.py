@@ -54,7 +54,7 @@ def with_forwarder(body: Callable[[Forwarder, Holder, list[bool]], Awaitable[Non
             await body(forwarder, holder, told)
         finally:
             forwarder.close()
-            await asyncio.sleep(0)  # what was cancelled ends
+            await asyncio.sleep(0)  # cancelled tasks end
             holder.close()
 
     asyncio.run(run())
@@ -87,10 +87,10 @@ def test_every_connection_is_closed_before_it_says_that_it_has_cut() -> None:
         port = await forwarder.set(WAY, "toy", 0, 1, holder.endpoint)
         writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(6)]
         for number, writer in enumerate(writers):
-            # one that passes on, with more than the gate's kernel takes; and one that says that it is built
+            # one that passes on, with more than the gate's kernel takes; and one that reports that it is built
             writer.write(b"PRI " + bytes(16 << 20) if number % 2 else b'BUILT {"replica_id":"x"}\n')
         await until(lambda: open_to(holder.port) == 7)
-        # what waits to be sent keeps a connection open that is only closed, and not cut
+        # unsent bytes keep a connection open that is only closed, and not cut
         await until(stuck(forwarder), 30)
         assert forwarder.reaches.get(WAY) is not True, (
             "an open connection that nobody answers on is no gate that is reached"

@@ -231,7 +231,7 @@ def test_a_lighthouse_that_died_is_replaced_and_the_trainers_go_on(two: Run) -> 
     two.apply()
     listening = time.time()
     first = [two.commits(group, two.next_commit(group, listening) + listening - 0.001)[0] for group in (0, 1)]
-    # nobody was alone in the new quorum, and its id was never used before
+    # no group was alone in the new quorum, and its id was never used before
     before = max(int(str(line["quorum_id"])) for line in two.commits(0) if float(str(line["t"])) < died)
     assert min(int(str(commit["quorum_id"])) for commit in first) > before
     assert [commit["participants"] for commit in first] == [2, 2]

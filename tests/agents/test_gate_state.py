@@ -139,7 +139,7 @@ def test_without_etcd_it_closes_at_the_first_loss_and_opens_after_reading_again(
     assert gate.judge_etcd(5.1, False, 0.5)
     assert gate.closed
     assert (gate.passage(0, 1, NODE), gate.beats(0.5)) == ("cut", ())
-    # back, but what changed meanwhile is not read yet
+    # back, but later changes are not read yet
     assert not gate.judge_etcd(0.0, False, 0.6)
     assert not gate.judge_etcd(60.0, True, 0.6)
     assert gate.judge_etcd(0.0, True, 9.0)

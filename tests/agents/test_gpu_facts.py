@@ -62,7 +62,7 @@ def kinds(facts: Any) -> list[str]:
     return [fact.kind for fact in facts]
 
 
-# --- what holds ---
+# --- lasting conditions ---
 
 
 def test_healthy_gpus_say_nothing(nvml: FakeNvml) -> None:

@@ -245,7 +245,7 @@ def test_the_places_of_activities_are_what_trainers_of_every_version_write(tmp_p
         assert read(tmp_path) == (3, name)
 
 
-# --- what is left to write ---
+# --- unfinished checkpoints ---
 
 
 @pytest.fixture
@@ -368,7 +368,7 @@ def test_a_step_with_something_else_in_it_says_nothing_of_what_a_step_takes_itse
     assert (rank.pace.own, rank.pace.past) == (Own(0.4, 0.1), Own(0.4, 0.1))
 
 
-# --- what timeouts have to leave room for ---
+# --- durations that timeouts must allow ---
 
 
 def test_nothing_is_measured_before_it_was_learned() -> None:

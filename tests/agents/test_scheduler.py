@@ -214,7 +214,7 @@ def test_a_shim_whose_output_cannot_be_written_goes_on(nodes: Nodes, store: Stor
     with by_a_scheduler(nodes, store, before) as node:
         desire(store, "n0", trainer())
         pid = running(store, node, 1)
-        kill(node.pid("agent"))  # which the shim says, or tries to
+        kill(node.pid("agent"))  # which the shim reports, or tries to
         desire(store, "n0", trainer(generation=2))
         assert running(store, node, 2) != pid
 
@@ -278,7 +278,7 @@ def test_nodes_and_systems_that_share_a_host_leave_each_other_alone(nodes: Nodes
         kill(first.shim.pid)
         first.shim.wait()
         again = nodes.cold("n1")
-        # it has taken over what the dead one left, and looked for what to kill
+        # it has taken over what the dead one left, and looked for processes to kill
         eventually(lambda: (r := rank(store, "n1", 1)) and r.state == "exited", 20)
         desire(store, "n1", trainer(generation=2))
         running(store, again, 2)

@@ -158,7 +158,7 @@ def test_leftovers_are_ended_and_others_who_have_their_numbers_are_not(
         # it has the number and even the age of a record, but was never started for this node
         assert sleeper.poll() is None
         eventually(lambda: "killed toy.0.1.0" in node.output.read_text(), 5)
-        # both generations are used up: an agent that finds them wanted still says so, and begins neither again
+        # both generations are used up: an agent that still finds them wanted reports that, and begins neither again
         desire(store, "n0", trainer(0), trainer(1))
         for group in (0, 1):
             found = eventually(lambda g=group: rank(store, "n0", 1, g), 10)

@@ -57,7 +57,7 @@ def test_a_node_in_a_job(cell: Slurm, etcd_server: EtcdServer, store: Store, tmp
         # the job's main process is the shim itself: so a signal to it alone is a notice
         cell.command("scancel", "--batch", "--signal=USR1", str(number))
         eventually(lambda: observed(store, "n1").leaving == LEAVING, 10)
-        # an agent that is upgraded: Slurm has nothing to say to that
+        # an agent that is upgraded: Slurm does not notice
         agent = node.pid("agent")
         kill(agent)
         eventually(lambda: (r := registration(store, "n1")) and r.agent_pid not in (0, agent), 20)

@@ -208,7 +208,7 @@ class Ground:
     def wait_until_it_trains(self, since: float) -> None:
         eventually(lambda: self.trains(since), PATIENCE_S, "both groups train together")
 
-    # --- who is hit ---
+    # --- victims ---
 
     def all(self) -> list[Process]:
         return list(with_environment(MARK, str(self.folder)))

@@ -59,7 +59,7 @@ class Lane(World):
         super().__init__(folder, etcd, NODES, {"SUPERVISOR_PROGRAMS": json.dumps(TOYS)})
         self.leader = self.supervisor()
 
-    # --- who is armed ---
+    # --- armed processes ---
 
     def lead(self, process: subprocess.Popen[bytes]) -> None:
         """Makes `process`, which stands by, lead in the leader's place."""
@@ -115,7 +115,7 @@ class Lane(World):
         (child,) = Path(f"/proc/{gate}/task/{gate}/children").read_text().split()
         os.kill(gate if whole_gate else int(child), signal.SIGKILL)
 
-    # --- what must hold ---
+    # --- checks ---
 
     def newest_commits(self, run: str) -> dict[int, dict[str, Any]]:
         """group -> its newest committed step, of any generation."""
@@ -164,7 +164,7 @@ class Lane(World):
         if standby is not None:
             self.lead(standby)
         fired = once.exists()
-        once.touch()  # what is still armed dies no more
+        once.touch()  # processes that are still armed die no more
         wrong = [v for v in checkers.check(self.history(record)) if v.answer != "pass"]
         if wrong:
             raise Wrong("; ".join(f"{v.checker}: {v.answer}: {'; '.join(v.sentences)}" for v in wrong))

@@ -57,7 +57,7 @@ class Chosen:
         try:
             given = json.loads(inputs.take(observed, spec, memory).body)
         except ValueError:
-            return  # a test of what cannot be written
+            return  # a test of an input that cannot be written
         self._shapes[shape] += 1
         self._sources[source] += 1
         self.lines.append(Recorded(source, given, found))

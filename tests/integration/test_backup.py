@@ -140,7 +140,7 @@ def test_real_trainers_resume_from_the_newest_checkpoint_on_disk(tmp_path: Path)
         eventually(lambda: w.status(record).checkpoint_step, START_S, "a checkpoint is complete")
         assert cli("backup", "--out", str(file), world=w).returncode == 0
         old = w.status(record).checkpoint_step or 0
-        # What the backup points to is purged by then.
+        # The checkpoint that the backup names is purged by then.
         eventually(lambda: (w.status(record).checkpoint_step or 0) >= old + 20, START_S, "newer ones are")
         before = w.status(record)
         _end_supervisors(w)

@@ -107,7 +107,7 @@ def test_a_node_whose_clock_is_hours_off_is_named_and_nothing_is_done(tmp_path: 
             assert w.incidents(record) == []
             assert w.running(record, 1, 1)()
         told = partial(cli, "nodes", "--json", world=w)
-        # a node whose report or lease is late for a moment says nothing
+        # a node with a late report or lease has no fact for a moment
         eventually(lambda: "clock_off: its clock is 5 h behind" in told().stdout, 30, "the command says it too")
         moved.move(node, "+0")
         eventually(lambda: off(w) == {}, 30, "and that it is over")

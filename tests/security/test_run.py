@@ -98,7 +98,7 @@ def test_a_nodes_certificate_speaks_for_no_other_node(run: Run) -> None:
     with dial(address, world.certificates.of(f"node-{other}")) as impostor:
         impostor.sendall(header(other, name, 0, group.generation) + b"GONE\n")
         assert closed(impostor, CLOSED_WITHIN_S)
-    # the right one is let in: what was refused above was refused for the name alone
+    # the right one is let in: the one above was refused for its name alone
     with dial(address, world.certificates.of(f"node-{group.node}")) as honest:
         honest.sendall(truth)
         assert not closed(honest, STAYS_S)

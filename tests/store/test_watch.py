@@ -122,7 +122,7 @@ def test_compaction_while_the_way_was_cut(store: EtcdStore, etcd_server: EtcdSer
         store.commit({"/t/a": b"1"}, ["/t/gone"])
         last = store.put("/t/a", b"2")
         store.compact(last)
-        # what was held is thrown away, and the new streams find the history gone
+        # the held bytes are thrown away, and the new streams find the history gone
         between.cut()
         between.replies.set()
         found = collect(watch, 1)[0]

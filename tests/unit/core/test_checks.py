@@ -188,7 +188,7 @@ def test_a_run_that_is_halted_for_them_says_so() -> None:
     assert f"1 more are there, node n1 is given no group: {FAILED}" in say(w.memory.halt_reason)
 
 
-# --- failed where a group is to be started again ---
+# --- failed where a group will be started again ---
 
 
 def ends_and_waits_there(w: World) -> None:

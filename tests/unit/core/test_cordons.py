@@ -113,7 +113,7 @@ def test_what_a_program_says_of_itself_does_not_count(kind: Kind) -> None:
     assert repeated([held(1.0), held(1.5, run="c", kind=kind), held(2.0, run="b")]) != ""
 
 
-# --- what leaves a suspicion ---
+# --- incidents that leave a suspicion ---
 
 
 def test_a_lost_node_leaves_one_and_a_restart_none() -> None:
@@ -366,7 +366,7 @@ def test_a_restart_on_a_drained_host_goes_elsewhere() -> None:
     assert w.incident.kind == Kind.CRASH
 
 
-# --- what comes from outside ---
+# --- kills from outside ---
 
 FROM_OUTSIDE = {"told": "", "oom": False}
 """Facts of a kill from outside, as its node's agent and cgroup report them."""

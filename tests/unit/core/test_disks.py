@@ -257,7 +257,7 @@ def test_what_many_say_is_not_said_for_each() -> None:
     assert "and so 7 more groups" in w.waits()
 
 
-# --- who could stay where it is ---
+# --- groups that could stay ---
 
 
 def test_a_straggler_is_not_moved_there() -> None:

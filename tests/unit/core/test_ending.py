@@ -145,7 +145,7 @@ def test_what_can_be_compared_and_what_not() -> None:
         # a rank that was ordered to end is no cause
         ([{"signal": 9, "told": "the others ended", "ended_s": 4.0}, {"exit_code": 3, "ended_s": 5.0}], 1),
         ([{"exit_code": 143, "ended_s": 4.0}, {"exit_code": 3, "ended_s": 5.0}], 1),
-        # nothing tells them apart
+        # nothing distinguishes them
         ([{"exit_code": 3}, {"exit_code": 4}], 0),
     ],
 )

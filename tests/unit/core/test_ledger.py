@@ -233,7 +233,7 @@ def test_totals_and_ratios() -> None:
     assert ratios([[], []]) == (0.0, {})
 
 
-# --- what an incident says of it ---
+# --- an incident's share ---
 
 
 def test_a_step_that_was_committed_before_is_recomputed() -> None:

@@ -79,7 +79,7 @@ def test_a_successor_that_is_preempted_soon_is_replaced_within_its_grace() -> No
     assert w.memory.spent == {}
 
 
-# --- told apart from a time limit ---
+# --- distinguished from a time limit ---
 
 
 def test_the_engines_word_counts_more_than_a_signal() -> None:

@@ -234,7 +234,7 @@ def test_who_observes_errors_alone_has_the_others_act() -> None:
     assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
 
 
-# --- what has ended and is left so ---
+# --- groups that have ended and are left so ---
 
 
 def ended_and_saved(**about: object) -> World:

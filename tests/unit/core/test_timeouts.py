@@ -57,7 +57,7 @@ def proposal(spec: RunSpec, seen: Measured, keep_longer: bool) -> RunSpec:
     return spec
 
 
-# --- what is refused ---
+# --- refused values ---
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_engine_whose_word_comes_too_late_is_named_though_no_key_would_help()
     assert all(each.settable for each in timeouts.unsafe(SPEC, Measured(engine_word_s=12.0)))
 
 
-# --- what is sensible ---
+# --- sensible values ---
 
 
 @pytest.mark.parametrize("spec", [SPEC, SLURM, *(runfile.load(path) for path in EXAMPLES)], ids=lambda s: s.name)
@@ -241,7 +241,7 @@ def test_what_takes_longer_never_needs_a_shorter_time(spec: RunSpec, seen: Measu
         assert after.best.value >= before.best.value, before.key
 
 
-# --- what was seen ---
+# --- measurements ---
 
 
 def test_of_several_the_longest_counts_and_an_unknown_one_takes_nothing_away() -> None:

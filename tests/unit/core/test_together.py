@@ -71,7 +71,7 @@ def test_its_hang_is_one_incident() -> None:
     assert len(w.incidents) == 1
 
 
-# --- blame without the dead group: who waits legitimately for it is to blame ---
+# --- blame without the dead group: a group that rightly waits for it is blamed ---
 
 
 @pytest.mark.parametrize("how", ["fact", "stacks"])

@@ -133,7 +133,7 @@ class World:
     def waits(self) -> str:
         return " | ".join(self.last.waits)
 
-    # --- what is seen ---
+    # --- observations ---
 
     def hold(self, host: str) -> None:
         """Records that an incident of this run is held against a host."""

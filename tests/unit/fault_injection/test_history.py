@@ -221,7 +221,7 @@ def test_one_whose_number_was_given_to_a_decision_without_actions_and_without_an
     files.journal.sort(key=lambda x: x["t"])
     assert [d.number for d in files.history().committed()] == [1, 2, 4, 5, 6, 7]
     next(x for x in files.journal if x["t"] == 14.2)["changed"] = (
-        False  # it says what it waits for, and has found the first
+        False  # it reports what it waits for, and has found the first
     )
     assert [d.number for d in files.history().committed()] == [1, 2, 3, 4, 5, 6, 7]
 

@@ -218,7 +218,7 @@ def test_faults_are_told_for_the_metrics_and_counted_on(world: World) -> None:
 def test_a_fault_of_etcd_is_told_when_it_answers_again(world: World) -> None:
     world.live.look()
     watch = world.store.watch(keys.faults("run"), world.store.list(keys.PREFIX).revision)
-    world.store.fail_next(2)  # a look at what is there would take one of these
+    world.store.fail_next(2)  # a look at the current records would take one of these
     world.live.made("etcd_killed")
     told = eventually(lambda: (changes := watch.poll(0.1)) is not None and changes.puts, 10)
     assert [decode(item.value, FaultsMade).made for item in told] == [{"etcd_killed": 1}]
@@ -440,7 +440,7 @@ def test_what_comes_is_noted_once_and_in_order(world: World) -> None:
     assert [s.what for s in world.live.seen()].count("leader") == 1
 
 
-# --- what may be broken ---
+# --- parts that may be broken ---
 
 
 def test_a_run_that_does_not_allow_it_is_refused(world: World) -> None:

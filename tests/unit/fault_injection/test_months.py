@@ -93,7 +93,7 @@ def test_where_nobody_is_left_what_was_trained_since_the_checkpoint_is_trained_a
     never, often = only_group(0.0), only_group(1800.0)
     assert never.badput["recompute"] == 0.0
     assert never.failures == often.failures > 50
-    # half an interval each time, within what chance makes of so many
+    # half an interval each time, within the chance deviation of that number
     assert often.badput["recompute"] / often.failures == pytest.approx(900.0, rel=0.25)
     assert often.seconds * (never.ettr - often.ettr) == pytest.approx(often.badput["recompute"])
     assert sum(often.by_look.values()) == pytest.approx(sum(often.badput.values()))

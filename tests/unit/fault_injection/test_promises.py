@@ -591,7 +591,7 @@ def test_seconds_under_no_cause_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert any("under no cause" in s for s in sentences)
 
 
-# --- what is no violation ---
+# --- no violations ---
 
 
 def test_what_a_person_asked_for_draws_no_budget(tmp_path: Path) -> None:

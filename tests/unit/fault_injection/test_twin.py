@@ -42,7 +42,7 @@ def long(run: ToyRun) -> ToyRun:
     return run
 
 
-# --- what is as it should be ---
+# --- right runs ---
 
 
 def test_a_run_without_failures() -> None:
@@ -168,7 +168,7 @@ def test_two_ranks_are_one_group() -> None:
     assert [len(ranks) for ranks in plan.steps[0].parts.values()] == [2, 2]
 
 
-# --- what was planted ---
+# --- planted errors ---
 
 
 def batches(run: ToyRun, group: int) -> list[dict[str, Any]]:
@@ -391,7 +391,7 @@ def test_a_flip_is_in_its_groups_copy_until_that_starts_again() -> None:
     run.steps(2)
     run.flip(1)
     run.steps(2)
-    run.fails()  # what was not committed has the same copies
+    run.fails()  # an uncommitted step has the same copies
     run.step()
     run.quorum += 1
     run.step(0)
@@ -535,7 +535,7 @@ def test_a_flip_of_which_nothing_was_written_down_is_unknown() -> None:
     unknown_from(history, 3, "which bit bit_flip flipped in group 1 was not written down")
 
 
-# --- what is missing ---
+# --- missing records ---
 
 
 def cut(run: ToyRun, group: int, event: str, number: int) -> None:

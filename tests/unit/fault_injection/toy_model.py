@@ -98,7 +98,7 @@ class ToyRun:
             self.of(group).append({**quorum, "participating_rank": group if group in took else None})
             batches[group] = self.reads(group)
         counted = [batches[group] for group in (*took, *wrongly_counted)]
-        if len(took) == 1 and took[0] in self.own:  # who heals has its state
+        if len(took) == 1 and took[0] in self.own:  # a group that heals has its state
             self.state = self.own[took[0]]
             self.own.clear()
         for group in heal:

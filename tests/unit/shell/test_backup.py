@@ -237,7 +237,7 @@ def test_generations_of_torn_checkpoints_count_too(tmp_path: Path) -> None:
     assert views.memory(Mirror(fresh.list(keys.PREFIX)), "run").groups[1].generation == 44 + GENERATIONS
 
 
-# --- what is in the way ---
+# --- obstacles to a restore ---
 
 
 def test_a_leader_and_a_state_that_is_there_are_in_the_way(tmp_path: Path) -> None:

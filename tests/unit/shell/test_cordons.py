@@ -33,7 +33,7 @@ def seen(*values: dict[str, bytes], run: str = "run") -> dict[str, CordonView]:
     return cordons.seen_by(mirror_of({k: v for found in values for k, v in found.items()}), run)
 
 
-# --- what a run sees ---
+# --- a run's view ---
 
 
 def test_a_persons_word_bars_a_host_for_every_run_and_a_drain_has_it_left() -> None:
@@ -279,7 +279,7 @@ def test_an_unreadable_one_is_not_written_over_and_can_be_freed() -> None:
     assert "host big is cordoned" in say(store, "big")
 
 
-# --- what is shown ---
+# --- display ---
 
 
 def test_status_and_nodes_say_why_and_by_whom() -> None:
@@ -310,7 +310,7 @@ def test_what_an_ended_run_holds_against_a_host_is_not_shown() -> None:
     assert "run that has ended" in hosts.uncordon(MemoryStore(), mirror, "n9")
 
 
-# --- kept, and by whom written ---
+# --- kept, and the writers ---
 
 
 def test_a_backup_holds_them_and_a_restore_brings_them_back() -> None:

@@ -258,7 +258,7 @@ def test_nodes_are_withheld_no_longer_than_who_does_so_lives(home: Path, request
     code += "LocalEngine(Path(sys.argv[1])).withhold('taken')"
     subprocess.run([sys.executable, "-c", code, str(home)], check=True)
     assert (home / "local" / local.WITHHELD).exists()
-    request.getfixturevalue("spawned")  # from here on what is started is a `sleep`
+    request.getfixturevalue("spawned")  # from here on each started process is a `sleep`
     engine = LocalEngine(home)
     engine.acquire(Request(key="a1", run="run", slots=1, lease_s=5))
     assert grants(engine)["a1"].state == "granted"
