@@ -436,7 +436,7 @@ class Cluster:
             self._obey(machine)
 
     def _obey(self, machine: Machine) -> None:
-        """Acts as agents.reconcile: never two generations at once, each started once, an end kept until it is
+        """Acts as agents.agent.reconcile: never two generations at once, each started once, an end kept until it is
         reported."""
         newest = {t.group: t for t in machine.wanted}
         machine.ways |= {(t.group, t.generation): t.gate for t in machine.wanted}
