@@ -1,4 +1,4 @@
-"""Who was frozen looks again before it judges; and when a node that reaches nobody stops its trainers."""
+"""A process that was frozen looks again before it judges, and a node that reaches no one stops its trainers in time."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ WITHIN_S = 10.0
 
 
 class Told(MemoryStore):
-    """That keeps what was written and listed, in order; the `fails`-th call from then on finds it away."""
+    """A store that keeps writes and lists in order; from `fails` on, its `fails`-th call raises Retryable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def test_how_long_etcd_took_is_told_also_of_what_it_did_not_write(etcd: Told, tm
 def test_nobody_sleeps_while_it_is_asked_for(
     etcd: Told, reporter: Reporter, answers: list[tuple[int, Wanted]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All is written when the read fails."""
+    """Everything is written when the read fails."""
     monkeypatch.setattr("agents.threads.connect.connect_patiently", lambda *about: etcd)
     monkeypatch.setattr("agents.agent.reporter.LOOK_S", 1000.0)
     etcd.fails = 7
@@ -167,7 +167,7 @@ def settings_of(home: Path, endpoint: str) -> Settings:
 
 
 class Shim:
-    """That starts whatever it is asked to."""
+    """A shim that starts everything it is asked to."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -233,7 +233,7 @@ def test_it_does_not_wait_for_etcd_when_the_watch_says_that_it_is_wanted_no_more
 
 
 def begins(settings: Settings, store: Store, withdrawn: bool) -> list[str]:
-    """What the shim is asked by a start that was `withdrawn` while the watch was held back."""
+    """Requests that the shim gets from a start that was `withdrawn` while the watch was held back."""
 
     async def starts() -> list[str]:
         shim, held, runs = Shim(), threading.Event(), threading.Event()

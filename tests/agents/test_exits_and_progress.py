@@ -1,4 +1,4 @@
-"""How an end is decoded, and how a progress file is followed."""
+"""Decoding of a rank's end, and following of its progress file."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_traceback_that_a_rotation_cut_in_two_is_whole(tmp_path: Path) -> None
 def test_a_traceback_in_the_log_is_no_cause_where_python_was_not_ended_by_it(
     tmp_path: Path, how: dict[str, int]
 ) -> None:
-    """Somebody had caught it, and logged it."""
+    """The program had caught the exception, and logged it."""
     (tmp_path / "output.log").write_text(TRACE)
     found = exit_decoder.decode(ended(tmp_path, **how))
     assert (found.raised, found.trace) == ("", "")
@@ -110,7 +110,7 @@ def test_a_traceback_in_the_log_is_no_cause_where_python_was_not_ended_by_it(
 
 
 def test_a_segfaults_words_are_found_before_the_stacks_and_modules_that_follow(tmp_path: Path) -> None:
-    """As Python writes them: kilobytes of both."""
+    """Python writes kilobytes of stacks and modules."""
     thread = (
         "Thread 0x1 (most recent call first):\n" + '  File "/usr/lib/python3.12/threading.py", line 359 in wait\n' * 99
     )
@@ -126,7 +126,7 @@ RED, OFF, OWNED = "\x1b[1;31m", "\x1b[0m", "\x1b]0;owned\x07\x1b[2J"
 
 
 def test_a_log_in_colour_is_read_as_one_without(tmp_path: Path) -> None:
-    """It is evidence: a person reads it in a terminal."""
+    """The words are evidence, which a person reads in a terminal."""
     lines = [f"{RED}{line}{OFF}{OWNED}" for line in TRACE.splitlines()]
     (tmp_path / "output.log").write_text("\x1b[32mstep\x1b[0m 1\n" + "\n".join(lines) + "\n")
     found = exit_decoder.decode(ended(tmp_path, exit_code=1))

@@ -1,4 +1,4 @@
-"""What an agent measures is in the reports that it writes anyhow."""
+"""An agent puts its measurements in the reports that it writes anyhow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's kills for memory: told from other SIGKILLs by the count of the cgroup, and by the kernel's log."""
+"""The kernel's kills for memory, distinguished from other SIGKILLs by the cgroup's count and the kernel's log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST = "toy.0.1.0"
 
 
 class FakeProc:
-    """As much of /proc and of a cgroup tree as is read."""
+    """The parts of /proc and of a cgroup tree that are read."""
 
     def __init__(self, folder: Path, mount: str = "rw - cgroup cgroup rw,memory", root: str = "/") -> None:
         self.folder = folder / "proc"
@@ -100,7 +100,7 @@ def test_where_nothing_counts(tmp_path: Path, cgroup: str, mount: str) -> None:
 
 
 def test_this_machines_own_counter_can_be_read() -> None:
-    """Whatever it has: a number, or nothing."""
+    """The counter is a number, or missing."""
     file = counter(oom_kills.cgroup_of(os.getpid()))
     assert file is None or oom_kills.read_count(file) is not None
 
@@ -126,7 +126,7 @@ def test_kills_of_before_are_not(proc: FakeProc) -> None:
 
 
 def test_a_kill_that_was_counted_before_the_process_had_ended(proc: FakeProc) -> None:
-    """Freeing its memory takes a while, and somebody looks meanwhile. By then it is shown in the root."""
+    """Freeing its memory takes a while; when the agent looks meanwhile, the process is in the root cgroup."""
     proc.count("/job", 0)
     proc.process(7, LEGACY)
     watch = Ooms(proc.folder)
@@ -140,7 +140,7 @@ def test_a_kill_that_was_counted_before_the_process_had_ended(proc: FakeProc) ->
 
 
 def test_a_kill_of_long_ago_is_stale(proc: FakeProc) -> None:
-    """Something else in the cgroup was killed, and this one lived on."""
+    """Another process in the cgroup was killed, and this one lived on."""
     proc.count("/job", 0)
     proc.process(7, LEGACY)
     watch = Ooms(proc.folder)
@@ -242,7 +242,7 @@ def killed(folder: Path, **about: object) -> ProcessRecord:
 def test_the_log_is_believed_over_the_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: bool | None
 ) -> None:
-    """A process may have been moved to another cgroup since it was last looked at."""
+    """A process may have been moved to another cgroup since the last look."""
     monkeypatch.setattr(kernel_log, "killed_for_memory", lambda pid, ticks: f"Killed process {pid}")
     found = exit_decoder.decode(killed(tmp_path, oom=counted))
     assert (found.oom, found.kernel) == (True, "Killed process 42")
@@ -270,7 +270,7 @@ HOG = "taken = [bytearray(b'x' * (1 << 20)) for _ in range(256)]"
 
 
 def test_the_kernel_counts_a_process_that_takes_more_than_its_cgroup_has(tmp_path: Path) -> None:
-    """Not so one that somebody else kills there."""
+    """A process that a test kills in the cgroup is not counted."""
     waits = "import sys; print(flush=True); sys.stdin.readline(); "
     with memory_cgroup("hog") as cgroup:
         watch, ends = Ooms(), {}

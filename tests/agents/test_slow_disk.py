@@ -1,4 +1,5 @@
-"""A node whose disk is slow, or takes reads alone: nobody is taken for frozen or silent because of that, and nothing is lost."""
+"""A node whose disk is slow, or takes reads alone: no process counts as frozen or silent for it, and nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def ended(settings: Settings, ends: Callable[[Agent], object]) -> ExitObserved:
-    """What is told of a rank that raised, after `ends`."""
+    """The exit that the agent reports of a rank that raised, after `ends`."""
 
     async def tell() -> ExitObserved:
         agent = Agent(settings, None)  # type: ignore[arg-type]
@@ -64,7 +65,7 @@ def test_an_end_does_not_wait_for_what_is_written_for_a_start(settings: Settings
 
 
 def test_one_that_has_finished_is_told_as_finished_though_no_look_has_seen_it(settings: Settings) -> None:
-    """The newest look began before it said so, and is not over."""
+    """The newest look began before the rank wrote that it had finished, and is not over."""
 
     async def tell() -> TrainerObserved:
         agent, answers = Agent(settings, None), threading.Event()  # type: ignore[arg-type]
@@ -120,7 +121,7 @@ def test_a_start_whose_record_is_written_when_the_node_has_been_told_to_stop_is_
 
 
 class Disk:
-    """Of a gate's agent, which looks ten times a second."""
+    """The disk of a gate's agent, which looks ten times a second."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frozen, self.awake = FrozenGates(folder), 0.0
@@ -144,7 +145,7 @@ class Disk:
             self.frozen._aside.ask(lambda: None).result(10)
 
     def stands_still(self, until_s: float) -> float | None:
-        """When it was found to be frozen."""
+        """The time at which the gate was found frozen; None: it was not."""
         return next((tenth / 10 for tenth in range(int(10 * until_s)) if self.look(tenth / 10)), None)
 
 
@@ -160,7 +161,7 @@ def test_a_gate_that_does_not_touch_its_file_is_frozen(disk: Disk) -> None:
 
 
 def test_a_gate_whose_disk_takes_no_touch_is_not_frozen(disk: Disk) -> None:
-    """As one that is frozen for a snapshot, or whose journal is full: it is read all the same."""
+    """A disk frozen for a snapshot, or with a full journal, can still be read."""
     try:
         assert disk.stands_still(60.0) is None
         disk.touches.set()
@@ -220,7 +221,7 @@ def test_what_is_to_be_ended_does_not_wait_for_a_start(settings: Settings, sleep
 
 
 class Etcd:
-    """That takes whatever it is given."""
+    """An etcd that takes every write."""
 
     def __init__(self) -> None:
         self.leases = 0

@@ -1,4 +1,4 @@
-"""The time that the gate takes to answer, in classes."""
+"""The gate's answer times, counted in classes."""
 
 from __future__ import annotations
 

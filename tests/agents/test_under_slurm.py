@@ -57,7 +57,7 @@ def test_a_node_in_a_job(cell: Slurm, etcd_server: EtcdServer, store: Store, tmp
         # the job's main process is the shim itself: so a signal to it alone is a notice
         cell.command("scancel", "--batch", "--signal=USR1", str(number))
         eventually(lambda: observed(store, "n1").leaving == LEAVING, 10)
-        # an agent that is upgraded: Slurm has nothing to say to that
+        # an agent that is upgraded: Slurm does not notice
         agent = node.pid("agent")
         kill(agent)
         eventually(lambda: (r := registration(store, "n1")) and r.agent_pid not in (0, agent), 20)
@@ -70,7 +70,7 @@ def test_a_node_in_a_job(cell: Slurm, etcd_server: EtcdServer, store: Store, tmp
         eventually(lambda: node.left() == [], 10, "nothing of the job is left")
         eventually(lambda: [j["job_state"] for j in cell.jobs()] == ["CANCELLED"], 10)
         assert node.history()[-1]["event"] == "shim_stopped", "it ended by itself, within KillWait"
-        # the agent got Slurm's TERM as well, and has stayed to tell
+        # the agent got Slurm's TERM as well, and stays to report
         assert rank(store, "n1", 1).exit.signal == signal.SIGTERM
         assert registration(store, "n1") is None
     finally:

@@ -1,4 +1,4 @@
-"""A pytest plugin: what `decide` is given while tests run, a line of JSON each. For `tests.corpus.record` alone."""
+"""A pytest plugin that writes each input of `decide` as a line of JSON, for `tests.corpus.record` alone."""
 
 from __future__ import annotations
 

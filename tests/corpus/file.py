@@ -26,9 +26,9 @@ class Recorded:
     """One decision."""
 
     source: str
-    """Where it was made: a seed of the simulator, a journal, a unit test."""
+    """The origin of the decision: a seed of the simulator, a journal, a unit test."""
     given: dict[str, Any]
-    """As supervisor.shell.control.decision_inputs.Input, in JSON."""
+    """The input, as supervisor.shell.control.decision_inputs.Input in JSON."""
     answered: Answer
 
     def today(self) -> Answer:

@@ -1,7 +1,7 @@
-"""Make the corpus: `python -m tests.corpus.record [RUN_FOLDER...]`.
+"""Makes the corpus: `python -m tests.corpus.record [RUN_FOLDER...]`.
 
-It plays seeds of the simulator, runs the unit tests of `decide`'s parts, reads the journals of the run folders that are named, and keeps
-a few decisions of each shape: which verbs, kinds and rungs it has, and which fields of memory it changes.
+It plays seeds of the simulator, runs the unit tests of `decide`'s parts, and reads the journals of the named run
+folders. It keeps a few decisions of each shape: the verbs, kinds and rungs, and the changed fields of memory.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tests.corpus.file import INPUT, PATH, Recorded, read, write
 from tests.corpus.neutral import answer
 
 SEEDS = {3: 80, 5: 80, 8: 60, 12: 60, 24: 40, 50: 10}
-"""By number of nodes."""
+"""Seeds to play, by number of nodes."""
 OF_EACH_SHAPE = 6
 OF_EACH_SOURCE = 12
-"""Decisions that change memory, at least, whatever their shape."""
+"""Decisions to keep from each source at least, of any shape, if they change memory."""
 
 _NUMBERED = re.compile(r"\d+")
 
 
 class Chosen:
-    """What is kept."""
+    """The decisions to keep."""
 
     def __init__(self) -> None:
         self.lines: list[Recorded] = []
@@ -57,14 +57,14 @@ class Chosen:
         try:
             given = json.loads(decision_inputs.take(observed, spec, memory).body)
         except ValueError:
-            return  # a test of what cannot be written
+            return  # a test of an input that cannot be written
         self._shapes[shape] += 1
         self._sources[source] += 1
         self.lines.append(Recorded(source, given, found))
 
 
 def shape_of(found: dict[str, Any], waits: Sequence[str]) -> str:
-    """What a decision is like, without names, numbers and times."""
+    """The shape of a decision: its content without names, numbers and times."""
     about = [f"{a['verb']} {a.get('rung', '')}" for a in found.get("actions", [])]
     about += [f"{i['kind']} {i.get('rung', '')} {i['state']} {i.get('shadow', '')}" for i in found.get("incidents", [])]
     about += [*found.get("set", []), *found.get("gone", []), *(" ".join(w.split()[2:6]) for w in waits)]
@@ -128,7 +128,7 @@ def _offer(chosen: Chosen, source: str, given: decision_inputs.Input) -> None:
 
 
 def reworded(path: Path) -> None:
-    """Raises ValueError where more than the sentences of a decision is another."""
+    """Takes over the sentences of today's decisions. Raises ValueError where anything else of a decision differs."""
     lines = []
     for number, line in enumerate(read(path)):
         today = line.today()

@@ -1,4 +1,4 @@
-"""Every decision of the corpus is made again as it was."""
+"""Today's `decide` repeats every decision of the corpus."""
 
 from __future__ import annotations
 

@@ -26,13 +26,13 @@ FIELDS = [f.name for f in fields(Memory)]
 
 
 def now(r: Round) -> dict[str, Any]:
-    """What memory would be if the round ended here."""
+    """Memory as it would be if the round ended here."""
     found = {name: getattr(r.draft, name) for name in FIELDS} | {"incidents_seen": r.seen}
     return found | {name: dict(getattr(r, name)) for name in IN_THE_ROUND}
 
 
 def written(given: Input) -> dict[str, set[str]]:
-    """By stage, which fields it changed."""
+    """The fields that each stage changed."""
     r, passed, found = Round(given.observed, given.spec, given.memory), Found(), {}
     for stage in STAGES:
         before = now(r)
@@ -43,7 +43,7 @@ def written(given: Input) -> dict[str, set[str]]:
 
 
 NEVER_SEEN = {("place", "incidents_seen")}
-"""Only where a group without an incident waits to start on a node that is leaving."""
+"""Seen only where a group without an incident waits to start on a node that is leaving."""
 
 
 def seen(part: slice) -> dict[str, set[str]]:

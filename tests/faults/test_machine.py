@@ -1,4 +1,4 @@
-"""What faults are made with, on the real machine: libfaketime, a tmpfs, `ss -K`, another user's processes."""
+"""The tools of faults on the real machine: libfaketime, a tmpfs, `ss -K`, another user's processes."""
 
 from __future__ import annotations
 

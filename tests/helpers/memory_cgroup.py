@@ -14,7 +14,7 @@ from fault_injection.testbed.unavailable import NotHere
 
 @contextmanager
 def memory_cgroup(name: str) -> Iterator[MemoryCgroup]:
-    """As fault_injection.testbed.memory_cgroup."""
+    """Yields a cgroup as fault_injection.testbed.memory_cgroup does."""
     with ExitStack() as stack:
         try:
             cgroup = stack.enter_context(real.memory_cgroup(name))

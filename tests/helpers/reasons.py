@@ -1,4 +1,4 @@
-"""What reasons say, as codes."""
+"""Reads the codes and values of reasons."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def spent(rung: str, allowed: int = 1, window_s: float = 3600.0) -> Reason:
 
 
 def texts(*reasons: Reason | None) -> str:
-    """What came from outside: all texts among their values."""
+    """All texts among the reasons' values, which came from outside."""
     return " ".join(strings(reason for reason in reasons if reason is not None))
 
 
 def values(reasons: Iterable[Reason], code: Code) -> list[dict[str, Any]]:
-    """Of each reason of this code."""
+    """The values of each reason of this code."""
     return [dict(reason.about) for reason in reasons if reason.code == code]

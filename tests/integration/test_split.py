@@ -1,4 +1,4 @@
-"""A network cut around the lighthouse, the nodes and etcd: one side trains, never both. Machines are network namespaces."""
+"""A network cut around the lighthouse, the nodes and etcd: one side trains, never both. A namespace is a machine."""
 
 from __future__ import annotations
 

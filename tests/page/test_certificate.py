@@ -26,7 +26,7 @@ LONG = (
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of the certificate of a run in which every fault of the catalogue was made, with its two real ones among them."""
+    """The address of the certificate of a run with every fault of the catalogue, among them its two real ones."""
     folder = tmp_path_factory.mktemp("certificate")
     history = a_broken_run(folder)
     assert history.setting is not None

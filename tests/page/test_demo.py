@@ -1,6 +1,7 @@
-"""The newcomer's test on what a real demo left in etcd: ten questions, and nothing but the page (docs/PAGE.md).
+"""The newcomer's test on etcd's records of a real demo: ten questions, and nothing but the page (docs/PAGE.md).
 
-The record is of the moment at which the third fault, a lost allocation, was seen, or just mended; `tests/page/picture.py` makes it anew.
+The record is of the moment at which the third fault, a lost allocation, was seen, or just mended;
+`tests/page/picture.py` makes it again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """Where the page of that record is."""
+    """The address of that record's page."""
     told = json.loads(gzip.decompress(RECORD.read_bytes()))
     store = MemoryStore()
     for key, value in told["records"].items():

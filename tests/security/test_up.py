@@ -1,4 +1,5 @@
-"""`supervisor up` with certificates: what it starts has its own, and the other commands find the file by themselves."""
+"""`supervisor up` with certificates: the processes that it starts have their own, and the other commands find the file
+by themselves."""
 
 from __future__ import annotations
 

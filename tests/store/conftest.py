@@ -1,4 +1,4 @@
-"""Fixtures of this folder. What may differ between servers runs on each that we know."""
+"""Fixtures of this folder. Tests of behaviour that differs between servers run on each known one."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def each_store(each_server: EtcdServer) -> Iterator[EtcdStore]:
 
 @pytest.fixture(scope="session")
 def any_binary() -> Path:
-    """The first of them, for what does not differ."""
+    """The first binary, for behaviour that does not differ."""
     return binaries()[0]

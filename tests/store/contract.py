@@ -1,4 +1,4 @@
-"""What every Store must do: held by EtcdStore and by the fake (test_contract.py)."""
+"""The contract of every Store, held by EtcdStore and by the fake (test_contract.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOON_S = 5.0
 
 @dataclass
 class Kit:
-    """A store, and what a test can do to it."""
+    """A store, and the ways in which a test can disturb it."""
 
     store: Store
     expire: Callable[[int], None]

@@ -21,7 +21,7 @@ class TestMemoryStore(StoreContract):
 
 
 class TestSimStore(StoreContract):
-    """A lease of it runs out as one does: nobody renews it, and its time passes."""
+    """A lease here expires like a real one: nothing renews it, and its time passes."""
 
     @pytest.fixture
     def kit(self) -> Kit:

@@ -21,7 +21,7 @@ TTL_S = 2
 
 
 def passed(seconds: float) -> None:
-    """Lets time pass on purpose: the thing tested is that something stays as it is."""
+    """Lets time pass on purpose, in tests that a state stays the same."""
     end = time.monotonic() + seconds
     eventually(lambda: time.monotonic() >= end, seconds + 5)
 

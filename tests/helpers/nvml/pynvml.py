@@ -1,4 +1,5 @@
-"""Takes the place of nvidia-ml-py in an agent that has this folder on its PYTHONPATH: GPUs as fault_injection/doubles/gpus.py has them."""
+"""A stand-in for nvidia-ml-py in an agent that has this folder on its PYTHONPATH: its GPUs are
+fault_injection/doubles/gpus.py's."""
 
 import sys
 

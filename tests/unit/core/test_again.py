@@ -1,4 +1,4 @@
-"""An answer beside the one that was given once."""
+"""Comparison of today's answer with the one that was given then."""
 
 from __future__ import annotations
 

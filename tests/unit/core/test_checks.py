@@ -1,4 +1,5 @@
-"""Nodes whose machine is being checked, or failed; and what a passed check frees a host from."""
+"""Nodes whose machine is being checked, or failed its checks; and the effect of a passed check on what is held against
+a host."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ FAILED = "its checks failed on node n1 (before its first rank): disk: 0.1 MB/s: 
 
 
 def arrived(groups: int = 2, spares: int = 0, **about: object) -> World:
-    """Nodes and gate are there, nothing was started."""
+    """A world whose nodes and gate are there, but nothing was started."""
     w = World(groups=groups, spares=spares, **about)  # type: ignore[arg-type]
     w.host()
     w.round()
@@ -38,7 +39,7 @@ def fail(w: World, number: int) -> None:
 
 
 def passes(w: World, number: int) -> None:
-    """As its agent's next try says."""
+    """Reports that the agent's next try of the checks passed."""
     w.node(number, failed="", unsure="")
     w.cordons.pop(f"n{number}", None)
 
@@ -187,11 +188,11 @@ def test_a_run_that_is_halted_for_them_says_so() -> None:
     assert f"1 more are there, node n1 is given no group: {FAILED}" in say(w.memory.halt_reason)
 
 
-# --- failed where a group is to be started again ---
+# --- failed where a group will be started again ---
 
 
 def ends_and_waits_there(w: World) -> None:
-    """A second crash, so that the restart in place has a pause in which its node is checked."""
+    """Crashes a second time, so that the restart in place has a pause in which its node is checked."""
     w.crash(0)
     w.round()
     w.recover(0)
@@ -261,7 +262,8 @@ def test_a_group_that_trains_on_a_node_that_fails_its_checks_goes_on() -> None:
 
 
 def test_a_cause_that_fails_the_checks_of_many_is_held_and_is_over_by_itself() -> None:
-    """A driver that was upgraded on all of them: no node is given up, nothing is paid, and no run is halted for it."""
+    """The cause is a driver that was upgraded on all of them: no node is given up, nothing is paid, no run is
+    halted."""
     w = arrived(groups=10, spares=2, min_groups=10)
     for number in range(1, 13):
         fail(w, number)
@@ -398,7 +400,7 @@ def test_a_run_lets_go_of_a_host_that_passed_and_says_by_what() -> None:
 
 
 def test_what_fails_on_every_host_is_not_tried_on_all_of_them() -> None:
-    """A driver, an environment, a file system: not so many machines. What stands in for them draws on the budget."""
+    """The cause is a driver, an environment, a file system, not the machines. Replacements draw on the budget."""
     w = arrived()
     for _ in range(40):
         for number in range(1, len(w.memory.allocations) + 1):

@@ -1,4 +1,4 @@
-"""`decide`: how a run begins, drains and ends."""
+"""`decide` at a run's begin, drain and end."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_the_newest_complete_checkpoint_is_noted() -> None:
 
 @pytest.mark.parametrize(("generation", "written_by"), [(1, 1), (2, 1)])
 def test_a_checkpoint_of_an_older_generation_is_not_believed(generation: int, written_by: int) -> None:
-    """Neither when the old process says so, nor when the new one repeats it."""
+    """The old process's report is not believed, nor the new one's repetition of it."""
     w = World().bring_up()
     w.crash(0)
     w.round()

@@ -1,4 +1,4 @@
-"""When a group's failure is its GPU's fault."""
+"""Conditions under which a group's failure is its GPU's fault."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "GPU 0 (0000:10:00.0, GPU-0000)"
 
 
 def xid(w: World, code: int, group: int = 1, generation: int | None = None, **about: Any) -> GpuFact:
-    """One that came while a generation of the group ran, its current one if none is given."""
+    """An Xid that came while a generation of the group ran, its current one if none is given."""
     ran = (group, w.group(group).generation if generation is None else generation)
     return GpuFact(kind="gpu_xid", evidence=f"{NAME}: Xid {code}", xid=code, during=frozenset({ran}), **about)
 
@@ -28,7 +28,7 @@ def holds(kind: str, **about: Any) -> GpuFact:
 
 
 def tell(w: World, *facts: GpuFact, node: str = "") -> None:
-    """What the agent of group 1's node, or of another, says."""
+    """Sets the GPU facts that the agent of group 1's node, or of another, reports."""
     name = node or w.group(1).node
     w.nodes[name] = replace(w.nodes[name], gpus=facts)
 
@@ -94,7 +94,7 @@ def test_the_text_is_that_of_the_newest_end() -> None:
 
 
 def test_it_says_nothing_of_the_program() -> None:
-    """As a lost node: what the program did before is not forgotten for it."""
+    """As after a lost node, the program's earlier ends are not forgotten."""
     w = World().bring_up()
     w.fail(1, error="ValueError: mine")
     w.round()
@@ -107,7 +107,7 @@ def test_it_says_nothing_of_the_program() -> None:
 
 
 def test_a_hang_is_the_gpus_also_when_all_wait() -> None:
-    """A collective with a GPU that does not answer ends for nobody, so nobody hangs by itself."""
+    """A collective with a GPU that does not answer never ends, so no group hangs by itself."""
     w = World().bring_up()
     for group in (0, 1):
         w.report(group, commits=1, step=5, stuck=StuckView(activity="collective", activity_s=60.0, bound_s=30.0))
@@ -184,7 +184,7 @@ def test_a_policy_that_only_observes_moves_nobody() -> None:
 
 @pytest.mark.parametrize("code", [48, 79, 95])
 def test_an_xid_of_an_earlier_generation_never_acts_on_a_later_one(code: int) -> None:
-    """A stale event that kills a job again and again: it is told for an hour, and the job runs on."""
+    """A stale event must not kill a job again and again: it is reported for an hour, and the job runs on."""
     w = World().bring_up()
     w.crash(1)
     w.round()
@@ -240,7 +240,7 @@ def test_no_group_is_placed_where_a_gpu_cannot_be_used(kind: str) -> None:
 
 
 def test_an_xid_alone_bars_no_spare() -> None:
-    """It was, and nobody knows that it still matters: what lasts is a condition."""
+    """The Xid is past, and may no longer matter: only a condition lasts."""
     w = World().bring_up()
     tell(w, replace(xid(w, 48), during=frozenset()), replace(xid(w, 79), during=None), node="n3")
     w.crash(0)

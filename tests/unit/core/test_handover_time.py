@@ -1,4 +1,4 @@
-"""When all groups are handed over, so that the last step and its checkpoint fit into what is left of the warning."""
+"""The time of a hand-over of all groups: the last step and its checkpoint must fit into the rest of the warning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.unit.core.world import World
 
 
 def _begun_at(w: World, told_at: float) -> float:
-    """How long after the warning the hand-over began, a second's round at a time."""
+    """Seconds from the warning to the begin of the hand-over, a second's round at a time."""
     while w.memory.handover_at_step is None and w.now < told_at + WARN_S:
         w.round(1.0)
     assert w.memory.handover_at_step is not None, w.waits()
@@ -42,7 +42,7 @@ def test_a_step_that_takes_longer_than_the_warning_is_begun_at_once_and_said() -
 
 
 def _half_moved() -> World:
-    """Both nodes were told at once; one successor came late, and a group is being started on it."""
+    """A world in which both nodes got notice at once; one successor came late, and a group is being started on it."""
     w = world(groups=2, spares=0)
     limit(w, 1)
     limit(w, 2)

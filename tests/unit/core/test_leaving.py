@@ -1,4 +1,4 @@
-"""`decide`: nodes that the engine is about to take away are left before, at nobody's budget."""
+"""`decide`: groups leave a node that the engine is about to take away before its end, charged to no budget."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def world(groups: int = 2, spares: int = 1, **about: object) -> World:
 
 
 def limit(w: World, number: int) -> None:
-    """Its shim was told that its time is nearly over."""
+    """Notifies the node's shim that its time is nearly over."""
     w.node(number, leaving="its time limit is near")
 
 
@@ -37,14 +37,14 @@ def wanted(w: World) -> list[str]:
 
 
 def settle(w: World) -> None:
-    """Rounds that follow each other at once."""
+    """Plays rounds that follow each other at once."""
     w.round()
     while w.last.look_again_at is not None and w.last.look_again_at <= w.now:
         w.round()
 
 
 def follow(w: World, group: int) -> None:
-    """The old generation is fenced, the new one placed and committing."""
+    """Fences the old generation, places the new one, and lets it commit."""
     w.admit(group)
     w.round()
     assert w.group(group).phase == "starting", (w.group(group), w.waits())
@@ -274,7 +274,7 @@ def test_everybodys_limit_at_once_asks_for_nothing_twice() -> None:
 
 
 def test_a_limit_shorter_than_its_warning_does_not_ask_for_ever_more() -> None:
-    """Each successor is leaving the moment it comes: the next is asked for after a warning's time."""
+    """Each successor is leaving the moment it comes: the next is requested after a warning's time."""
     w = world(groups=2, spares=0)
     drain(w, 1)
     for number in range(1, 100):
@@ -288,7 +288,7 @@ def test_a_limit_shorter_than_its_warning_does_not_ask_for_ever_more() -> None:
 
 @pytest.mark.parametrize(("told_s", "ends_s"), [(30.0, 280.0), (60.0, 360.0)])
 def test_a_limit_that_is_not_well_above_its_warning_is_bounded_by_the_budget(told_s: float, ends_s: float) -> None:
-    """Each job is told of its end soon after its group has come to it, and ends."""
+    """Each job gets notice of its end soon after its group has come to it, and ends."""
     w = world(groups=2, spares=0)
     began = {1: w.now, 2: w.now}
     end, step = w.now + 3600.0, 10
@@ -336,7 +336,7 @@ def all_limits(w: World) -> None:
 
 
 def begun(w: World) -> int:
-    """Everybody's time runs out and nobody comes: the step after which all end."""
+    """Brings all nodes to their limit, with no successor; returns the step after which all end."""
     for g in w.memory.groups:
         w.commit(g, step=100, step_s=1.0)
     all_limits(w)
@@ -481,7 +481,7 @@ def test_a_group_that_only_starts_ends_at_once() -> None:
 
 
 def test_the_time_of_a_start_bounds_it() -> None:
-    """A group that never comes to the step: what there is on disk is gone on from."""
+    """If a group never comes to the step, the run goes on from what is on disk."""
     w = world(spares=0, start_timeout_s=200.0)
     begun(w)
     w.bring(3)

@@ -16,7 +16,7 @@ NO_WAY = Reason.of(Code.NO_WAY, host="host")
 
 
 def no_way(w: World, *groups: int, for_s: int = 0) -> None:
-    """Their agents say so, each second; the gate has not heard them since. The others step on."""
+    """Makes their agents report each second that the gate is unreachable; it has not heard them. The others step on."""
     for g in groups:
         if w.group(g).phase == "running":
             w.hear(g, "silent")
@@ -105,7 +105,7 @@ def test_without_a_spare_it_is_restarted_where_it_is_and_says_why_it_stalled() -
 
 
 def is_woken_in_time(w: World) -> bool:
-    """A loop that is asked to look at what is past looks again and again."""
+    """True if no wake-up is due in the past: a loop that must look at a past time looks again and again."""
     return w.last.look_again_at is None or w.last.look_again_at >= w.now
 
 
@@ -135,7 +135,7 @@ def test_one_that_the_gate_has_never_heard_where_it_is_now_moves_to_a_spare() ->
 
 
 def test_one_that_the_gate_hears_is_not_cut_off_whatever_its_forwarder_said_last() -> None:
-    """A pong that came late."""
+    """Its last report is about a pong that came late."""
     w = World(groups=1, spares=1).start_up()
     w.hear(0, "beating")
     w.report(0, commits=0, reaches_gate=False)

@@ -1,4 +1,4 @@
-"""What a person is told of: rungs 3 and 4, an open breaker and a hang for which nobody is ended, each once."""
+"""Notices to a person: rungs 3 and 4, an open breaker and a hang for which no group is ended, each once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def all_told(w: World, rounds: int = 30) -> list[Notice]:
 
 
 def told_by_the_next_leader(w: World) -> set[str]:
-    """It does not know what the one before has told."""
+    """Subjects of the next leader's notices. It does not know which ones the last leader sent."""
     return {notice.about for notice in notices("run", w.round(), w.incidents.values())}
 
 

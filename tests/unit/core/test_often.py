@@ -11,7 +11,7 @@ DAY_S = 86_400.0
 
 
 def crashes(w: World, group: int = 1, after: float = SELDOM_S) -> Rung:
-    """One crash, and its group is back."""
+    """Crashes the group once, and lets it recover; returns the rung."""
     w.now += after
     w.round()
     w.crash(group)

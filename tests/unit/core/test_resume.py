@@ -1,4 +1,4 @@
-"""Out of a halt by a person's word: everything starts again, above all earlier generations."""
+"""A run leaves a halt by a person's word: everything starts again, above all earlier generations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.core.world import World
 
 
 def halted(groups: int = 2) -> World:
-    """The same error at the same step in every group: rung 4."""
+    """A world that was halted (rung 4) by the same error at the same step in every group."""
     w = World(groups=groups, budget={"restart": 9}).bring_up()
     w.save(0, step=50)
     w.round()
@@ -90,7 +90,7 @@ def test_a_restored_memory_starts_everything_anew() -> None:
 
 
 def test_a_run_that_is_resumed_long_after_it_began_waits_for_its_nodes() -> None:
-    """Its first allocations are older than one may take to come: they are not what it waits for now."""
+    """Its first allocations are older than an allocation may take to come, but it does not wait for them now."""
     w = World(groups=2, spares=0).bring_up()
     w.now += 10 * w.spec.policy.allocation_timeout_s
     for group in (0, 1):

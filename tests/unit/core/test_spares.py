@@ -1,4 +1,4 @@
-"""Spares that are of no use any more are asked for again, and not in a loop."""
+"""Spares that have become useless are replaced by a new request, and not in a loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.core.world import World
 
 
 def _spare(w: World) -> str:
-    """Key of the allocation that holds no group."""
+    """The key of the allocation that holds no group."""
     used = {w.nodes[g.node].allocation for g in w.memory.groups.values()}
     (key,) = {a.key for a in w.memory.allocations.values() if a.state == "wanted"} - used
     return key
@@ -68,7 +68,7 @@ def test_a_spare_that_is_taken_again_and_again_leaves_the_last_of_the_budget_to_
 
 
 def test_what_is_gone_is_released_and_not_renewed_beside_what_came_in_its_place() -> None:
-    """The group asked for another at once; when the spare's time is over the run has as many nodes as it should."""
+    """The group asked for another at once. When the spare's time is over, the run has as many nodes as it should."""
     w = World(groups=2, spares=0).bring_up()
     w.grant(1, "gone", reason="preempted")
     w.node(1, registered=False)

@@ -1,4 +1,4 @@
-"""A run that is told to stop ends within its bound, whatever state it is in."""
+"""A run with an order to stop ends within its bound, in any state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def stop(w: World) -> None:
 
 
 def spinning() -> World:
-    """Both train, and neither comes to the last step."""
+    """A world in which both groups train, and neither comes to the last step."""
     w = World(groups=2, start_timeout_s=60.0).bring_up()
     stop(w)
     return w

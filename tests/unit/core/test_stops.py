@@ -1,4 +1,4 @@
-"""A rank that the kernel shows as stopped is a fact: it is ended at once, and no other group has to take too long first."""
+"""The kernel shows a rank as stopped: it is ended at once, and no other group must take too long first."""
 
 from __future__ import annotations
 

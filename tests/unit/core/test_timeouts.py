@@ -1,4 +1,4 @@
-"""The chain of timeouts: what is refused, what is proposed, and that the one fits the other."""
+"""The chain of timeouts: the refused values, the proposed ones, and that no proposal is refused."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def row(key: str, spec: RunSpec = SPEC, seen: Measured = NOTHING) -> Row:
 
 
 def proposal(spec: RunSpec, seen: Measured, keep_longer: bool) -> RunSpec:
-    """With the most sensible value of everything, all at once; or of what is wrong or short alone."""
+    """`spec` with every proposed value at once, or (`keep_longer`) with those for wrong or short values alone."""
     for each in timeouts.rows(spec, seen):
         if each.settable and not (keep_longer and each.state == "fits"):
             spec = with_value(spec, each.key, each.best.value)
     return spec
 
 
-# --- what is refused ---
+# --- refused values ---
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_engine_whose_word_comes_too_late_is_named_though_no_key_would_help()
     assert all(each.settable for each in timeouts.unsafe(SPEC, Measured(engine_word_s=12.0)))
 
 
-# --- what is sensible ---
+# --- sensible values ---
 
 
 @pytest.mark.parametrize("spec", [SPEC, SLURM, *(parse.load(path) for path in EXAMPLES)], ids=lambda s: s.name)
@@ -241,7 +241,7 @@ def test_what_takes_longer_never_needs_a_shorter_time(spec: RunSpec, seen: Measu
         assert after.best.value >= before.best.value, before.key
 
 
-# --- what was seen ---
+# --- measurements ---
 
 
 def test_of_several_the_longest_counts_and_an_unknown_one_takes_nothing_away() -> None:

@@ -1,4 +1,4 @@
-"""How evidence is worded: the one test that holds the sentences, which a person reads in an incident."""
+"""The wording of evidence: the one test that fixes the sentences, which a person reads in an incident."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A real run as one file, for test_numbers_agree.py: `python -m tests.unit.fault_injection.record` (a minute).
+"""Records a real run as one file, for test_numbers_agree.py: `python -m tests.unit.fault_injection.record` (a minute).
 
-Toys that step in a real TorchFT quorum, under a real supervisor, agents and etcd. A trainer is killed, then a node, then an allocation is
-taken away. What etcd held when the run was over is kept, with the report and the files from which `supervisor ledger` counts.
+Toys step in a real TorchFT quorum, under a real supervisor, agents and etcd. A trainer is killed, then a node, then an
+allocation is taken away. It keeps etcd's records at the end of the run, the report, and the files from which
+`supervisor ledger` counts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RECORD = Path(__file__).parent / "recorded_run" / "numbers.json.gz"
 FILES = ("toy/journal.jsonl", ".supervisor/nodes/*/shim.jsonl", ".supervisor/nodes/*/ranks/toy.*/steps.jsonl")
 
 VICTIM, STEPS = 1, 12
-"""The group that is broken, and how many steps are made between two faults."""
+"""The group that is broken, and the number of steps between two faults."""
 
 
 def main() -> None:
@@ -95,7 +96,7 @@ def _steps(w: World, record: RunRecord) -> None:
 
 
 def unpack(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Lay the run's files out below a folder. Returns the run's own folder, and what else was kept."""
+    """Lays the run's files out below a folder. Returns the run's own folder, and the other kept data."""
     told: dict[str, Any] = json.loads(gzip.decompress(RECORD.read_bytes()))
     for name, text in told["files"].items():
         path = folder / name

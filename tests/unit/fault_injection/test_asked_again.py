@@ -1,5 +1,5 @@
-"""Every decision of the real loop about an incident is the same when `decide` is asked again from what
-the journal kept. The world is the simulator's; journal, inputs and digests are real files and records."""
+"""Every decision of the real loop about an incident is the same when `decide` is asked again from the journal's inputs.
+The world is the simulator's; journal, inputs and digests are real files and records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BREAKS = ("crash", "error", "freeze", "node_lost", "unplugged", "allocation_take
 @pytest.mark.parametrize("kind", BREAKS)
 def test_each_incident_of_a_simulated_run(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Kept(leaders._Kept):
-        """In the world's memory, for the checks of the simulator, and on disk."""
+        """Keeps decisions in the world's memory, for the checks of the simulator, and on disk."""
 
         def __init__(self, world: object) -> None:
             super().__init__(world)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""From a schedule to the files that are left, on a run that is played; also when it is interrupted or given up."""
+"""From a schedule to the resulting files, on a run that is played; also when it is interrupted or given up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Played:
         self.step, self.stopped, self.healed = 0, False, False
         self.at_stop: BaseException | None = None
         self.at_end: BaseException | None = None
-        """What comes while it stops, and while the system ends."""
+        """The exception raised while it stops, and while the system ends."""
         self.ended = ""
 
     def look(self) -> Look:
@@ -211,7 +211,7 @@ def test_what_cannot_be_healed_is_said_and_the_files_are_left(
 
 
 def happened(folder: Path) -> tuple[str, ...]:
-    """What `supervisor chaos check` says of it."""
+    """Sentences of `supervisor chaos check` about it."""
     verdicts = {v.checker: v for v in check(read(folder / "out" / "history.jsonl"), ALL)}
     assert verdicts["every_fault_happened"].answer == "fail"
     return verdicts["every_fault_happened"].sentences

@@ -1,4 +1,4 @@
-"""Orders reach the rank that they are for, at their step and place; what a rank does to itself is real."""
+"""Orders reach the right rank, at their step and place; the effects of a rank's fault on itself are real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fault leaves elsewhere; the violations are in test_promises."""
+"""Traces that a fault leaves elsewhere; the violations are in test_promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a system has that is started to be broken: its etcds, its network, its GPUs, its failpoints."""
+"""Faults on parts of a system that is started to be broken: its etcds, its network, its GPUs, its failpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NETWORK = Network(hub="sv1-hub", hub_address="10.77.0.254", nodes=(("sv1-n1", "1
 
 
 class Members:
-    """Three that run, are killed and are started again. `refuses`: how often it makes no space."""
+    """Three members that run, are killed and are started again. `refuses`: attempts to make space that fail."""
 
     endpoints = ("10.77.0.254:1001", "10.77.0.254:1002", "10.77.0.254:1003")
 

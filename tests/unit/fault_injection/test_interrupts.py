@@ -1,4 +1,4 @@
-"""What ends a command that has broken something."""
+"""Signals that end a command which has broken something."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live run as the runner sees it, from records in a store; and what may not be broken."""
+"""A live run as the runner sees it, from records in a store; and the parts that may not be broken."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def after(world: World, values: dict[str, bytes]) -> str:
-    """What is not well, once these are in the store."""
+    """The runner's reason why the run is not well, after these puts."""
     world.put(values)
     world.watcher.stop()
     world.watcher = Watcher(world.store, "run")
@@ -218,7 +218,7 @@ def test_faults_are_told_for_the_metrics_and_counted_on(world: World) -> None:
 def test_a_fault_of_etcd_is_told_when_it_answers_again(world: World) -> None:
     world.live.look()
     watch = world.store.watch(keys.faults("run"), world.store.list(keys.PREFIX).revision)
-    world.store.fail_next(2)  # a look at what is there would take one of these
+    world.store.fail_next(2)  # a look at the current records would take one of these
     world.live.made("etcd_killed")
     told = eventually(lambda: (changes := watch.poll(0.1)) is not None and changes.puts, 10)
     assert [decode(item.value, FaultsMade).made for item in told] == [{"etcd_killed": 1}]
@@ -303,7 +303,7 @@ def test_pids_of_the_control_plane(world: World) -> None:
 
 
 def test_a_leader_to_be_broken_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that comes with another may come right after a leader has died: its record stays until its lease lapses."""
+    """It may come right after a leader has died, beside another fault: the record stays until its lease lapses."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     after(world, {keys.LEADER: encode(led_by(ended.pid))})
@@ -406,7 +406,7 @@ def test_what_is_left(world: World) -> None:
 
 
 def test_an_allocation_that_a_live_run_does_not_want_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a while: what was given back a moment ago is not put away yet, and what was asked for is not in the mirror yet."""
+    """The runner waits: a returned allocation is not cleared at once, and a requested one not at once in the mirror."""
     given_back = AllocationMemory(key="run-a4", state="released", since=1.0, reason="r")
     after(world, run_values_of(replace(WELL, allocations={**WELL.allocations, "run-a4": given_back})))
     (world.system / "local").mkdir()
@@ -440,7 +440,7 @@ def test_what_comes_is_noted_once_and_in_order(world: World) -> None:
     assert [s.what for s in world.live.seen()].count("leader") == 1
 
 
-# --- what may be broken ---
+# --- parts that may be broken ---
 
 
 def test_a_run_that_does_not_allow_it_is_refused(world: World) -> None:

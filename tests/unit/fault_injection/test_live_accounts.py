@@ -1,4 +1,4 @@
-"""What the leader counts while a run goes on, against the ledger that is made of its files afterwards: a real run with forty faults."""
+"""The leader's counts during a run agree with the ledger made of its files afterwards: a real run with forty faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORDED = Path(__file__).parent / "recorded_run" / "history.jsonl.gz"
 
 
 class Told:
-    """What rank 0 of one generation had told, and when: at the end of each step."""
+    """The reports of rank 0 of one generation, with their times: the end of each step."""
 
     def __init__(self, steps: Steps) -> None:
         self.name = (steps.group, steps.generation)
@@ -48,7 +48,7 @@ class Told:
 
 
 class Followed:
-    """The run as a leader saw it: its own decisions, and what the trainers had told."""
+    """The run as a leader saw it: its own decisions, and the trainers' reports."""
 
     def __init__(self, history: History) -> None:
         self.told = [Told(s) for s in history.steps if s.rank == 0]

@@ -1,4 +1,4 @@
-"""What befell a run, played again under another policy."""
+"""The failures of a past run, played again under another policy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAUNCHED, TRAINS, ENDS = 1000.0, 1020.0, 1620.0
 
 
 def incident(number: int, kind: str, opened: float, group: int = 0, **more: Any) -> dict[str, Any]:
-    """Of a wall-clock time; it was decided a second later, acted on 2 s later and over after 12 s."""
+    """An incident opened at a wall-clock time, decided 1 s later, acted on 2 s later and over after 12 s."""
     at = opened - LAUNCHED
     return {
         "id": f"i{number}", "kind": kind, "group": group, "opened": at, "decided": at + 1, "acted": at + 2, "recovered": at + 12,
@@ -39,7 +39,7 @@ def incident(number: int, kind: str, opened: float, group: int = 0, **more: Any)
 
 
 def journal_of(folder: Path, *incidents: dict[str, Any]) -> Path:
-    """Two groups and a spare; each incident is decided 1 s after it was opened."""
+    """The journal of two groups and a spare; each incident is decided 1 s after it was opened."""
 
     def intent(t: float, number: int, actions: list[Any], found: list[Any], phase: str) -> dict[str, Any]:
         groups = {str(g): {"generation": 1, "node": f"n{g}", "phase": phase} for g in (0, 1)}
@@ -175,11 +175,11 @@ def test_what_a_line_lacks_is_named_with_it(tmp_path: Path, change: Callable[[di
 
 
 ELSE = (None, -1, 0, 1.5, "x", "5", [], {}, True, 10**6, [1], {"a": 1}, 1e308, 10**400, math.inf, math.nan)
-"""What may be where something else should."""
+"""Values that may stand in the place of a right one."""
 
 
 def places(body: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to every value of a JSON body."""
+    """The path to every value of a JSON body."""
     inside = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
     for name, value in inside:
         yield (*way, name)
@@ -187,7 +187,7 @@ def places(body: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(lines: Sequence[dict[str, Any]], dice: random.Random) -> str:
-    """With one value of one line changed, or left out; each kind of line as often as the others."""
+    """The lines, with one value of one line changed, or left out; each kind of line as often as the others."""
     kinds = [line.get("type") or line["entry"] for line in lines]
     kind = dice.choice(sorted(set(kinds)))
     at = dice.choice([at for at, each in enumerate(kinds) if each == kind])
@@ -202,7 +202,7 @@ def changed(lines: Sequence[dict[str, Any]], dice: random.Random) -> str:
 
 
 def a_file(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Of a run with every kind of line."""
+    """The lines of a file of a run with every kind of line; writes it."""
     if kind == "history":
         history_file.save(a_broken_run(folder), folder / "history.jsonl")
         lines = [json.loads(row) for row in (folder / "history.jsonl").read_text().splitlines()]
@@ -265,7 +265,7 @@ def test_what_is_no_file_of_a_run_is_said_plainly(tmp_path: Path, text: str, say
 
 
 def test_the_recorded_run_of_the_tests_is_named_for_what_it_lacks(tmp_path: Path) -> None:
-    """It was made lean for the page."""
+    """It was shortened for the page."""
     path = tmp_path / "history.jsonl"
     path.write_bytes(gzip.decompress((Path(__file__).parent / "recorded_run/history.jsonl.gz").read_bytes()))
     with pytest.raises(ValueError, match=r"line 3: actions\.0\.key: Field required"):

@@ -1,4 +1,4 @@
-"""A history is written to one file and read back as it was; what cannot be read there makes every checker answer unknown."""
+"""A history is written to one file and read back as it was; an unreadable part makes every checker answer unknown."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def mirror_of(values: Mapping[str, bytes], revision: int = 1) -> Mirror:
 
 
 def run_values(memory: Memory = MEMORY, name: str = "run") -> dict[str, bytes]:
-    """All that etcd holds of a run."""
+    """All of a run's records in etcd."""
     spec = replace(SPEC, name=name)
     return {
         keys.spec(name): encode(RunRecord(spec=spec, run_dir=f"/runs/{name}", launched_unix_s=1.0)),
@@ -96,7 +96,7 @@ def registration(node: str, **about: Any) -> dict[str, bytes]:
 
 
 class Term:
-    """Of a leader that leads as long as the store says so."""
+    """The term of a leader that leads while its key is in the store."""
 
     lost = lapsed = False
 

@@ -1,4 +1,4 @@
-"""Whatever lies under our prefix and cannot be read is said, with its key."""
+"""An unreadable record under our prefix is reported, with its key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file, what a restore refuses, and what it writes."""
+"""The backup file, the refusals of a restore, and its writes."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_record_of_a_newer_version_is_refused_by_its_key(tmp_path: Path) -> No
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "b.json"
-    out.mkdir()  # what cannot be replaced by a file
+    out.mkdir()  # a folder, which no file can replace
     with pytest.raises(OSError):
         backup.write(backup.take(_filled()), out)
     assert list(tmp_path.iterdir()) == [out]
@@ -238,7 +238,7 @@ def test_generations_of_torn_checkpoints_count_too(tmp_path: Path) -> None:
     assert observe.memory(Mirror(fresh.list(keys.PREFIX)), "run").groups[1].generation == 44 + GENERATIONS
 
 
-# --- what is in the way ---
+# --- obstacles to a restore ---
 
 
 def test_a_leader_and_a_state_that_is_there_are_in_the_way(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_what_an_agents_checks_say_in_the_new_etcd_is_newer(node: str, tmp_path:
 
 
 def test_the_systems_name_comes_back_and_alone_is_no_state(tmp_path: Path) -> None:
-    """Its jobs are known by it at a scheduler; and a supervisor that was started once in the new etcd has made another."""
+    """A scheduler knows its jobs by it; and a supervisor that was started once in the new etcd has made another."""
     old = _filled()
     old.put(keys.SYSTEM, b"abc")
     made = backup.take(old)
@@ -374,7 +374,7 @@ def test_the_systems_name_comes_back_and_alone_is_no_state(tmp_path: Path) -> No
     item = fresh.get(keys.SYSTEM)
     assert item is not None
     assert item.value == b"abc"
-    # one of before there were names changes none
+    # one from before there were names changes none
     bare = MemoryStore()
     bare.put(keys.SYSTEM, b"other")
     backup.restore(bare, backup.take(_filled()), tmp_path / "file")

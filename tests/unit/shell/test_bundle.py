@@ -30,7 +30,7 @@ def test_what_a_key_names_as_secret_is_left_out(key: str) -> None:
 
 
 def test_lines_of_shell_of_the_run_file_are_left_out_wholly() -> None:
-    """Whatever their variables are called."""
+    """Their variables may have any names."""
     how = SlurmSpec(
         partition="gpu",
         setup=f"module load python\nexport X={CANARY}",

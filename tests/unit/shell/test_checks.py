@@ -1,4 +1,4 @@
-"""What nodes say of their checks, as the supervisor reads it."""
+"""Nodes' reports of their checks, as the supervisor reads them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> MemoryStore:
 
 
 def put(store: MemoryStore, *values: dict[str, bytes]) -> int:
-    """The revision of the last."""
+    """Puts these values; returns the revision of the last."""
     return [store.put(key, value) for found in values for key, value in found.items()][-1]
 
 

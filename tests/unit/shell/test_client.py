@@ -1,4 +1,4 @@
-"""What a person may still ask of a run, by how far it is."""
+"""The requests that a person may still make of a run, by its phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person may get wrong before any etcd is asked: a sentence and exit code 2."""
+"""A person's mistakes that need no etcd: a sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AGENT = ("-m", "agents.cli", "run", "--node", "n1", "--home", "home")
 
 
 def refused(folder: Path, *arguments: str, **environment: str) -> str:
-    """What a command says that has to end with 2."""
+    """The error output of a command that must end with 2."""
     result = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60, cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **environment},
@@ -106,7 +106,7 @@ def test_init_auth_with_an_insecure_file(tmp_path: Path, etcd: str) -> None:
 
 
 NO_TEXT = b"caf\xe9".decode(errors="surrogateescape")
-"""As Python gives what was typed in another encoding."""
+"""Text typed in another encoding, as Python gives it."""
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_every_option_that_says_why_takes_utf_8_alone() -> None:
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], MemoryStore]:
-    """Has the commands find a run in a phase."""
+    """Makes the commands find a run in a phase."""
 
     def made(phase: Any) -> MemoryStore:
         store = MemoryStore()
@@ -171,7 +171,7 @@ CHANGES = [
 
 @pytest.fixture
 def several(at: Callable[[Any], MemoryStore]) -> MemoryStore:
-    """A second run that goes on beside the one of `at`, one that is over, the newest, and one that is halted."""
+    """Adds a second run that goes on beside the one of `at`, one that is over, the newest, and one that is halted."""
     store = at("running")
     for n, (name, phase) in enumerate({"other": "running", "held": "halted", "over": "finished"}.items()):
         record = RunRecord(spec=replace(SPEC, name=name), run_dir="/r", launched_unix_s=100.0 + n)
@@ -276,7 +276,7 @@ def test_what_is_wrong_about_a_cordon(
 def test_where_nobody_said_which_etcd_the_default_is_told_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Sequence[str]
 ) -> None:
-    """As after the end of `supervisor up`: its user has never had an etcd there."""
+    """`supervisor up` has ended, for example: its user has never had an etcd there."""
 
     def connect(*_: object, **__: object) -> MemoryStore:
         raise Retryable("no etcd answers at 127.0.0.1", 1.0)

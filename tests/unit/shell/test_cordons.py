@@ -1,4 +1,4 @@
-"""Cordons as they are in etcd: who writes them, what a run sees of them, and what a person is told."""
+"""Cordons in etcd: their writers, a run's view of them, and the messages to a person."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def seen(*values: dict[str, bytes], run: str = "run") -> dict[str, CordonView]:
     return cordons.seen_by(mirror_of({k: v for found in values for k, v in found.items()}), run)
 
 
-# --- what a run sees ---
+# --- a run's view ---
 
 
 def test_a_persons_word_bars_a_host_for_every_run_and_a_drain_has_it_left() -> None:
@@ -88,7 +88,7 @@ def test_it_is_a_part_of_what_is_observed() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> MemoryStore:
-    """A run of two groups, of which the one on n9 is gone with its node."""
+    """The store of a run of two groups, of which the one on n9 is gone with its node."""
     store = MemoryStore()
     store.put(keys.spec("run"), encode(RunRecord(spec=SPEC, run_dir=str(tmp_path), launched_unix_s=0.0)))
     groups = {g: GroupMemory(group=g, generation=1, node=f"n{9 * g or 1}", phase="running") for g in (0, 1)}
@@ -131,7 +131,7 @@ def _cordons(store: MemoryStore) -> list[str]:
 def test_the_leader_writes_what_it_holds_against_a_host_with_its_memory_and_lets_go_when_that_is_gone(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the real `decide`: cordoned, freed by a person, and used again."""
+    """The real `decide` is used: the host is cordoned, freed by a person, and used again."""
     clock = Clock()
     loop = _loop(store)
     loop._monotonic = clock
@@ -158,7 +158,7 @@ def test_the_leader_writes_what_it_holds_against_a_host_with_its_memory_and_lets
 
 
 def filled(**values: bytes) -> MemoryStore:
-    """n2 is alive on host big, with group 0 of `run`; n1 is only remembered; `host` carries the lighthouse."""
+    """A store with n2 alive on host big, with group 0 of `run`; n1 only remembered; the lighthouse on `host`."""
     store = MemoryStore()
     memory = replace(MEMORY, groups={0: GroupMemory(group=0, generation=1, node="n2", host="big", phase="running")})
     known = {**registration("n2", host="big"), **registration("host", role="service"), keys.health("n1"): b"{}"}
@@ -281,7 +281,7 @@ def test_an_unreadable_one_is_not_written_over_and_can_be_freed() -> None:
     assert "host big is cordoned" in say(store, "big")
 
 
-# --- what is shown ---
+# --- display ---
 
 
 def test_status_and_nodes_say_why_and_by_whom() -> None:
@@ -312,7 +312,7 @@ def test_what_an_ended_run_holds_against_a_host_is_not_shown() -> None:
     assert "run that has ended" in hosts.uncordon(MemoryStore(), mirror, "n9")
 
 
-# --- kept, and by whom written ---
+# --- kept, and the writers ---
 
 
 def test_a_backup_holds_them_and_a_restore_brings_them_back() -> None:

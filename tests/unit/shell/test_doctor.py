@@ -1,4 +1,4 @@
-"""What the doctor makes of what it sees; the seeing is tested against a live system."""
+"""The doctor's conclusions from given observations; a live system tests the observations."""
 
 from __future__ import annotations
 
@@ -381,7 +381,7 @@ def test_where_up_runs_its_own_environment_counts(tmp_path: Path, monkeypatch: p
         fcntl.flock(held, fcntl.LOCK_EX)
         held.write(str(up.pid))
         held.flush()
-        # until it is executed, the new process shows none
+        # until its exec, the new process shows none
         (finding,) = eventually(lambda: list(environment.examine(tmp_path)), 10, "its environment is there")
         up.kill()
     assert "the environment of `supervisor up`: WORLD_SIZE" in finding.what

@@ -1,4 +1,4 @@
-"""What the doctor makes of Slurm's commands, with commands of our own in their place; a real Slurm is in
+"""The doctor's conclusions from Slurm's commands, with stand-ins for them; a real Slurm is in
 tests/integration/test_doctor_slurm.py."""
 
 from __future__ import annotations

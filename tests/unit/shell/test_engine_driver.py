@@ -1,4 +1,4 @@
-"""The engine driver against a store in memory and an engine that remembers what it was asked."""
+"""The engine driver against a store in memory and an engine that remembers its requests."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def store_with(told: Grant | None, state: Literal["wanted", "released"] = "wante
 
 
 def drive(store: MemoryStore, engine: Engine, turns: int = 3) -> Grant | None:
-    """What etcd holds of the allocation after some turns of a new leader."""
+    """The grant in etcd after some turns of a new leader."""
     term = Term(store)
     driver = EngineDriver(store, engine)
     for _ in range(turns):
@@ -163,7 +163,7 @@ def test_its_word_takes_as_long_as_the_engine_is_asked_slowly() -> None:
 
 
 def test_a_list_counts_once_all_that_it_says_has_reached_the_loop() -> None:
-    """What it took away must not look as if it still had it: a node that is gone with its allocation did not fail."""
+    """An allocation that the engine took away must not look granted: a node gone with its allocation did not fail."""
     store, engine, clock = store_with(OURS), Engine([OURS]), [1.0]
     term, driver = Term(store), EngineDriver(store, engine, lambda: clock[0])
 
@@ -243,7 +243,7 @@ def test_a_leader_of_before_writes_nothing() -> None:
 
 
 def driver_of(store: MemoryStore, engine: Engine) -> EngineDriver:
-    """With the leader's newest view."""
+    """A driver with the leader's newest view."""
     driver = EngineDriver(store, engine)
     driver.offer(Mirror(store.list(keys.PREFIX)), Term(store))  # type: ignore[arg-type]
     return driver
@@ -275,7 +275,7 @@ def test_another_engines_runs_are_not_touched_and_the_engine_is_not_asked(told: 
 
 
 def want_another(store: MemoryStore, driver: EngineDriver) -> None:
-    """`run-a2`."""
+    """Adds a wish for `run-a2`."""
     wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
     store.put(keys.allocation("run", "run-a2"), encode(wanted))
     driver.offer(Mirror(store.list(keys.PREFIX)), driver._wanted.term)  # type: ignore[union-attr]
@@ -304,7 +304,7 @@ def test_one_that_is_still_there_after_its_release_is_released_again() -> None:
 
 
 def abouts(caplog: pytest.LogCaptureFixture) -> list[object]:
-    """What the log's lines are about, as fields of JSON lines."""
+    """Subjects of the log's lines, as fields of JSON lines."""
     return [getattr(r, "about", None) for r in caplog.records]
 
 
@@ -342,7 +342,7 @@ def test_an_engine_that_was_busy_for_a_while_is_asked_again() -> None:
 
 
 def test_what_was_taken_on_all_the_same_is_no_refusal() -> None:
-    """Refused for good, it is seen in the list: somebody pays for it."""
+    """The list shows an allocation that was refused for good: it must be accepted, for it costs someone."""
     engine, store = Engine(), store_with(None)
     engine.fails = [RequestRefused("too busy") for _ in range(3)]
     driver = driver_of(store, engine)
@@ -484,7 +484,7 @@ def test_an_engine_that_calls_is_looked_at_at_once() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_driver_that_keeps_what_was_settled_does_what_one_does_that_compares_all_each_turn(seed: int) -> None:
-    """One of two that go through the same is made to forget before every turn."""
+    """One of two drivers that go through the same is made to forget before every turn."""
     chance, clock = Random(seed), [0.0]
     stores = [store_with(OURS if seed % 2 else None) for _ in range(2)]
     engines = [Engine([OURS] if seed % 3 else []) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Whoever starts a process of ours gives it the environment that was decided."""
+"""Every start of a process of ours uses the environment that was decided."""
 
 from __future__ import annotations
 

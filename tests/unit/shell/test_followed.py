@@ -94,7 +94,7 @@ def test_the_end_of_a_log_that_was_just_rotated_is_in_its_newest_part(log: Path)
 
 
 def test_the_end_of_a_line_without_an_end_is_there(log: Path) -> None:
-    """Of a bar of progress, and of a line that is longer than what is read."""
+    """The line may be a progress bar, or longer than the part that is read."""
     write(log, "".join(f"\r{n}/40000 it/s" for n in range(40_000)))
     assert list(begun(log, 256 * 1024).pieces())[-1] == "39998/40000 it/s"
     write(log, "\n" + "x" * 900_000)

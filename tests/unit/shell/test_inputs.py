@@ -1,4 +1,4 @@
-"""What `decide` was given is kept within a bound, found again, and read back as it was."""
+"""Inputs of `decide` are kept within a bound, found again, and read back as they were."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_so_is_all_that_a_node_may_say(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_utf_8_is_kept_too(tmp_path: Path) -> None:
-    """As of a file, or what a person typed: whoever leads next would meet it again."""
+    """A file's name or a person's text may be like that, and the next leader would meet it again."""
     odd = "/data/caf\udce9"
     world = World(groups=2).bring_up()
     name = world.group(0).node
@@ -91,7 +91,7 @@ def test_what_may_be_a_secret_is_not_kept() -> None:
 
 
 def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never more than two files, of the bound and one input each; the newest are always there."""
+    """There are never more than two files, of the bound and one input each; the newest are always there."""
     taken = [take(replace(OBSERVED, revision=n), SPEC, MEMORY) for n in range(40)]
     one = Inputs(tmp_path / "one")
     (tmp_path / "one").mkdir()

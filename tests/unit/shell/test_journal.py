@@ -1,4 +1,4 @@
-"""The journal: a line before and one after each decision, readable whatever tore it."""
+"""The journal: a line before and one after each decision, readable after any torn line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_intent_says_what_and_why(tmp_path: Path) -> None:
 
 
 def test_what_changes_nothing_says_so(tmp_path: Path) -> None:
-    """It has the number of what was committed before it."""
+    """It has the number of the last committed decision."""
     journal = Journal(tmp_path / "journal.jsonl")
     journal.intent(7, OBSERVED, DECISION, MEMORY)
     (line,) = read(journal.path)
@@ -51,7 +51,7 @@ def test_what_changes_nothing_says_so(tmp_path: Path) -> None:
 
 
 def test_of_the_groups_only_those_that_changed_are_told_again(tmp_path: Path) -> None:
-    """All of them in a leader's first line, and where a person resumes the run: that is why each was started."""
+    """A leader's first line has all of them, and so does a person's resume, which explains why each was started."""
     journal = Journal(tmp_path / "journal.jsonl")
     later = replace(MEMORY, decisions=5, groups={**MEMORY.groups, 1: replace(MEMORY.groups[1], phase="placing")})
     journal.intent(7, OBSERVED, DECISION, MEMORY)
@@ -134,7 +134,7 @@ def test_a_journal_that_cannot_be_written_is_said_once_and_stops_nothing(
 
 
 def test_of_a_line_that_finds_room_for_a_part_nothing_is_left(tmp_path: Path) -> None:
-    """On a full disk: the next line is whole, and a line of its own."""
+    """The disk is full: the next line is whole, and a line of its own."""
     journal = Journal(tmp_path / "journal.jsonl")
     journal.event("one")
     size = (tmp_path / "journal.jsonl").stat().st_size
@@ -212,7 +212,7 @@ def test_the_end_of_a_term_does_not_wait_for_a_disk_that_stalls(tmp_path: Path) 
 
 
 def test_inputs_that_wait_for_a_disk_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of a thousand groups is a megabyte."""
+    """One input of a thousand groups is a megabyte."""
     monkeypatch.setattr("supervisor.shell.control.journal.ANSWERS_WITHIN_S", 0.0)
     monkeypatch.setattr("supervisor.shell.control.journal.INPUTS", 3)
     journal, answers = Journal(tmp_path / "journal.jsonl"), threading.Event()

@@ -1,4 +1,4 @@
-"""What is kept from round to round is what would be made anew of all that etcd holds, whoever wrote it and in whatever order it came."""
+"""The state kept between rounds equals one built from all of etcd, for any writers and any order of writes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Engine:
 
 
 class Supervisor:
-    """What is kept, and a store that others write too."""
+    """The kept state, and a store that others write too."""
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
@@ -135,7 +135,7 @@ class Supervisor:
         self.store.commit(puts, [key for key in deletes if key not in puts])
 
     def launched(self) -> None:
-        """Perhaps again, under a name that is gone."""
+        """Launches a run, perhaps again, under a name that is gone."""
         run = self.chance.choice(RUNS)
         spec = {key: value for key, value in RECORDS if key == keys.spec(run)} if self.chance.random() < 0.5 else {}
         self.store.commit(run_values(name=run) | spec)
@@ -169,7 +169,7 @@ class Supervisor:
         assert told(self.mirror, self.driver) == told(anew, EngineDriver(self.store, Engine()))  # type: ignore[arg-type]
 
     def decided(self) -> None:
-        """As the loop writes what was decided: of a memory only what changed, of what nodes are to run only what differs."""
+        """Writes a decision as the loop does: changed parts of a memory, and those desired records that differ."""
         run = self.chance.choice(RUNS)
         record = observe.runs(self.mirror).get(run)
         try:
@@ -190,7 +190,7 @@ class Supervisor:
 
 
 def changed(memory: Memory, chance: Random) -> Memory:
-    """A memory in which one thing is another."""
+    """A memory with one changed value."""
     number, node = chance.randrange(3), chance.choice(NODES)
     about: dict[str, Any] = {"decisions": memory.decisions + 1}
     match chance.randrange(8):
@@ -221,7 +221,7 @@ def changed(memory: Memory, chance: Random) -> Memory:
 
 
 def told(mirror: Mirror, driver: EngineDriver) -> dict[str, Any]:
-    """All that a round asks of a mirror."""
+    """All answers that a round gets from a mirror."""
 
     def seen(run: str) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""The copy of what is under our prefix."""
+"""The copy of all keys under our prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A webhook is told by one sender, whoever leads, and nobody waits for it."""
+"""The leader alone sends to a webhook, and nothing waits for the webhook."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Hook:
             def log_message(self, *_: object) -> None: ...
 
         class Server(http.server.ThreadingHTTPServer):
-            def handle_error(self, *_: object) -> None: ...  # who asked has given up
+            def handle_error(self, *_: object) -> None: ...  # the client has given up
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -72,7 +72,7 @@ class Hook:
 
 
 def leads(store: MemoryStore) -> Term:
-    """The next leader: the one before leads no more."""
+    """The term of the next leader, after the end of the one before."""
     store.commit({}, [keys.LEADER])
     return Term(store)
 
@@ -139,7 +139,7 @@ def test_what_is_not_taken_is_sent_again_by_the_same_and_the_url_is_in_no_log(
 def test_what_is_not_sent_says_in_the_log_whose_it_is(
     hook: Hook, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As fields of JSON lines, for each of the ways in which it is not."""
+    """The log has the fields as JSON, for each of the ways in which a notice fails."""
     monkeypatch.setattr(webhook, "AGAIN_S", (0.01,))
     notice = replace(NOTICE, group=0, node="n4")
     store, hook.code = MemoryStore(), 500
@@ -265,7 +265,7 @@ def test_the_loop_tells_what_it_has_committed(tmp_path: Path, monkeypatch: pytes
 
 
 def halts(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next decision halts the run; what is decided then changes nothing."""
+    """Makes the next decision halt the run; later decisions change nothing."""
     spec = replace(SPEC, policy=replace(SPEC.policy, webhook_file="/etc/hook"))
     store.put(keys.spec("run"), encode(RunRecord(spec=spec, run_dir=str(tmp_path), launched_unix_s=0.0)))
     incident = replace(INCIDENT, id="i2", rung=Rung.STOP, state="halted")

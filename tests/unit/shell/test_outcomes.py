@@ -1,4 +1,4 @@
-"""Which decisions of a journal took effect, for all that read journals."""
+"""The decisions of a journal that took effect, for all that read journals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What etcd must hold for a memory."""
+"""The records that etcd must hold for a memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person reads of a run."""
+"""The texts that a person reads of a run."""
 
 from __future__ import annotations
 

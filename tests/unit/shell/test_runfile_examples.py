@@ -1,4 +1,4 @@
-"""The examples that we ship start as they are."""
+"""The shipped examples start as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run file may ask of Slurm: refused before Slurm is asked, with the key to use instead."""
+"""Settings of Slurm in a run file: bad ones are refused before Slurm is asked, with the key to use instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a supervisor serves its page."""
+"""The port on which a supervisor serves its page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from supervisor.wire.security import Security
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Any]:
-    """A start of it, in one home: the port that it has."""
+    """Starts the page's server, in one home; returns its port."""
     servers = []
 
     def serve(port: int = 0, home: Path = tmp_path / "home") -> int:

@@ -1,4 +1,4 @@
-"""What Slurm prints, as recorded from 22.05, and as documented of later versions, which this has not been run with."""
+"""Slurm's output, as recorded from 22.05, and as documented of later versions, with which this was not run."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_the_environment_of_a_job() -> None:
 
 
 def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> Commands:
-    """Slurm's commands, of which these are such shell scripts."""
+    """Slurm's commands, replaced by these shell scripts."""
     for name, script in scripts.items():
         path = tmp_path / name
         path.write_text(f"#!/bin/bash\n{script}\n")

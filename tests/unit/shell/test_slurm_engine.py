@@ -1,4 +1,4 @@
-"""What the Slurm engine does when a site's Slurm is not as it should be. Slurm is a list here."""
+"""The Slurm engine with a site's Slurm that is not as it should be. Slurm is a list here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job(number: int, comment: str = COMMENT, node: str = "n1", state: str = "RUN
 
 
 class Commands:
-    """Takes what is submitted, and runs it at once."""
+    """Takes submissions, and runs them at once."""
 
     def __init__(self, *queue: Job) -> None:
         self.queue = list(queue)
@@ -38,9 +38,9 @@ class Commands:
         self.cancelled: list[int] = []
         self.drained: list[str] = []
         self.lists: list[Exception | None] = []
-        """What the next lists raise."""
+        """Errors that the next lists raise."""
         self.outcomes: list[Exception] = []
-        """What the next submissions raise, after they were done."""
+        """Errors that the next submissions raise, after they were done."""
         self.comment = COMMENT
         self.done = True
         self.holds = False

@@ -1,4 +1,4 @@
-"""Nobody leads on a state that it cannot read because it is newer, nor on the half of a restore."""
+"""A supervisor does not lead on a state that is too new for it to read, nor on half a restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control plane's jobs: idempotent, apart, and explained. Slurm is a list here."""
+"""The control plane's jobs: idempotent, separate, and explained. Slurm is a list here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def job(number: int, comment: str, node: str = "", state: str = "", why: str = "
 
 @dataclass
 class Slurm:
-    """Takes what is submitted; starts it on a free host at the next look, unless it is `busy`."""
+    """Takes submissions; starts each on a free host at the next look, unless it is `busy`."""
 
     queue: list[Job] = field(default_factory=list)
     hosts: tuple[str, ...] = ("n1", "n2", "n3")
@@ -165,7 +165,7 @@ def test_two_who_submit_at_once_with_other_endpoints_cancel_each_other_once(plan
         looks = 0
 
         def jobs(self) -> Sequence[Job]:
-            """Somebody else submits while we wait."""
+            """The queue, to which another user submits while we wait."""
             self.looks += 1
             if self.looks == 4:
                 self.queue.append(job(99, other.comment("1"), "n3"))

@@ -1,4 +1,4 @@
-"""Runs when `up` ends, and when it runs again."""
+"""Runs when `up` ends, and when it is started again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom Prometheus is told to scrape."""
+"""The targets that Prometheus gets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_leader_is_told_once() -> None:
 
 
 def test_an_agent_whose_lease_lapsed_is_asked_for_an_hour() -> None:
-    """It may be cut off from etcd alone, and say so."""
+    """It may be cut off from etcd alone, and its metrics show that."""
     at = [0.0]
     kept = Kept(lambda: at[0])
     all_of_them = known(seen())

@@ -1,4 +1,4 @@
-"""From records to what `decide` reads."""
+"""Conversion of records to the input of `decide`."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_what_is_seen_is_one_revision_and_the_time_given() -> None:
 
 def test_a_rank_is_seen_with_its_progress_and_end() -> None:
     ended = trainer(state="exited", progress=PROGRESS, exit=ExitObserved(signal=11, error_file="ValueError: x"))
-    # as an agent of an older version says it: what is not said is not known
+    # a record of an older agent: missing fields are unknown
     values = {**run_values(), **registration("n1", allocation="run-a1"), **grant(1, node="n1")}
     mirror = mirror_of({**values, **observed_record("n1", ended, trainer(run="other"))})
     (rank,) = observe.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
@@ -200,7 +200,7 @@ def test_a_rank_without_progress_is_starting() -> None:
         ("n9", {}, True),  # the old node of group 1, being fenced
         ("n3", grant(1, node="n3"), True),  # of a wanted allocation
         ("n4", grant(2, node="n4"), False),  # of a released one
-        ("n5", {}, False),  # somebody else's
+        ("n5", {}, False),  # of no run of ours
         ("host", registration("host", role="service"), True),
     ],
 )
@@ -305,7 +305,7 @@ def test_grants_are_seen() -> None:
 
 
 def test_what_is_said_of_gpus_is_kept_apart_from_the_other_facts() -> None:
-    """An Xid is bound to generations of this run; another run's, and what is no generation's name, says nothing here."""
+    """An Xid is bound to generations of this run. Another run's, and unknown names, are no evidence here."""
     seen = [
         Fact(kind="disk_full", subject="/", evidence="full"),
         Fact(kind="gpu_lost", subject="GPU 1", evidence="GPU 1 is lost", rank=1),

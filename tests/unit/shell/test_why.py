@@ -1,4 +1,4 @@
-"""An incident as the journal tells it, and the same asked again."""
+"""An incident from the journal, and the same decisions made again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Journaled(World):
         self.keep_inputs = True
         self.epoch = EPOCH
         self.dies = False
-        """At the failpoint `committed`, in the next round with a decision."""
+        """True to die at the failpoint `committed`, in the next round with a decision."""
         self.digests: dict[str, bytes] = {}
 
     def round(self, after: float = 0.0) -> Decision:
@@ -76,7 +76,7 @@ class Journaled(World):
 
 
 def crashed(folder: Path, inputs_kept: bool = True) -> Journaled:
-    """A group crashed, was started again and is back."""
+    """A world in which a group crashed, was started again and is back."""
     world = Journaled(folder)
     world.bring_up()
     world.keep_inputs = inputs_kept
@@ -122,7 +122,7 @@ def test_a_page_tells_when_what_and_why_and_gives_the_same_answer(tmp_path: Path
 
 
 def test_it_is_a_page(tmp_path: Path) -> None:
-    """Of a screen or two, whatever the run did beside it."""
+    """The page is a screen or two, in spite of the run's other events."""
     world = crashed(tmp_path)
     lines = decision_replay.page(decision_replay.why(world.incident, world.journal.path))
     assert len(lines) < 50
@@ -157,7 +157,7 @@ def test_other_words_are_the_same_answer(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_one_of_a_paused_run_says_that_nothing_was_done_and_why(tmp_path: Path) -> None:
-    """And still says why, once it was decided on."""
+    """It still gives the reason, once it was decided on."""
     world = Journaled(tmp_path)
     world.bring_up()
     world.control = ControlView(paused=True)
@@ -199,7 +199,7 @@ def test_one_whose_kind_changed_says_when_it_was_which(tmp_path: Path) -> None:
 
 
 def test_a_climb_is_told_with_its_rung(tmp_path: Path) -> None:
-    """Also by a decision whose actions name no incident."""
+    """Its decision may have actions that name no incident."""
     world = crashed(tmp_path)
     told = decision_replay.why(world.incident, world.journal.path)
     first, *others = told.decided
@@ -242,7 +242,8 @@ def test_what_was_refused_was_not_decided(tmp_path: Path) -> None:
 
 
 def test_one_whose_number_the_next_leader_gave_again_is_not_told(tmp_path: Path) -> None:
-    """To one without actions, and it died before its outcome: it had not found the first in etcd."""
+    """The number went to a decision without actions, whose leader died before its outcome and had not found the
+    first."""
     world = crashed(tmp_path)
     path = world.journal.path
     first, last = (d.decision for d in decision_replay.why(world.incident, path).decided)
@@ -282,7 +283,7 @@ def test_one_without_an_outcome_is_told_with_a_doubt(tmp_path: Path) -> None:
 
 
 def killed(folder: Path, after: float = 1.0) -> Journaled:
-    """A group crashed, and the supervisor was killed once it had committed what to do: the next one went on."""
+    """A group crashed, and the supervisor was killed once it had committed its decision: the next one went on."""
     world = Journaled(folder)
     world.bring_up()
     world.crash(1)
@@ -321,8 +322,8 @@ def test_one_whose_supervisor_was_killed_as_it_decided_is_told_from_the_one_jour
 
 
 def led_on(world: Journaled, *epochs: int) -> None:
-    """The lines of these leaders alone, by wall clocks that the test knows. The first one led for 30 s more, and changed nothing; 2 s later
-    the next one began, where the run clock had stood 32 s before."""
+    """Keeps the lines of these leaders alone, by wall clocks that the test knows. The first one led for 30 s more, and
+    changed nothing. 2 s later the next one began, where the run clock had stood 32 s before."""
     lines = [json.loads(line) for line in world.journal.path.read_text().splitlines()]
     told = [line | {"t": 5000.0 + line.get("now", 0.0) + 32.0 * (line["epoch"] > EPOCH)} for line in lines]
     world.journal.path.unlink()
@@ -337,8 +338,8 @@ ONE, BOTH = (EPOCH,), (EPOCH, EPOCH + 30)
 def test_what_the_run_clock_does_not_have_is_part_of_how_long_it_took(
     tmp_path: Path, epochs: tuple[int, ...], in_etcd: bool, after: float
 ) -> None:
-    """Detected at 6003 s of the wall clock, and back at 6036 s: by the account in etcd, whose journals ever are here, or by both journals;
-    and wherever the journal's rounding lets the last decision of a term seem to be."""
+    """It was detected at 6003 s of the wall clock, and back at 6036 s. The source is the account in etcd, with any
+    journals here, or both journals. The rounding in the journal may shift the last decision of a term."""
     world = killed(tmp_path, after)
     led_on(world, *epochs)
     stood = ((world.incident.opened, 32.0),) if in_etcd else ()
@@ -365,7 +366,7 @@ def test_where_one_led_all_the_time_the_run_clock_has_it_all(tmp_path: Path) -> 
 
 
 def test_what_was_not_committed_when_its_supervisor_was_killed_was_not_decided(tmp_path: Path) -> None:
-    """The next one gave its number again: here, or on another machine, as its digest in etcd says."""
+    """The next one gave its number again: here, or on another machine, as its digest in etcd shows."""
     world = killed(tmp_path)
     path = world.journal.path
     first, second = decision_replay.why(world.incident, path).decided
@@ -383,7 +384,7 @@ def test_what_was_not_committed_when_its_supervisor_was_killed_was_not_decided(t
 
 
 def test_what_a_store_that_went_away_left_open_has_its_input(tmp_path: Path) -> None:
-    """Its supervisor went on, and kept it: that it is not there has another reason."""
+    """Its supervisor went on, and kept it: if it is missing, there is another reason."""
     world = killed(tmp_path)
     first = decision_replay.why(world.incident, world.journal.path).decided[0]
     path = world.journal.path
@@ -416,7 +417,7 @@ def test_without_a_journal_etcds_digests_say_where_it_is(tmp_path: Path) -> None
 
 
 def without(path: Path, decision: int) -> None:
-    """As the journal of a machine whose supervisor did not lead then."""
+    """Removes a decision, as in the journal of a machine whose supervisor did not lead then."""
     lines = path.read_text().splitlines(True)
     path.write_text("".join(x for x in lines if f'"decision":{decision},' not in x))
 
@@ -498,7 +499,7 @@ def test_its_exit_codes(tmp_path: Path) -> None:
 
 
 def in_etcd(world: Journaled, monkeypatch: pytest.MonkeyPatch, account: Account | None = None) -> None:
-    """What a command reads there."""
+    """Sets the records that a command reads in etcd."""
     record = encode(RunRecord(spec=world.spec, run_dir=str(world.journal.path.parent), launched_unix_s=0.0))
     values = projection.memory_records(world.spec, world.memory, (world.incident,))
     values |= {keys.spec("run"): record, **world.digests}
@@ -514,7 +515,7 @@ def in_etcd(world: Journaled, monkeypatch: pytest.MonkeyPatch, account: Account 
 
 
 def test_it_tells_as_long_as_the_list_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the account in etcd: the next leader's journal is on another machine."""
+    """The account in etcd gives the time: the next leader's journal is on another machine."""
     world = killed(tmp_path)
     led_on(world, *ONE)
     in_etcd(world, monkeypatch, Account(stood=((world.incident.opened, 32.0),)))

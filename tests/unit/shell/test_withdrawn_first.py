@@ -1,4 +1,4 @@
-"""Of what does not fit into one transaction, what is withdrawn goes first."""
+"""If a round does not fit into one transaction, its withdrawals go first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from supervisor.wire.records import NodeDesired, decode
 
 
 def test_a_node_that_lost_its_group_is_told_before_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed 1260 of 500 nodes: an agent that came back before it was told began what had been moved away."""
+    """Seed 1260 of 500 nodes: an agent that came back before its new record began a group that had been moved away."""
     left = keys.desired("n9", "run")
     loop: Any = Loop.__new__(Loop)
     loop._mirror = SimpleNamespace(items={left: SimpleNamespace(value=b"old")}, keys=lambda prefix: [left])

@@ -1,4 +1,4 @@
-"""The manners that `supervisor` and `supervisor-agent` share, and what starting them imports."""
+"""The conventions that `supervisor` and `supervisor-agent` share, and the imports of their start."""
 
 from __future__ import annotations
 

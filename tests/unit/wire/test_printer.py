@@ -1,4 +1,4 @@
-"""Whatever others wrote is shown as they wrote it, by every renderer."""
+"""Text from outside is shown as it was written, by every renderer."""
 
 from __future__ import annotations
 

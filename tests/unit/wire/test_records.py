@@ -1,4 +1,4 @@
-"""Every record survives its way through the store; what cannot be read is refused, and nothing else happens."""
+"""Every record survives its way through the store; an unreadable one is refused, and nothing else happens."""
 
 from __future__ import annotations
 

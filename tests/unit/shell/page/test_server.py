@@ -1,4 +1,4 @@
-"""The page over HTTP: what is answered, the stream, and clients that misbehave."""
+"""The page over HTTP: its answers, the stream, and clients that misbehave."""
 
 from __future__ import annotations
 
