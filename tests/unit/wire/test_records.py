@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from supervisor.core import model
+from supervisor.core.model import AllocationMemory, GroupMemory, Incident, Memory
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 from supervisor.core.words import say
@@ -28,10 +28,10 @@ KINDS: list[type[Any]] = [
         ),
         key=lambda kind: kind.__name__,
     ),
-    model.Memory,
-    model.GroupMemory,
-    model.AllocationMemory,
-    model.Incident,
+    Memory,
+    GroupMemory,
+    AllocationMemory,
+    Incident,
     RunSpec,
 ]
 
@@ -87,7 +87,7 @@ def _values() -> None:
 )
 def test_a_sentence_of_version_1_is_read_as_a_reason(text: str, code: Code | None) -> None:
     old = {"$kind": "GroupMemory", "$version": 1, "group": 3, "left_out": text}
-    read = decode(json.dumps(old), model.GroupMemory).left_out
+    read = decode(json.dumps(old), GroupMemory).left_out
     assert (read.code if read is not None else None) == code
     assert say(read) == text
 
