@@ -38,7 +38,6 @@ from supervisor.core.model import (
     Observed,
 )
 from supervisor.core.placement import place
-from supervisor.core.reason import Code, Reason
 from supervisor.core.resume import resume
 from supervisor.core.round import NEW_A_ROUND, Round
 from supervisor.core.seat import seat_lighthouse
@@ -46,6 +45,7 @@ from supervisor.core.signs import HELD, Sign, SignKind, kind_of
 from supervisor.core.spares import renew
 from supervisor.core.spec import RunSpec
 from supervisor.core.wind_down import wind_down
+from supervisor.core.words import as_kept
 
 
 @dataclass(slots=True)
@@ -250,9 +250,9 @@ def _find_failures(r: Round, found: Found) -> None:
     """Finds the groups that fail, and adds the waits about which nothing is done."""
     spike = numerics.spike(r.groups, r.observed, r.spec)
     no_way = detect.without_a_way(r.groups, r.observed, r.spec, r.before.lighthouse.opened)
-    behind = unsaved.sentence(r.groups, r.draft.checkpoint, r.observed, r.spec)
-    for sentence in (*disks.untold(r.groups, r.observed), *filter(None, (spike, no_way, behind))):
-        r.wait(sentence)
+    behind = unsaved.behind(r.groups, r.draft.checkpoint, r.observed, r.spec)
+    for why in (*disks.untold(r.groups, r.observed), *filter(None, (spike, no_way, behind))):
+        r.wait(why)
     compared = detect.Compared(
         frozenset(found.hanging.groups), found.slow, detect.not_finite(r.observed, r.before), late.excused(r)
     )
@@ -334,7 +334,9 @@ def _note_suspects(r: Round, hanging: Blame) -> None:
         # the time of the first hold stays, whatever its sentence was then
         known = (since for key, since in r.before.suspects.items() if kind_of(key) == SignKind.HELD)
         suspects[HELD] = next(known, r.now)
-    why = Reason.of(Code.TEXT, text=hanging.held) if HELD in suspects else None
+    why = hanging.held if HELD in suspects else None
+    if why is not None and r.before.held_hang is not None:
+        why = as_kept(why, (r.before.held_hang,))
     if why != r.before.held_hang:
         r.draft = replace(r.draft, held_hang=why)
     _note_together(r, hanging, suspects)

@@ -15,6 +15,7 @@ from supervisor.core.model import (
     Incident,
     RankView,
 )
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round, is_rider, trains
 
 
@@ -97,7 +98,7 @@ def _follow_fence(r: Round, group: GroupMemory) -> None:
     elif detect.gone(group.group, group.generation, group.old_node, r.observed):
         proof = f"node {group.old_node} says that its processes are gone"
     else:
-        r.wait(f"group {group.group}: its generation on node {group.old_node} is neither gone nor fenced: hold")
+        r.wait(Reason.of(Code.NOT_FENCED, node=group.old_node), group=group.group)
         return
     r.set_group(replace(group, phase="placing", since=r.now))
     r.act(

@@ -148,10 +148,10 @@ def go_on(r: Round) -> None:
             group=group.group, generation=after.generation, node=group.node, incident=after.incident,
         )  # fmt: skip
     waited_for = ("starting", "running") if late else ("starting", "running", "fencing")
-    still = [str(g.group) for g in r.groups.values() if g.phase in waited_for]
+    still = tuple(g.group for g in r.groups.values() if g.phase in waited_for)
     if still:
         until = None if late else r.draft.handover_since + r.spec.policy.start_timeout_s
-        r.wait(f"handing over: the groups end after step {step}, {', '.join(still)} not yet", until=until)
+        r.wait(Reason.of(Code.HANDING_OVER, step=step, still=still), until=until)
         return
     mark = r.draft.checkpoint
     newest = f"the checkpoint of step {mark.step}" if mark is not None else "the beginning: there is no checkpoint"

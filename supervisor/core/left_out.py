@@ -50,12 +50,11 @@ def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: Reason, 
     )  # fmt: skip
 
 
-def sentence(group: GroupMemory) -> str:
+def about(group: GroupMemory) -> Reason:
     """States that the group is suspended, and what a person can do."""
-    again = f"supervisor restart {group.group} tries it once more"
-    if group.left_out is not None and group.left_out.code == Code.NOTHING_LEFT:
-        again = f"it is tried again once a budget has one left, or at once by supervisor restart {group.group}"
-    return f"group {group.group} is left out: {say(group.left_out)}; {again} (incident {group.incident})"
+    assert group.left_out is not None
+    spent = group.left_out.code == Code.NOTHING_LEFT
+    return Reason.of(Code.STAYS_OUT, group=group.group, reason=group.left_out, incident=group.incident, spent=spent)
 
 
 def stays_out(r: Round, group: GroupMemory) -> bool:
@@ -70,7 +69,7 @@ def stays_out(r: Round, group: GroupMemory) -> bool:
     elif full or not _tried_again(r, group):
         dear = (Rung.REPLACE, Rung.REALLOCATE)
         until = [budgets.next_at(r.spent, r.spec.policy.budget, rung, group.group, r.now) for rung in dear]
-        r.wait(sentence(group), until=min((at for at in until if at > r.now), default=None))
+        r.wait(about(group), until=min((at for at in until if at > r.now), default=None))
     return True
 
 

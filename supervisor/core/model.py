@@ -664,8 +664,8 @@ class Decision:
 
     memory: Memory
     actions: tuple[Action, ...] = ()
-    waits: tuple[str, ...] = ()
-    """One sentence for each thing that is not done yet."""
+    waits: tuple[Reason, ...] = ()
+    """One for each thing that is not done yet."""
     incidents: tuple[Incident, ...] = ()
     """Incidents that changed."""
     suspicions: tuple[Suspicion, ...] = ()

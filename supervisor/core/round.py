@@ -30,7 +30,7 @@ from supervisor.core.model import (
 )
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
-from supervisor.core.words import say
+from supervisor.core.words import as_kept, say
 
 MAX_CHANGES = 15
 """Groups that one round may change. Each costs up to six operations (group, incident, two allocations, admission,
@@ -72,7 +72,7 @@ class Round:
         self.suspicions: list[Suspicion] = []
         self.acquitted: list[tuple[str, str]] = []
         self.actions: list[Action] = []
-        self.waits: list[str] = []
+        self.waits: dict[Reason, None] = {}
         self._wake: list[float] = []
         self._touched: set[int] = set()
         self._arrived: set[str] | None = None
@@ -163,19 +163,18 @@ class Round:
             if name not in held and not (bars and self.is_barred(self.host_of(name))):
                 yield name
 
-    def unfit(self) -> dict[str, str]:
-        """Free nodes on which no group is placed -> a sentence on why."""
+    def unfit(self) -> dict[str, Reason]:
+        """Free nodes on which no group is placed -> why."""
         held, nodes = self.taken(), self.observed.nodes.values()
         told = (n for n in nodes if n.gpus or n.failed or n.unsure)
         free = (n for n in told if n.registered and n.role == "trainer" and n.name not in held)
-        return {n.name: f"node {n.name} is given no group: {why}" for n in free if (why := self.unfit_for(n))}
+        return {n.name: Reason.of(Code.NODE_UNFIT, node=n.name, why=why) for n in free if (why := self.unfit_for(n))}
 
-    def passed_over(self) -> dict[str, str]:
+    def passed_over(self) -> dict[str, Reason]:
         """Nodes as in unfit, and those that get a group only if there is no other."""
         held, nodes = self.taken(), self.observed.nodes
         ill = {name: why for name, why in self.ill.items() if name not in held and not self.unfit_for(nodes[name])}
-        said = {name: f"node {name} is given no group while there is another: {why}" for name, why in ill.items()}
-        return self.unfit() | said
+        return self.unfit() | {n: Reason.of(Code.NODE_DISFAVOURED, node=n, why=why) for n, why in ill.items()}
 
     def unfit_for(self, node: NodeView, for_good: bool = False) -> str:
         """Explains why no group is placed on a node: its checks, or its GPUs (`for_good`: a lasting condition)."""
@@ -193,13 +192,12 @@ class Round:
     def why_barred(self, host: str) -> str:
         return self.cordons.get(host) or self._barred_for_all.get(host, "")
 
-    def checking(self) -> str:
-        """States that nodes which could take a group are being checked, within a limit of their agents; else empty."""
+    def checking(self) -> Reason | None:
+        """States that nodes which could take a group are being checked, within a limit of their agents; else None."""
         held = self.taken()
         nodes = self.observed.nodes.values()
         found = sorted(n.name for n in nodes if n.checking and n.name not in held and self._may_serve(n))
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        return f"node {found[0]}{more} is being checked before its first rank" if found else ""
+        return Reason.of(Code.BEING_CHECKED, node=found[0], more=len(found) - 1) if found else None
 
     def drained(self, host: str) -> str:
         """Explains why a person drains a host; empty if its groups may stay."""
@@ -259,9 +257,9 @@ class Round:
         return sorted(found, key=lambda a: a.since, reverse=True)
 
     def engines_word(self, key: str) -> str:
-        """The engine's words on an allocation, after a colon; empty if there are none."""
+        """The engine's words on an allocation; empty if there are none."""
         grant = self.observed.grants.get(key)
-        return f": {grant.reason}" if grant is not None and grant.reason else ""
+        return grant.reason if grant is not None else ""
 
     def placed_by(self, group: GroupMemory) -> str:
         """Key of the allocation by which a group is where it is, or was until it is proved gone."""
@@ -316,10 +314,9 @@ class Round:
 
     # --- saying ---
 
-    def wait(self, sentence: str, until: float | None = None) -> None:
-        """Reports that something is not done yet, and why."""
-        if sentence not in self.waits:
-            self.waits.append(sentence)
+    def wait(self, why: Reason, until: float | None = None, group: int | None = None) -> None:
+        """Reports that something is not done yet, and why. `group`: the one that it is about, if `why` does not name it."""
+        self.waits[why if group is None else Reason.of(Code.ABOUT_GROUP, group=group, why=why)] = None
         if until is not None:
             self.look_again(until)
 
@@ -349,7 +346,7 @@ class Round:
         """Returns the group's open incident, brought up to date with this failure, or a new one."""
         known = self.incidents.get(group.incident)
         if known is not None:
-            seen = tuple(_as_kept(e, known.evidence) for e in failure.evidence)
+            seen = tuple(as_kept(e, known.evidence) for e in failure.evidence)
             if known.kind == failure.kind and known.evidence == seen:
                 return known
             kept = [e for e in known.evidence if e.code != Code.SEEN_AGAIN]
@@ -530,11 +527,6 @@ class Round:
             acquitted=tuple(self.acquitted),
             look_again_at=wake,
         )
-
-
-def _as_kept(reason: Reason, kept: tuple[Reason, ...]) -> Reason:
-    """Returns a reason as an incident of a version before codes kept it, as its sentence; else itself."""
-    return next((older for older in kept if "text" in older.about and say(older) == say(reason)), reason)
 
 
 def _held(incident: str, kind: Kind) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from supervisor.core import detect, ending, gpu
 from supervisor.core.kinds import Is, that_are
-from supervisor.core.ladder import Choice
+from supervisor.core.ladder import Choice, name
 from supervisor.core.model import PLANNED, Failure, GroupMemory, Incident, Kind, Observed
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import MAY_COME_BACK, Round
@@ -101,9 +101,8 @@ def observe(r: Round, incident: Incident, choice: Choice) -> None:
         key = f"observe:{incident.id}:{incident.kind.value}"
         about = {"group": incident.group, "node": incident.node, "rung": choice.rung, "incident": incident.id}
         r.act("observe", key, f"would {_words(choice)}: {say(choice.reason)}", **about)
-    r.wait(
-        f"group {incident.group}: {say(incident.evidence[0])}; would {_words(choice)}, but the policy is only to observe"
-    )
+    would = Reason.of(Code.WOULD_BE, evidence=incident.evidence[0], rung=name(choice.rung))
+    r.wait(would, group=incident.group)
 
 
 def ended(r: Round, incident: Incident, failure: Failure, step: int) -> Incident:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from supervisor.core import detect, handover, shadow
 from supervisor.core.measured import Measured
 from supervisor.core.model import RunPhase
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import MAX_GIVEN_BACK, Round
 from supervisor.core.spec import RunSpec
 
@@ -68,7 +69,7 @@ def _drain(r: Round) -> None:
             )  # fmt: skip
         r.set_group(replace(group, phase="finished", since=r.now))
     if not all(g.phase == "finished" for g in r.groups.values()):
-        r.wait(f"draining: the groups end after step {step}", until=stop_by)
+        r.wait(Reason.of(Code.DRAINING, step=step), until=stop_by)
 
 
 def _wind_up(r: Round) -> None:
@@ -98,5 +99,5 @@ def _still_taking_back(r: Round) -> bool:
             waiting.append(allocation)
     for allocation in waiting[:1]:
         until = allocation.since + detect.ENGINE_AWAY_S
-        r.wait(f"the engine takes back {len(waiting)} allocations, {allocation.key} first", until=until)
+        r.wait(Reason.of(Code.TAKEN_BACK, count=len(waiting), allocation=allocation.key), until=until)
     return bool(waiting)

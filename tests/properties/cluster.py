@@ -32,9 +32,9 @@ from supervisor.core.model import (
     RankView,
     Rung,
 )
-from supervisor.core.reason import ONE_CAUSE
+from supervisor.core.reason import ONE_CAUSE, Code, Reason
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec
-from supervisor.core.words import say
+from supervisor.core.words import said, say
 from supervisor.ports.store import Item, Snapshot
 from supervisor.shell.control import cordons, projection
 from supervisor.shell.control import observe as views
@@ -869,8 +869,7 @@ class Cluster:
         for group, memory in self.memory.groups.items():
             if memory.node or self.control.restarts.get(group, 0) > self.memory.restarts_done.get(group, 0):
                 continue
-            asks = (f"supervisor restart {group} asks once more", f"supervisor restart {group} tries it once more")
-            if any(one in wait for one in asks for wait in waits):
+            if any(_asks_for(group, wait) for wait in waits):
                 self._restart(group)
         if self.memory.phase == "halted" and "refused" in say(self.memory.halt_reason):
             self.control = replace(self.control, resumes=self.memory.resumes_done + 1, because="a person looked")
@@ -1129,8 +1128,15 @@ class Cluster:
             g: f"{m.phase} gen {m.generation} on {m.node or '-'} (old {m.old_node or '-'})"
             for g, m in self.memory.groups.items()
         }
-        waits = self.decided[-1][2].waits if self.decided else ()
+        waits = said(self.decided[-1][2].waits) if self.decided else ()
         return f"{self.memory.phase} {say(self.memory.halt_reason)}; {groups}; incidents {list(self.memory.incidents.values())}; waits {waits}"
+
+
+def _asks_for(group: int, wait: Reason) -> bool:
+    """Whether a person alone brings the group back."""
+    why = wait.about.get("why") if wait.code == Code.ABOUT_GROUP else wait
+    ours = isinstance(why, Reason) and why.about.get("group") == group
+    return ours and (why.code == Code.FEWER_GO_ON or (why.code == Code.STAYS_OUT and not why.about["spent"]))
 
 
 def _mirror(records: dict[str, bytes]) -> Mirror:

@@ -29,6 +29,7 @@ from supervisor.core.model import (
     Suspicion,
 )
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
+from supervisor.core.words import said
 
 LOCAL_WORD_S = TRAITS["local"].word_s
 
@@ -131,7 +132,7 @@ class World:
         return self.incidents[f"i{len(self.incidents)}"]
 
     def waits(self) -> str:
-        return " | ".join(self.last.waits)
+        return " | ".join(said(self.last.waits))
 
     # --- what is seen ---
 
@@ -278,7 +279,7 @@ class World:
             if self.group(group).phase == "starting":
                 break
             self.round(max(after, self.group(group).not_before - self.now))
-        assert self.group(group).phase == "starting", (self.group(group), self.last.waits)
+        assert self.group(group).phase == "starting", (self.group(group), self.waits())
 
     def admit(self, group: int = 0) -> None:
         """The gate has taken the newest admission: every older generation is shut out."""

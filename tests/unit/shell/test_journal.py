@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.core.model import Action, Decision, Observed
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 from supervisor.shell.control import journal as journal_module
 from supervisor.shell.control.decision_inputs import Given
@@ -22,7 +23,10 @@ OBSERVED = Observed(revision=9, now=12.34567, store_stable_s=1.0)
 DECISION = Decision(
     memory=MEMORY,
     actions=(Action(verb="cordon", key="cordon:n9:i1", reason="incident i1", node="n9", group=0),),
-    waits=("draining",),
+    waits=(
+        Reason.of(Code.ABOUT_GROUP, group=1, why=Reason.of(Code.BACKOFF, attempt=2)),
+        Reason.of(Code.DRAINING, step=9),
+    ),
     incidents=(INCIDENT,),
 )
 
@@ -36,7 +40,8 @@ def test_an_intent_says_what_and_why(tmp_path: Path) -> None:
     assert line["actions"] == [
         {"verb": "cordon", "key": "cordon:n9:i1", "reason": "incident i1", "node": "n9", "group": 0}
     ]
-    assert line["waits"] == ["draining"]
+    assert line["waits"] == ["group 1: backoff before attempt 2", "draining: the groups end after step 9"]
+    assert line["waits_of"] == [{"code": "about_group", "groups": [1]}, {"code": "draining", "groups": []}]
     assert line["changed"] is True
     assert line["incidents"][0]["id"] == "i1"
     assert line["groups"]["1"] == {"generation": 2, "node": "", "phase": "fencing"}

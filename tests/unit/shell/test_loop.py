@@ -14,6 +14,7 @@ import pytest
 from supervisor.core.decide import decide
 from supervisor.core.lasted import wall_clock
 from supervisor.core.model import Action, AllocationMemory, Decision, Kind, Memory, Observed, Suspicion
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Retryable
 from supervisor.ports.store import MAX_OPERATIONS
@@ -185,7 +186,7 @@ def test_what_was_decided_on_is_kept_and_its_digest_is_written_with_the_memory(
 def test_a_round_that_does_nothing_or_what_a_healthy_run_does_keeps_nothing(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actions: tuple[Action, ...]
 ) -> None:
-    decision = Decision(memory=replace(MEMORY, decisions=5), actions=actions, waits=("so",))
+    decision = Decision(memory=replace(MEMORY, decisions=5), actions=actions, waits=(Reason.of(Code.SEAT_NOT_UP),))
     monkeypatch.setattr(loop, "decide", lambda *_: decision)
     _loop(store).step()
     assert store.get(keys.decision("run", 5)) is None

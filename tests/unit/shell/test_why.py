@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common
+from supervisor.core import words
 from supervisor.core.again import Answer
 from supervisor.core.decide import decide
 from supervisor.core.model import ControlView, Decision, Kind, Memory, Observed, Rung
@@ -154,6 +155,18 @@ def test_other_words_are_the_same_answer(tmp_path: Path, monkeypatch: pytest.Mon
     told = decision_replay.why(world.incident, world.journal.path)
     assert told.same
     assert "the same is done, told in other words (decision" in "\n".join(decision_replay.page(told))
+
+
+def test_why_nothing_was_done_yet_is_found_however_it_is_worded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "_WORDS", dict.fromkeys(Code, "so it is"))
+    world = Journaled(tmp_path)
+    world.bring_up()
+    world.control = ControlView(paused=True)
+    world.crash(1)
+    world.round(1.0)
+    assert "Why not at once:\n  - so it is" in page(world)
 
 
 def test_one_of_a_paused_run_says_that_nothing_was_done_and_why(tmp_path: Path) -> None:
