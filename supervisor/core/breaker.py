@@ -15,7 +15,6 @@ from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Rung, Ve
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 from supervisor.core.spec import PolicySpec
-from supervisor.core.words import say
 
 LIVES = that_are(Is.LIVES)
 """Kinds whose restart ends living processes, which may go on when a switch or a store is back."""
@@ -55,20 +54,20 @@ def look(r: Round, failing: Mapping[int, Failure]) -> None:
     if r.observed.control.evictions > r.before.evictions_done:
         r.draft = replace(r.draft, evictions_done=r.observed.control.evictions)
         r.draft = replace(r.draft, evict_until=r.now + r.spec.policy.breaker.window_s)
-        r.act("resume", f"evict:{r.observed.control.evictions}", f"a person says: {r.observed.control.because}")
+        why = Reason.of(Code.PERSON_SAYS, because=r.observed.control.because)
+        r.act("resume", f"evict:{r.observed.control.evictions}", why)
     hit = _hit(r, failing)
     ends = r.phase not in ("new", "running")
     holds = (_too_many(r, hit) or bool(_unchecked_too_many(r))) and not (ends or evicting(r))
     since = r.before.breaker_since
     if holds and since is None:
         r.draft = replace(r.draft, breaker_since=r.now)
-        r.act("hold", f"hold:{r.before.decisions}", say(why_it_holds(r, failing)))
+        r.act("hold", f"hold:{r.before.decisions}", why_it_holds(r, failing))
     elif not holds and since is not None:
         r.draft = replace(r.draft, breaker_since=None, breaker_ended=None if evicting(r) else r.now)
         lost, others = len(hit.lost) + hit.given_up, len(hit.groups) - len(hit.lost)
-        checks = f", the checks of {len(_unchecked(r))} have not passed"
-        about = f"{lost} of {len(r.groups)} nodes are lost now, {others} other groups do not train{checks}"
-        r.act("let_go", f"let_go:{r.before.decisions}", about)
+        why = Reason.of(Code.LET_GO, lost=lost, of=len(r.groups), others=others, unchecked=len(_unchecked(r)))
+        r.act("let_go", f"let_go:{r.before.decisions}", why)
     if holds:
         r.wait(why_it_holds(r, failing), until=r.now + 1.0)
 

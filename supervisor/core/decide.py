@@ -38,6 +38,7 @@ from supervisor.core.model import (
     Observed,
 )
 from supervisor.core.placement import place
+from supervisor.core.reason import Code, Reason
 from supervisor.core.resume import resume
 from supervisor.core.round import NEW_A_ROUND, Round
 from supervisor.core.seat import seat_lighthouse
@@ -290,7 +291,7 @@ def _note_checkpoint(r: Round) -> None:
                 best = mark
     if best is not None and best != r.before.checkpoint:
         r.draft = replace(r.draft, checkpoint=best)
-        r.act("checkpoint", f"checkpoint:{best.step}", f"step {best.step} is complete on disk", group=best.group)
+        r.act("checkpoint", f"checkpoint:{best.step}", Reason.of(Code.SAVED, step=best.step), group=best.group)
 
 
 def _note_measured(r: Round) -> None:
@@ -305,7 +306,7 @@ def _want_allocations(r: Round) -> None:
     wanted = r.spec.allocation.nodes + r.spec.allocation.spares
     asked = sum(1 for a in r.allocations.values() if a.state == "wanted")
     for _ in range(min(NEW_A_ROUND, wanted - asked)):
-        r.acquire("the run starts")
+        r.acquire(Reason.of(Code.RUN_STARTS))
     known = len(r.groups)
     for g in range(known, min(known + NEW_A_ROUND, r.spec.groups.count)):
         r.groups[g] = GroupMemory(group=g)

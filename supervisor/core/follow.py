@@ -94,9 +94,9 @@ def recover(r: Round, incident: Incident | None) -> None:
 def _follow_fence(r: Round, group: GroupMemory) -> None:
     gate = r.observed.gate
     if gate is not None and gate.admitted.get(group.group, -1) >= group.generation:
-        proof = f"the gate admits generation {group.generation} alone"
+        proof = Reason.of(Code.GATE_ADMITS, generation=group.generation)
     elif detect.gone(group.group, group.generation, group.old_node, r.observed):
-        proof = f"node {group.old_node} says that its processes are gone"
+        proof = Reason.of(Code.NODE_HAS_NONE, node=group.old_node)
     else:
         r.wait(Reason.of(Code.NOT_FENCED, node=group.old_node), group=group.group)
         return

@@ -12,10 +12,9 @@ from dataclasses import replace
 
 from supervisor.core import budget as budgets
 from supervisor.core import detect, engines, handover
-from supervisor.core.model import AllocationMemory, GroupMemory, Kind, Rung
+from supervisor.core.model import AllocationMemory, GroupMemory, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round, trains
-from supervisor.core.words import say
 
 ASKED_A_ROUND = 15
 """Successors that one round asks for: each takes two operations beside what placing costs, a transaction holds 100."""
@@ -105,7 +104,8 @@ def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> N
             if paid:
                 r.draw(Rung.REALLOCATE, 0)
             rung = Rung.REALLOCATE if paid else None
-            after = replace(after, successor=r.acquire(f"allocation {key} is leaving: {words[key]}", rung=rung))
+            leaves = Reason.of(Code.IN_PLACE_OF_LEAVING, allocation=key, why=words[key])
+            after = replace(after, successor=r.acquire(leaves, rung=rung))
         if after != before:
             r.set_allocation(after)
             asked += 1
@@ -122,7 +122,7 @@ def _give_back(r: Round, words: Mapping[str, str], held: set[str]) -> None:
     """Gives back leaving allocations without a group. One without a successor is kept, or it would never get one."""
     free = [key for key in sorted(words) if key not in held and r.allocations[key].successor]
     for key in free[:ASKED_A_ROUND]:
-        r.release(key, f"it is leaving and holds no group: {words[key]}")
+        r.release(key, Reason.of(Code.LEFT_EMPTY, why=words[key]))
     if len(free) > ASKED_A_ROUND:
         r.look_again(r.now)
 
@@ -156,7 +156,7 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
         handover.off(r, group, Reason.of(Code.NODE_LEAVING, node=group.node, why=why))
         moved = r.groups[group.group]
         r.act(
-            "move", f"move:{group.group}:{moved.generation}", f"{say(Reason.of(Code.FIRST_RUNG, kind=Kind.LEAVING.value))} ({why})",
+            "move", f"move:{group.group}:{moved.generation}", Reason.of(Code.MOVES_BEFORE, why=why),
             group=group.group, generation=moved.generation, node=group.node, incident=moved.incident,
         )  # fmt: skip
         return True

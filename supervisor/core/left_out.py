@@ -12,7 +12,6 @@ from supervisor.core.ladder import Choice, first_rung, name
 from supervisor.core.model import Failure, GroupMemory, Incident, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
-from supervisor.core.words import say
 
 
 def why(r: Round, group: GroupMemory, failure: Failure, choice: Choice) -> Reason | None:
@@ -38,11 +37,11 @@ def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: Reason, 
     choice = Choice(Rung.RIDE_THROUGH, Reason.of(Code.LEFT_OUT, reason=reason), considered)
     incident = r.decide_incident(incident, choice, after)
     r.act(
-        "ride_through", f"leave_out:{group.group}:{after}", say(choice.reason), group=group.group, generation=after, node=group.node,
+        "ride_through", f"leave_out:{group.group}:{after}", choice.reason, group=group.group, generation=after, node=group.node,
         rung=choice.rung, incident=incident.id,
     )  # fmt: skip
     if spent and not incident.followed:
-        acting.give_up_node(r, group, incident, say(choice.reason))
+        acting.give_up_node(r, group, incident, choice.reason)
     r.set_group(
         replace(
             group, phase="fencing", node="", host="", old_node=group.node, generation=after, since=r.now, left_out=reason,
@@ -93,5 +92,6 @@ def _tried_again(r: Round, group: GroupMemory) -> bool:
     acting.apply(r, _anew(group), incident, choice)
     wanted = sum(a.state == "wanted" for a in r.allocations.values())
     if choice.rung == Rung.REPLACE and wanted < r.spec.allocation.nodes + r.spec.allocation.spares:
-        r.acquire(f"incident {incident.id}: {say(choice.reason)}", rung=choice.rung)  # for the spare that it takes
+        for_it = Reason.of(Code.FOR_INCIDENT, incident=incident.id, reason=choice.reason)
+        r.acquire(for_it, rung=choice.rung)  # for the spare that it takes
     return True

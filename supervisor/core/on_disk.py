@@ -77,7 +77,8 @@ def take(r: Round, group: GroupMemory) -> str:
     r.draft = replace(r.draft, checkpoint=taken, resumed=Resumed(said=said, generations=generations))
     if said:
         step = taken.step if taken is not None else 0
-        r.act("load", f"load:{group.group}:{group.generation}:{step}", said, group=group.group)
+        why = Reason.of(Code.TEXT, text=said)
+        r.act("load", f"load:{group.group}:{group.generation}:{step}", why, group=group.group)
     return said
 
 

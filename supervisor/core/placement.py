@@ -11,8 +11,6 @@ from supervisor.core.leaving import leaving_allocations
 from supervisor.core.model import AllocationMemory, GroupMemory, Kind, Rung, Verdict
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import MAX_GIVEN_BACK, Round
-from supervisor.core.words import say
-from supervisor.core.words_waits import says
 
 SHOWN = 5
 """Most nodes that are named each: one cause may make thousands unfit."""
@@ -163,7 +161,7 @@ def _why_not_there(r: Round, node: str) -> Reason | None:
 def _start_elsewhere(r: Round, group: GroupMemory, why: Reason) -> None:
     handover.off(r, group, why)
     r.act(
-        "move", f"move:{group.group}:{group.generation}", say(why), group=group.group, generation=group.generation,
+        "move", f"move:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
         node=group.node, incident=group.incident,
     )  # fmt: skip
     r.look_again(r.now)
@@ -195,7 +193,7 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
     r.act(
         "start" if group.node else "place",
         f"start:{group.group}:{generation}",
-        say(incident.reason) if incident is not None else "the run starts",
+        (incident.reason if incident is not None else None) or Reason.of(Code.RUN_STARTS),
         group=group.group,
         generation=generation,
         node=node,
@@ -269,7 +267,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
         r.set_incident(incident)
     r.draw(Rung.REALLOCATE, group.group)
     spares.give_up_one(r)
-    because = f"group {group.group} has no node" + (f" (incident {incident.id})" if incident else "")
+    because = Reason.of(Code.WITHOUT_NODE, group=group.group, incident=incident.id if incident is not None else "")
     r.acquire(because, rung=Rung.REALLOCATE)
 
 
@@ -299,5 +297,5 @@ def _ask_again(r: Round, group: GroupMemory, refused: list[AllocationMemory]) ->
     """Asks once more for a group that a person asked for: the engine refused, or no budget was left."""
     r.restarts_done[group.group] = r.observed.control.restarts[group.group]
     for allocation in refused[:MAX_GIVEN_BACK]:
-        r.release(allocation.key, f"the engine refused it{says(r.engines_word(allocation.key))}")
-    r.acquire(f"group {group.group} has no node, and a person asked once more")
+        r.release(allocation.key, Reason.of(Code.ENGINE_REFUSED_IT, word=r.engines_word(allocation.key)))
+    r.acquire(Reason.of(Code.ASKED_ONCE_MORE, group=group.group))

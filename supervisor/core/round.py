@@ -30,7 +30,7 @@ from supervisor.core.model import (
 )
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
-from supervisor.core.words import as_kept, say
+from supervisor.core.words import as_kept
 
 MAX_CHANGES = 15
 """Groups that one round may change. Each costs up to six operations (group, incident, two allocations, admission,
@@ -72,7 +72,7 @@ class Round:
         self.suspicions: list[Suspicion] = []
         self.acquitted: list[tuple[str, str]] = []
         self.actions: list[Action] = []
-        self.waits: dict[Reason, None] = {}
+        self.waits: dict[str, Reason] = {}
         self._wake: list[float] = []
         self._touched: set[int] = set()
         self._arrived: set[str] | None = None
@@ -189,7 +189,7 @@ class Round:
         """Returns true if a cordon keeps new groups away from the host: one of this run's own, or one for every run."""
         return host in self.cordons or host in self._barred_for_all
 
-    def why_barred(self, host: str) -> str:
+    def why_barred(self, host: str) -> Reason | str:
         return self.cordons.get(host) or self._barred_for_all.get(host, "")
 
     def checking(self) -> Reason | None:
@@ -316,14 +316,15 @@ class Round:
 
     def wait(self, why: Reason, until: float | None = None, group: int | None = None) -> None:
         """Reports that something is not done yet, and why. `group`: the one that it is about, if `why` does not name it."""
-        self.waits[why if group is None else Reason.of(Code.ABOUT_GROUP, group=group, why=why)] = None
+        why = why if group is None else Reason.of(Code.ABOUT_GROUP, group=group, why=why)
+        self.waits.setdefault(repr(why), why)
         if until is not None:
             self.look_again(until)
 
     def look_again(self, at: float) -> None:
         self._wake.append(at)
 
-    def act(self, verb: Any, key: str, reason: str, **about: Any) -> None:
+    def act(self, verb: Any, key: str, reason: Reason, **about: Any) -> None:
         self.actions.append(Action(verb=verb, key=key, reason=reason, **about))
 
     # --- changing ---
@@ -428,7 +429,7 @@ class Round:
     def draw_of_kind(self, kind: Kind, group: int) -> None:
         self.spent_by_kind = budgets.draw_of_kind(self.spent_by_kind, self.spec.policy, kind, group, self.now)
 
-    def acquire(self, reason: str, *, rung: Rung | None = None, instead_of: str = "") -> str:
+    def acquire(self, reason: Reason, *, rung: Rung | None = None, instead_of: str = "") -> str:
         """Asks for one more allocation of one node; returns its key. `rung`: the one whose budget pays, if any."""
         key = f"{self.spec.name}-a{self.before.allocations_above + len(self.allocations) + 1}"
         window_s = self.spec.policy.budget.window_s
@@ -449,7 +450,7 @@ class Round:
     def set_allocation(self, allocation: AllocationMemory) -> None:
         self.allocations[allocation.key] = allocation
 
-    def release(self, key: str, reason: str) -> None:
+    def release(self, key: str, reason: Reason) -> None:
         """Gives an allocation back; a second time does nothing."""
         allocation = self.allocations.get(key)
         if allocation is not None and allocation.state == "wanted":
@@ -466,7 +467,8 @@ class Round:
                 Suspicion(host=host, run=self.spec.name, incident=incident.id, kind=incident.kind, at=self.now)
             )
         held = _held(incident.id, incident.kind)
-        self.cordons[host] = f"{self.cordons[host]}; {held}" if host in self.cordons else held
+        known = self.cordons.get(host)
+        self.cordons[host] = Reason.of(Code.AND, reason=known, note=held) if known is not None else held
         self.act("cordon", f"cordon:{host}:{incident.id}", held, node=node, incident=incident.id)
 
     def uncordon(self, host: str) -> None:
@@ -474,17 +476,18 @@ class Round:
         was = self.cordons.pop(host)
         view = self.observed.cordons.get(host)
         by = view.passed if view is not None and view.passed else "a person"
-        self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", f"host {host} was freed by {by} ({was})")
+        why = Reason.of(Code.FREED_BY, host=host, by=by, was=was)
+        self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", why)
 
-    def acquit(self, host: str, incident: str, kind: Kind, why: str) -> None:
+    def acquit(self, host: str, incident: str, kind: Kind, why: Reason) -> None:
         """Clears a host of an incident that was not its doing after all. Nothing changes if another one is held against
         it too: of several of one run on a host only the first has a record."""
         held = _held(incident, kind)
-        if host in self.cordons and self.cordons[host] != held:
+        if self.cordons.get(host, held) != held:
             return
         self.acquitted.append((host, incident))
-        if self.cordons.pop(host, ""):
-            about = f"host {host} is not to blame for it ({held}): {why}"
+        if self.cordons.pop(host, None) is not None:
+            about = Reason.of(Code.NOT_TO_BLAME, host=host, was=held, why=why)
             self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", about)
 
     def halt(self, reason: Reason, incident: Incident | None) -> None:
@@ -495,7 +498,7 @@ class Round:
         self.act(
             "halt",
             f"halt:{self.spec.name}",
-            say(reason),
+            reason,
             rung=Rung.STOP,
             incident=incident.id if incident is not None else "",
         )
@@ -521,7 +524,7 @@ class Round:
         return Decision(
             memory=memory if changed else self.before,
             actions=tuple(self.actions),
-            waits=tuple(self.waits),
+            waits=tuple(self.waits.values()),
             incidents=tuple(self.changed.values()),
             suspicions=tuple(self.suspicions),
             acquitted=tuple(self.acquitted),
@@ -529,8 +532,8 @@ class Round:
         )
 
 
-def _held(incident: str, kind: Kind) -> str:
-    return f"incident {incident}: {kind.value}"
+def _held(incident: str, kind: Kind) -> Reason:
+    return Reason.of(Code.HOLDS_AGAINST, incident=incident, kind=kind.value)
 
 
 def trains(group: GroupMemory, incidents: Mapping[str, Incident]) -> bool:

@@ -20,14 +20,14 @@ def seat_lighthouse(r: Round) -> None:
     """Gives the seat to a service host, takes it from a lighthouse that is dead, and notes where its gate listens."""
     seat = r.before.lighthouse
     if not seat.node:
-        seat = _next(r, seat, "the run starts")
+        seat = _next(r, seat, Reason.of(Code.RUN_STARTS))
     else:
         seat = _listening(r, seat)
         seat = _note_mute(r, seat)
         if r.paused:
             pass  # hands off
         elif _ended(r, seat):
-            seat = _next(r, seat, f"the shim of {seat.node} says that lighthouse {seat.generation} has ended")
+            seat = _next(r, seat, Reason.of(Code.SEAT_ENDED, node=seat.node, generation=seat.generation))
         else:
             seat = _closing(r, seat) if seat.closing else _serving(r, seat)
     if seat.node and not seat.address and not seat.closing:
@@ -83,7 +83,7 @@ def _serving(r: Round, seat: Lighthouse) -> Lighthouse:
     if not _lost_to_the_gate(r, seat):
         r.wait(Reason.of(Code.SEAT_MUTE), until=r.now + 1.0)
         return seat
-    why = f"the lease of the lighthouse on {seat.node} is gone, and no forwarder reaches its gate"
+    why = Reason.of(Code.SEAT_LOST, node=seat.node)
     r.act("close_lighthouse", f"close_lighthouse:{seat.generation}", why, node=seat.node, generation=seat.generation)
     return replace(seat, closing=True, address="", cut_since=None)
 
@@ -110,9 +110,7 @@ def _closing(r: Round, seat: Lighthouse) -> Lighthouse:
     if r.now < closed:
         r.wait(Reason.of(Code.SEAT_HAS_TIME, node=seat.node, lost=lost[0]), until=closed)
         return seat
-    return _next(
-        r, seat, f"the gate on {seat.node} reaches no etcd and has lost group {lost[0]}: it has closed by itself"
-    )
+    return _next(r, seat, Reason.of(Code.SEAT_CLOSED, node=seat.node, lost=lost[0]))
 
 
 def _ours(r: Round) -> list[RankView]:
@@ -145,7 +143,7 @@ def _lost_to_the_gate(r: Round, seat: Lighthouse) -> list[int]:
     return lost
 
 
-def _next(r: Round, seat: Lighthouse, reason: str) -> Lighthouse:
+def _next(r: Round, seat: Lighthouse, reason: Reason) -> Lighthouse:
     """Opens the next generation, on the same host if that lives."""
     if r.paused:
         return seat

@@ -9,7 +9,6 @@ from supervisor.core import budget as budgets
 from supervisor.core.model import AllocationMemory, Grant, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
-from supervisor.core.words import say
 
 RENEWED_A_ROUND = 10
 """Allocations that one round renews: two operations each; a transaction holds 100."""
@@ -53,7 +52,8 @@ def renew(r: Round) -> None:
             _give_up(r, allocation, why)
             if not free:
                 r.draw(Rung.REALLOCATE, 0)
-            r.acquire(f"in the place of spare {allocation.key}: {say(why)}", rung=None if free else Rung.REALLOCATE)
+            instead = Reason.of(Code.IN_PLACE_OF, allocation=allocation.key, why=why)
+            r.acquire(instead, rung=None if free else Rung.REALLOCATE)
             renewed += 1
 
 
@@ -95,7 +95,7 @@ def _give_up(r: Round, allocation: AllocationMemory, why: Reason) -> None:
     bad = grant is not None and grant.state == "granted" and (allocation.unheard_since is not None or _unfit(r, grant))
     if grant is not None and bad:
         r.set_allocation(replace(allocation, unheard=tuple(sorted({r.host_of(node) for node in grant.nodes}))))
-    r.release(allocation.key, say(why))
+    r.release(allocation.key, why)
 
 
 def _note_unheard(r: Round, idle: list[AllocationMemory]) -> int:

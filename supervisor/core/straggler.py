@@ -33,7 +33,7 @@ class Slow:
     generation: int
     step: int
     reported: Reason
-    """As a wait."""
+    """The wait that reports it."""
     evidence: Reason
     rank: int
     confidence: Confidence

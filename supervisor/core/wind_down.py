@@ -29,7 +29,7 @@ def longest_s(spec: RunSpec, measured: Measured) -> float:
 def wind_down(r: Round) -> None:
     if r.phase in ("new", "running") and r.observed.control.stop:
         r.draft = replace(r.draft, phase="stopping")
-        r.act("stop", f"stop:{r.spec.name}", "a person asked for it")
+        r.act("stop", f"stop:{r.spec.name}", Reason.of(Code.ASKED_FOR))
     if r.phase == "stopping":
         _drain(r)
     left = [g for g in r.groups.values() if g.phase != "finished"]
@@ -62,7 +62,7 @@ def _drain(r: Round) -> None:
         if (drains and r.now < stop_by) or r.full(group.group):
             continue
         if drains:
-            why = f"group {group.group} did not end after step {step} in time: it is ended as it is"
+            why = Reason.of(Code.ENDED_LATE, group=group.group, step=step)
             r.act(
                 "stop", f"stop:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
                 node=group.node, incident=group.incident,
@@ -81,7 +81,7 @@ def _wind_up(r: Round) -> None:
     for incident in open_[:MAX_GIVEN_BACK]:
         r.set_incident(replace(incident, state="halted"))
     for key in held[:MAX_GIVEN_BACK]:
-        r.release(key, f"the run is {end}")
+        r.release(key, Reason.of(Code.RUN_ENDS, end=end))
     if len(open_) > MAX_GIVEN_BACK or len(held) > MAX_GIVEN_BACK:
         r.look_again(r.now)
     elif not _still_taking_back(r):

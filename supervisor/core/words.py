@@ -1,4 +1,4 @@
-"""Turns reasons into sentences: the one place that does, with `words_seen` and `words_waits`. No decision depends on the wording."""
+"""Turns reasons into sentences: the one place that does, with the other `words_` modules. No decision depends on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from supervisor.core import words_seen, words_waits
+from supervisor.core import words_done, words_seen, words_waits
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
@@ -85,6 +85,7 @@ _WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.GONE_AGAIN: "every allocation of the run is gone, and nothing was saved since it had started; {then}",
     Code.SUCCEEDED: _succeeded,
     Code.LEFT_BEFORE: f"{WHY_FIRST[Kind.LEAVING]}: {{why}}",
+    Code.MOVES_BEFORE: f"{WHY_FIRST[Kind.LEAVING]} ({{why}})",
     Code.AND: "{reason}; {note}",
     Code.MISCONFIGURED: "no machine can train group {group} with this run file",
     Code.SAME_EVERYWHERE: "every group ended with the same error: starting them again would end the same way",
@@ -125,6 +126,7 @@ _WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.NO_NODE: "group {group} has no node, and {why}",
     **words_seen.WORDS,
     **words_waits.WORDS,
+    **words_done.WORDS,
 }
 
 
@@ -149,7 +151,7 @@ def said(reasons: Iterable[Reason]) -> tuple[str, ...]:
 
 
 def as_kept(reason: Reason, kept: Iterable[Reason]) -> Reason:
-    """The same reason as a version before its code kept it, by its sentence; itself, where that is not among those that are kept."""
+    """Returns the reason in the form in which an older version kept it, matched by its sentence; else itself."""
     return next((older for older in kept if "text" in older.about and say(older) == say(reason)), reason)
 
 

@@ -1,4 +1,4 @@
-"""Sentences of waits: what is not done yet, and why. `words` has the others, and makes all of them."""
+"""Words for waits: things that are not done yet, and why. `words` has the others, and makes all sentences."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _hang(groups: tuple[int, ...]) -> str:
 
 
 def says(word: str) -> str:
-    """What an engine says, behind a sentence; empty when it says nothing."""
+    """Adds an engine's words to a sentence; empty if there are none."""
     return f": {word}" if word else ""
 
 

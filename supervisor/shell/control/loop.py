@@ -18,7 +18,7 @@ from supervisor.core.decide import decide
 from supervisor.core.model import Decision, Incident, Memory, Observed
 from supervisor.core.notice import Notice, due, notices
 from supervisor.core.restored import ENDED
-from supervisor.core.words import said
+from supervisor.core.words import said, say
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
 from supervisor.shell.control import cordons, observe, projection, version_guard
@@ -337,7 +337,7 @@ class Loop:
                     incident=action.incident,
                     node=action.node,
                 )
-                log.info("%s: %s: %s", run, action.key, action.reason, extra=about)
+                log.info("%s: %s: %s", run, action.key, say(action.reason), extra=about)
             self._said[run] = waits
         if not puts:
             return

@@ -332,7 +332,9 @@ def _step(decided: Decided, told: Why) -> list[str]:
     after = lasted_s(told.incident.opened, decided.clock, told.stood)
     version = {None: "", 0: ", policy as launched"}.get(decided.policy, f", policy version {decided.policy}")
     sure = "" if decided.known else "; whether it took effect is not in the journal"
-    did = [f"      {a.verb}{_where(a)}: {a.reason}" for a in decided.own] or [f"      it is {_state(decided, told)}"]
+    did = [f"      {a.verb}{_where(a)}: {say(a.reason)}" for a in decided.own] or [
+        f"      it is {_state(decided, told)}"
+    ]
     return [
         f"  +{max(0.0, after):.2f} s  decision {decided.decision} (epoch {decided.epoch}{version}){sure}",
         *did,

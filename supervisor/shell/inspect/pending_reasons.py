@@ -74,7 +74,7 @@ def _sentence(allocation: AllocationMemory, state: str, memory: Memory, observed
     grant = observed.grants.get(allocation.key)
     word = f": {grant.reason}" if grant is not None and grant.reason else ""
     # A memory's run clock stands still between two decisions, so this is a lower bound.
-    ago = f"asked for at least {max(0.0, memory.clock - allocation.since):.0f} s ago ({allocation.reason})"
+    ago = f"asked for at least {max(0.0, memory.clock - allocation.since):.0f} s ago ({say(allocation.reason)})"
     if state == "refused":
         return f"allocation {allocation.key} refused{word}; {ago}"
     late = "late, the run goes on without it" if allocation.late else "pending"

@@ -21,6 +21,7 @@ from supervisor.core.model import (
     Grant,
     GroupMemory,
     Incident,
+    Kind,
     Memory,
     NodeView,
     Observed,
@@ -30,6 +31,7 @@ from supervisor.core.model import (
 )
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
 from supervisor.core.words import said
+from tests.helpers.reasons import held_against
 
 LOCAL_WORD_S = TRAITS["local"].word_s
 
@@ -143,7 +145,7 @@ class World:
     def cordon(self, host: str) -> None:
         """An incident of this run was held against a host some time ago."""
         self.hold(host)
-        self.memory = replace(self.memory, cordons={**self.memory.cordons, host: "incident i1: node_lost"})
+        self.memory = replace(self.memory, cordons={**self.memory.cordons, host: held_against("i1", Kind.NODE_LOST)})
 
     def host(self) -> None:
         self.nodes[HOST] = NodeView(name=HOST, registered=True, role="service")

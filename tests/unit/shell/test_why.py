@@ -30,6 +30,7 @@ from supervisor.shell.inspect import decision_replay, render
 from supervisor.wire import keys
 from supervisor.wire.records import Account, RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import text
 from tests.unit.core.world import World
 from tests.unit.shell.records import mirror_of
 
@@ -149,7 +150,7 @@ def test_other_words_are_the_same_answer(tmp_path: Path, monkeypatch: pytest.Mon
 
     def reworded(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
         made = decide(observed, spec, memory)
-        return replace(made, actions=tuple(replace(a, reason="because") for a in made.actions))
+        return replace(made, actions=tuple(replace(a, reason=text("because")) for a in made.actions))
 
     monkeypatch.setattr(decision_replay, "decide", reworded)
     told = decision_replay.why(world.incident, world.journal.path)
