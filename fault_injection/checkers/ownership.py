@@ -18,6 +18,7 @@ from fault_injection.checkers.rank_records import (
 )
 from fault_injection.parity.replay import tries_of
 from supervisor.core.model import Kind
+from supervisor.core.reason import Code
 from supervisor.shell.history.files import History, Process, Steps, Unknown
 
 OUT_OF_REACH = frozenset({Kind.HANG, Kind.STALLED, Kind.NODE_LOST, Kind.GPU})
@@ -139,13 +140,13 @@ def _two_on_a_node(history: History) -> Iterator[str]:
 def _not_fenced(history: History) -> Iterator[str]:
     """Finds a generation begun elsewhere without a fence while an older one lives. The fence must be decided before,
     and not because the older one was gone."""
-    fences: dict[tuple[int, int], list[tuple[float, str]]] = defaultdict(list)
+    fences: dict[tuple[int, int], list[tuple[float, bool]]] = defaultdict(list)
     decided: dict[tuple[int, int], float] = {}
     for decision in history.committed():
         for action in decision.actions:
             if action["verb"] == "fence":
                 _, group, generation = action["key"].split(":")
-                fences[int(group), int(generation)].append((decision.t, action.get("reason", "")))
+                fences[int(group), int(generation)].append((decision.t, action.get("code") == Code.NODE_HAS_NONE))
             elif action["verb"] in ("start", "place"):
                 decided.setdefault((action["group"], action["generation"]), decision.t)
     of_groups: dict[int, list[Process]] = defaultdict(list)
@@ -158,7 +159,7 @@ def _not_fenced(history: History) -> Iterator[str]:
         of_older = range(older.generation + 1, newer.generation + 1)
         told = [each for generation in of_older for each in fences[newer.group, generation]]
         by = decided.get((newer.group, newer.generation), newer.spawned)
-        if not any(t <= by and "processes are gone" not in why for t, why in told):
+        if not any(t <= by and not was_gone for t, was_gone in told):
             yield (
                 f"group {older.group} generation {newer.generation} was begun on {newer.node} while generation "
                 f"{older.generation} still ran on {older.node}, and it was not fenced before"

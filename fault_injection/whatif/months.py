@@ -33,6 +33,7 @@ from supervisor.core.model import (
     RankView,
     Rung,
 )
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 from supervisor.core.words import say
 
@@ -157,7 +158,9 @@ class Months:
                 g: GroupMemory(group=g, generation=1, node=f"node-{keys[g]}", allocation=keys[g], phase="running")
                 for g in range(groups)
             },
-            allocations={k: AllocationMemory(key=k, state="wanted", since=0.0, reason="the run starts") for k in keys},
+            allocations={
+                k: AllocationMemory(key=k, state="wanted", since=0.0, reason=Reason.of(Code.RUN_STARTS)) for k in keys
+            },
             lighthouse=Lighthouse(node=HOST, generation=1, address=f"{HOST}:1"),
         )
 

@@ -21,7 +21,9 @@ from typing import Any
 from fault_injection.sim import run as sim
 from supervisor.core import decide as core
 from supervisor.core.model import Decision, Memory, Observed
+from supervisor.core.reason import Reason
 from supervisor.core.spec import RunSpec
+from supervisor.core.words import said
 from supervisor.shell.control import decision_inputs, journal, loop
 from tests.corpus.file import INPUT, PATH, Recorded, read, write
 from tests.corpus.neutral import answer
@@ -42,14 +44,14 @@ class Chosen:
         self.lines: list[Recorded] = []
         self._shapes: Counter[str] = Counter()
         self._sources: Counter[str] = Counter()
-        self._waits: tuple[str, ...] | None = None
+        self._waits: tuple[Reason, ...] | None = None
 
     def offer(self, source: str, observed: Observed, spec: RunSpec, memory: Memory, decision: Decision) -> None:
         if decision.memory is memory and not decision.actions and decision.waits == self._waits:
             return
         self._waits = decision.waits
         found = json.loads(json.dumps(answer(decision, memory)))
-        shape = shape_of(found, decision.waits)
+        shape = shape_of(found, said(decision.waits))
         if self._shapes[shape] >= OF_EACH_SHAPE and (
             decision.memory is memory or self._sources[source] >= OF_EACH_SOURCE
         ):

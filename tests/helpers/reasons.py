@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from supervisor.core.model import Kind
 from supervisor.core.reason import Code, Reason, strings
 
+STARTS = Reason.of(Code.RUN_STARTS)
 SEGFAULT = Reason.of(Code.ENDED_BY_SIGNAL, rank=0, name="SIGSEGV", signal=11)
+
+
+def text(sentence: str) -> Reason:
+    """Returns a sentence as a reason, as one of an older version is read."""
+    return Reason.of(Code.TEXT, text=sentence)
+
+
+def held_against(incident: str, kind: Kind) -> Reason:
+    """Returns the reason for which a host is cordoned."""
+    return Reason.of(Code.HOLDS_AGAINST, incident=incident, kind=kind.value)
 
 
 def codes(*reasons: Reason | None) -> set[str]:

@@ -32,9 +32,9 @@ from supervisor.core.model import (
     RankView,
     Rung,
 )
-from supervisor.core.reason import ONE_CAUSE
+from supervisor.core.reason import ONE_CAUSE, Code, Reason
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec
-from supervisor.core.words import say
+from supervisor.core.words import said, say
 from supervisor.ports.store import Item, Snapshot
 from supervisor.shell.control import cordons, projection
 from supervisor.shell.control import observe as views
@@ -871,8 +871,7 @@ class Cluster:
         for group, memory in self.memory.groups.items():
             if memory.node or self.control.restarts.get(group, 0) > self.memory.restarts_done.get(group, 0):
                 continue
-            asks = (f"supervisor restart {group} asks once more", f"supervisor restart {group} tries it once more")
-            if any(one in wait for one in asks for wait in waits):
+            if any(_asks_for(group, wait) for wait in waits):
                 self._restart(group)
         if self.memory.phase == "halted" and "refused" in say(self.memory.halt_reason):
             self.control = replace(self.control, resumes=self.memory.resumes_done + 1, because="a person looked")
@@ -985,7 +984,7 @@ class Cluster:
 
     def _check_decision(self, observed: Observed, before: Memory, decision: Decision) -> None:
         for action in decision.actions:
-            if not action.reason:
+            if not say(action.reason):
                 self.broken.append(f"reason: {action} says no reason")
             if action.group is not None and action.generation is not None:
                 current = decision.memory.groups[action.group].generation
@@ -1009,7 +1008,7 @@ class Cluster:
                 self.committed_keys.add(action.key)
             drains = decision.memory.phase not in ("new", "running")
             if observed.control.paused and action.verb not in FACTS and not drains:
-                self.broken.append(f"paused: {action.key} ({action.reason})")
+                self.broken.append(f"paused: {action.key} ({say(action.reason)})")
         self._check_budgets(decision, observed, before)
         self._check_rungs(decision)
         self._check_gpus(decision, observed, before)
@@ -1079,18 +1078,16 @@ class Cluster:
             self.broken.append(f"acquired: more refills than the {replaced} replacements that pay for them")
         for action in acquired:
             # A run of which nothing is left is begun again, which is no failure to budget.
-            leaving = action.reason.startswith("allocation ")
-            again = "every allocation of the run is gone" in action.reason
-            free = ("the run starts" in action.reason, again, "a person" in action.reason)
-            spare = action.reason.startswith("in the place of spare ")
+            leaving = action.reason.code == Code.IN_PLACE_OF_LEAVING
+            spare = action.reason.code == Code.IN_PLACE_OF
             if spare:
-                self._check_renewed(action.reason.split()[5].rstrip(":"), observed, before)
-            if action.rung is None and not (leaving or spare or any(free)):
+                self._check_renewed(action.reason.about["allocation"], observed, before)
+            if action.rung is None and not (leaving or spare or _is_free(action.reason)):
                 self.broken.append(f"acquired: {action} is paid by no budget, and nothing left")
-            if leaving and action.reason.split()[1] in self.successors:
-                self.broken.append(f"acquired: {action.reason}: a second time")
+            if leaving and action.reason.about["allocation"] in self.successors:
+                self.broken.append(f"acquired: {say(action.reason)}: a second time")
             if leaving:
-                self.successors.add(action.reason.split()[1])
+                self.successors.add(action.reason.about["allocation"])
         for scope in drawn:
             instants = self.draws.setdefault(scope, [])
             instants.append(self.now)
@@ -1131,8 +1128,21 @@ class Cluster:
             g: f"{m.phase} gen {m.generation} on {m.node or '-'} (old {m.old_node or '-'})"
             for g, m in self.memory.groups.items()
         }
-        waits = self.decided[-1][2].waits if self.decided else ()
+        waits = said(self.decided[-1][2].waits) if self.decided else ()
         return f"{self.memory.phase} {say(self.memory.halt_reason)}; {groups}; incidents {list(self.memory.incidents.values())}; waits {waits}"
+
+
+def _is_free(why: Reason) -> bool:
+    """Tells if an allocation draws on no budget: the run begins, or a person asks."""
+    asked = why.about["reason"] if why.code == Code.FOR_INCIDENT else why
+    return asked.code in (Code.RUN_STARTS, Code.EVERYTHING_GONE, Code.GONE_AGAIN, Code.ASKED_ONCE_MORE)
+
+
+def _asks_for(group: int, wait: Reason) -> bool:
+    """Tells if only a person brings the group back."""
+    why = wait.about.get("why") if wait.code == Code.ABOUT_GROUP else wait
+    ours = isinstance(why, Reason) and why.about.get("group") == group
+    return ours and (why.code == Code.FEWER_GO_ON or (why.code == Code.STAYS_OUT and not why.about["spent"]))
 
 
 def _mirror(records: dict[str, bytes]) -> Mirror:

@@ -247,7 +247,7 @@ def spares_stay_spares(patch: pytest.MonkeyPatch) -> None:
     right = Round.spares
 
     def spares(self: Round) -> list[str]:
-        launched = {a.key for a in self.allocations.values() if a.reason == "the run starts"}
+        launched = {a.key for a in self.allocations.values() if a.reason.code == Code.RUN_STARTS}
         return [n for n in right(self) if not self.seen or self.observed.nodes[n].allocation not in launched]
 
     patch.setattr(Round, "spares", spares)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from supervisor.core.cordons import freeable, one_cause, repeated, together
 from supervisor.core.model import CordonView, Memory, Suspicion
 from supervisor.core.restored import ENDED
+from supervisor.core.words import say
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import Cordon, NodeCheck
@@ -172,4 +173,4 @@ def sentences(mirror: Mirror) -> Mapping[str, str]:
 def _own(mirror: Mirror, run: str, host: str) -> str:
     memory = mirror.record(keys.memory(run, "run"), Memory)
     ended = memory is None or memory.phase in ENDED
-    return "" if memory is None or ended else memory.cordons.get(host, "")
+    return "" if memory is None or ended else say(memory.cordons.get(host))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from supervisor.core.model import AllocationMemory, Grant
+from supervisor.core.words import say
 from supervisor.ports.engine import Engine, Request, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Store, Term
@@ -243,7 +244,7 @@ class EngineDriver:
         _still_leading(term)
         try:
             if allocation.instead_of:
-                self._engine.replace(allocation.instead_of, request, allocation.reason)
+                self._engine.replace(allocation.instead_of, request, say(allocation.reason))
             else:
                 self._engine.acquire(request)
         except RequestRefused as error:

@@ -22,6 +22,7 @@ from pydantic_core import to_jsonable_python
 
 from supervisor.core.model import Decision, Memory, Observed
 from supervisor.core.spec import RunSpec
+from supervisor.core.words import said, say
 from supervisor.shell.control.decision_inputs import Given, Inputs, take
 from supervisor.wire.aside import Aside
 
@@ -80,8 +81,9 @@ class Journal:
                 "changed": decision.memory is not before,
                 "revision": observed.revision,
                 "now": round(observed.now, 4),
-                "actions": [_lean(a) for a in decision.actions],
-                "waits": list(decision.waits),
+                "actions": [_lean(a) | {"reason": say(a.reason), "code": a.reason.code} for a in decision.actions],
+                "waits": said(decision.waits),
+                "waits_of": [{"code": why.code, "groups": why.groups} for why in decision.waits],
                 "incidents": [_lean(i) for i in decision.incidents],
                 "groups": {
                     str(g): {"generation": m.generation, "node": m.node, "phase": m.phase}

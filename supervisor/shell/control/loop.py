@@ -18,6 +18,7 @@ from supervisor.core.decide import decide
 from supervisor.core.model import Decision, Incident, Memory, Observed
 from supervisor.core.notice import Notice, due, notices
 from supervisor.core.restored import ENDED
+from supervisor.core.words import said, say
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
 from supervisor.shell.control import cordons, observe, projection, version_guard
@@ -325,7 +326,8 @@ class Loop:
         account = self._account(run, memory, decision.memory)
         intents |= {keys.account(run): encode(account)} if account is not None else {}
         puts = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
-        if changed or (decision.waits and decision.waits != self._said.get(run)):
+        waits = said(decision.waits)
+        if changed or (waits and waits != self._said.get(run)):
             journal.intent(self.epoch, observed, decision, memory, given, policy)
             for action in decision.actions:
                 about = logged.about(
@@ -335,8 +337,8 @@ class Loop:
                     incident=action.incident,
                     node=action.node,
                 )
-                log.info("%s: %s: %s", run, action.key, action.reason, extra=about)
-            self._said[run] = decision.waits
+                log.info("%s: %s: %s", run, action.key, say(action.reason), extra=about)
+            self._said[run] = waits
         if not puts:
             return
         reach("journaled")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.core.model import Action, Checkpoint, Decision, Memory, Observed
+from supervisor.core.reason import Code, Reason
 from supervisor.core.restored import ENDED, closed, restored
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Item, Snapshot, Store
@@ -218,7 +219,7 @@ def plan(backup: Backup) -> Plan:
                 records[key] = encode(NodeDesired(node=key[len(keys.DESIRED) :].split("/", 1)[0]))
         sentences.append(_sentence(run, after, said))
         if after.phase not in ENDED:
-            reason = f"the state was restored from a backup of {backup.made}; checkpoint: {said}"
+            reason = Reason.of(Code.BACKUP_RESTORED, made=backup.made, checkpoint=said)
             action = Action(verb="resume", key=f"restore:{after.decisions}", reason=reason)
             decisions[Path(record.run_dir)] = Decision(memory=after, actions=(action,))
     epoch = backup.epochs_before + backup.revision + EPOCHS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from supervisor.core.decide import decide
 from supervisor.core.explain import explain, named, started
 from supervisor.core.lasted import lasted_s
 from supervisor.core.model import Action, Incident, Kind
+from supervisor.core.reason import BREAKER
 from supervisor.core.words import say
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control import decision_inputs
@@ -238,9 +238,9 @@ def _one(line: Mapping[str, Any], then: Answer, own: tuple[Action, ...]) -> Deci
 
 
 def _waits(line: Mapping[str, Any], incident: Incident) -> tuple[str, ...]:
-    """Returns what a decision waited for, if it decided nothing about the incident."""
-    about = re.compile(rf"group {incident.group}\b|breaker: ")
-    return tuple(sentence for sentence in line.get("waits", ()) if about.match(sentence))
+    """Returns what a decision waited for, if it decided nothing about the incident. Older journals name no groups."""
+    of = zip(line.get("waits", ()), line.get("waits_of", ()), strict=False)
+    return tuple(said for said, why in of if why["code"] in BREAKER or incident.group in why["groups"])
 
 
 def _answer(line: Mapping[str, Any]) -> Answer:
@@ -332,7 +332,9 @@ def _step(decided: Decided, told: Why) -> list[str]:
     after = lasted_s(told.incident.opened, decided.clock, told.stood)
     version = {None: "", 0: ", policy as launched"}.get(decided.policy, f", policy version {decided.policy}")
     sure = "" if decided.known else "; whether it took effect is not in the journal"
-    did = [f"      {a.verb}{_where(a)}: {a.reason}" for a in decided.own] or [f"      it is {_state(decided, told)}"]
+    did = [f"      {a.verb}{_where(a)}: {say(a.reason)}" for a in decided.own] or [
+        f"      it is {_state(decided, told)}"
+    ]
     return [
         f"  +{max(0.0, after):.2f} s  decision {decided.decision} (epoch {decided.epoch}{version}){sure}",
         *did,

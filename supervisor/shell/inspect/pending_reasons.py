@@ -8,7 +8,7 @@ from supervisor.core.model import AllocationMemory, Memory, Observed
 from supervisor.core.placement import passed_over
 from supervisor.core.round import Round
 from supervisor.core.spec import RunSpec
-from supervisor.core.words import say
+from supervisor.core.words import said, say
 
 
 def leaving(observed: Observed) -> dict[str, str]:
@@ -46,22 +46,23 @@ def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
     nodes that are passed over or have unusable disks."""
     if memory.phase != "running":
         return ()
-    found = [left_out.sentence(group) for group in memory.groups.values() if group.left_out]
-    found += [slow.sentence for slow in straggler.stragglers(memory.groups, observed, spec)]
+    found = [left_out.about(group) for group in memory.groups.values() if group.left_out]
+    found += [slow.reported for slow in straggler.stragglers(memory.groups, observed, spec)]
     groups = shadow.there(memory.groups, memory.incidents, observed)
     hangs = blame(groups, observed, spec, memory).held
-    tripped = breaker.sentence(Round(observed, spec, memory)) if memory.breaker_since is not None else ""
+    tripped = breaker.why_it_holds(Round(observed, spec, memory)) if memory.breaker_since is not None else None
     spike = numerics.spike(memory.groups, observed, spec)
     no_way = detect.without_a_way(memory.groups, observed, spec, memory.lighthouse.opened)
     behind = unsaved.with_reason(memory.groups, memory.checkpoint, observed, spec)
     together = straggler.together(memory.groups, observed, spec)
-    found += [sentence for sentence in (together, spike, no_way, hangs, tripped, behind) if sentence]
-    found += [
+    found += filter(None, (together, spike, no_way, hangs, tripped, behind))
+    heals = (
         f"group {group.group}, {say(why)}"
         for group in groups.values()
         for why in detect.heals_failed(group, observed)[:1]
-    ]
-    return (*found, *disks.untold(memory.groups, observed), *passed_over(Round(observed, spec, memory)))
+    )
+    more = (*disks.untold(memory.groups, observed), *passed_over(Round(observed, spec, memory)))
+    return (*said(found), *heals, *said(more))
 
 
 def _state(allocation: AllocationMemory, observed: Observed) -> str:
@@ -73,7 +74,7 @@ def _sentence(allocation: AllocationMemory, state: str, memory: Memory, observed
     grant = observed.grants.get(allocation.key)
     word = f": {grant.reason}" if grant is not None and grant.reason else ""
     # A memory's run clock stands still between two decisions, so this is a lower bound.
-    ago = f"asked for at least {max(0.0, memory.clock - allocation.since):.0f} s ago ({allocation.reason})"
+    ago = f"asked for at least {max(0.0, memory.clock - allocation.since):.0f} s ago ({say(allocation.reason)})"
     if state == "refused":
         return f"allocation {allocation.key} refused{word}; {ago}"
     late = "late, the run goes on without it" if allocation.late else "pending"

@@ -165,7 +165,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
     held = {g.node for g in memory.groups.values()}
     leaving = waiting.leaving(observed)
     useless = Round(observed, spec, memory).passed_over()
-    away = barred(observed, {host: f"{why}{ALONE}" for host, why in memory.cordons.items()})
+    away = barred(observed, {host: f"{say(why)}{ALONE}" for host, why in memory.cordons.items()})
     spares = sorted(
         n.name
         for n in observed.nodes.values()

@@ -267,7 +267,7 @@ class Telemetry:
         run, m = spec.name, self.metrics
         trainers = [n for n in observed.nodes.values() if n.role == "trainer"]
         holders = {g.node: g for g in memory.groups.values() if g.phase != "finished"}
-        barred = cordons.barred(observed, memory.cordons)
+        barred = memory.cordons.keys() | cordons.barred(observed, {}).keys()
         verdicts = Counter(node_verdict(n.name, holders.get(n.name), observed, spec)[0] for n in trainers)
         for verdict in Verdict:
             m.gauge("supervisor_nodes", run=run, verdict=verdict.value).set(verdicts[verdict])

@@ -106,7 +106,7 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
     account = status.account(mirror, run)
     terms = account.clocks or tuple((-math.inf, live.clock_at[name]) for name in (run,) if name in live.clock_at)
     told = client.incidents(mirror, run)
-    behind = unsaved.with_reason(memory.groups, memory.checkpoint, observed, spec)
+    behind = say(unsaved.with_reason(memory.groups, memory.checkpoint, observed, spec))
     headline = attention.headline(found, verdicts, still, behind)
     asked = attention.get_up(
         attention.Seen(

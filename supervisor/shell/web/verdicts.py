@@ -53,7 +53,7 @@ def of_groups(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSp
         lags = slow.get(number)
         if lags is not None and verdict.worst == "h":
             ranks = verdict.ranks[: lags.rank] + "s" + verdict.ranks[lags.rank + 1 :]
-            verdict = GroupVerdict(ranks=ranks, why=lags.sentence)
+            verdict = GroupVerdict(ranks=ranks, why=say(lags.reported))
         found[number] = verdict
     return found
 

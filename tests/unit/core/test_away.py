@@ -133,7 +133,8 @@ def test_some_whose_server_stays_away_are_left_out() -> None:
     assert w.memory.breaker_since is None, "who is left out is not counted"
     give(w, 60.0, no_store, range(3, 8))
     assert "breaker: 5 of 12 groups do not train" in w.waits()
-    assert breaker.sentence(Round(w.observed(), w.spec, w.memory)).startswith("breaker: 5 of 12"), "as status has it"
+    held = breaker.why_it_holds(Round(w.observed(), w.spec, w.memory))
+    assert (held.code, held.about["failing"], held.about["of"]) == (Code.GROUPS_OF_MANY, 5, 12), "as status has it"
     give(w, 120.0)
     w.control = replace(w.control, restarts=dict.fromkeys(THREE, 1))
     give(w, 15.0)

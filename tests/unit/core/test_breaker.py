@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.model import GpuFact, Kind
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import BreakerSpec, BudgetSpec
 from tests.unit.core.world import World
 
@@ -154,7 +155,7 @@ def test_a_person_has_them_given_up_at_no_budget() -> None:
     w = world(spares=6)
     lose(w, 0, 1, 2, 3, 4)
     w.control = replace(w.control, evictions=1, because="the rack burnt")
-    assert "a person says: the rack burnt" in [action.reason for action in w.round(1.0).actions]
+    assert Reason.of(Code.PERSON_SAYS, because="the rack burnt") in [action.reason for action in w.round(1.0).actions]
     w.round(1.0)
     assert w.memory.breaker_since is None
     assert [w.group(g).generation for g in range(12)] == [2] * 5 + [1] * 7

@@ -11,6 +11,8 @@ from supervisor.core import explain, invariants
 from supervisor.core.cordons import REPEATED_S, TOGETHER_S, freeable, repeated, together
 from supervisor.core.engines import TRAITS
 from supervisor.core.model import CordonView, Grant, Kind, NodeView, Rung, Suspicion
+from supervisor.core.words import say
+from tests.helpers.reasons import held_against
 from tests.unit.core.world import World
 
 LOCAL_WORD_S = TRAITS["local"].word_s
@@ -213,7 +215,7 @@ def lost(w: World) -> World:
     lose(w, "n1")
     w.round()
     w.recover(0)
-    assert w.memory.cordons == {"n1": "incident i1: node_lost"}
+    assert w.memory.cordons == {"n1": held_against("i1", Kind.NODE_LOST)}
     return w
 
 
@@ -223,7 +225,7 @@ def test_a_freed_host_is_let_go_of_by_the_runs_own_memory_and_may_be_cordoned_ag
     del w.cordons["n1"]
     decision = w.round()
     assert (decision.actions[0].verb, decision.actions[0].key.split(":")[1]) == ("uncordon", "n1")
-    assert "freed by a person (incident i1: node_lost)" in decision.actions[0].reason
+    assert "freed by a person (incident i1: node_lost)" in say(decision.actions[0].reason)
     assert w.memory.cordons == {}
     assert "uncordon" not in w.verbs(), "once"
     (pending,) = [key for key in wanted(w) if key not in w.grants]
@@ -262,7 +264,7 @@ def test_what_still_waits_is_asked_for_anew_without_the_exclusion() -> None:
     w.cordons.clear()
     w.round()
     assert [a.verb for a in w.last.actions] == ["uncordon", "release", "acquire"]
-    assert "asked for without host n1, which is free again" in w.last.actions[1].reason
+    assert "asked for without host n1, which is free again" in say(w.last.actions[1].reason)
     (again,) = [key for key in wanted(w) if key not in w.grants]
     assert (w.memory.allocations[again].exclude, w.memory.spent) == ((), spent)
     assert w.verbs() == [], "once"
@@ -283,7 +285,7 @@ def test_a_drained_host_is_left_at_no_budget_and_its_group_moves_to_a_spare() ->
     drain(w, "n1")
     decision = w.round()
     assert [a.verb for a in decision.actions] == ["acquire", "move"]
-    assert "run-a1 is leaving: drained by ann@login" in decision.actions[0].reason
+    assert "run-a1 is leaving: drained by ann@login" in say(decision.actions[0].reason)
     assert "n1" in w.memory.allocations["run-a4"].exclude
     assert (w.group().phase, w.group().old_node, w.incident.kind) == ("fencing", "n1", Kind.LEAVING)
     w.recover(0)

@@ -13,7 +13,7 @@ from supervisor.core.engines import TRAITS
 from supervisor.core.model import ControlView, Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.words import say
-from tests.helpers.reasons import SEGFAULT, codes, spent
+from tests.helpers.reasons import SEGFAULT, codes, held_against, spent
 from tests.unit.core.world import HOST, World
 
 LOCAL_WORD_S = TRAITS["local"].word_s
@@ -324,7 +324,7 @@ def test_a_spent_budget_climbs_and_says_so() -> None:
     assert (w.incident.kind, w.incident.rung) == (Kind.CRASH, Rung.REPLACE)
     assert w.incident.considered == (spent("restart"),)
     assert Code.BUDGET_SPENT in codes(w.incident.reason)
-    assert w.memory.cordons == {"n1": "incident i2: crash"}
+    assert w.memory.cordons == {"n1": held_against("i2", Kind.CRASH)}
 
 
 def test_the_whole_ladder_in_one_incident() -> None:
@@ -467,7 +467,7 @@ def test_a_lost_node_is_fenced_by_the_gate_before_the_spare_starts() -> None:
         assert "its generation on node n1 is neither gone nor fenced: hold" in w.waits()
     w.admit(0)
     assert w.verbs() == ["fence", "place"]
-    assert w.last.actions[0].reason == "the gate admits generation 2 alone"
+    assert say(w.last.actions[0].reason) == "the gate admits generation 2 alone"
     assert w.group().node == "n3"
 
 
@@ -497,7 +497,7 @@ def test_a_node_that_still_runs_the_old_generation_is_no_proof() -> None:
     w.report_on("n1", 0, 1, state="exited", signal=15)
     w.bring(4)
     assert w.verbs()[:1] == ["fence"]
-    assert w.last.actions[0].reason == "node n1 says that its processes are gone"
+    assert say(w.last.actions[0].reason) == "node n1 says that its processes are gone"
 
 
 def test_a_node_that_never_spoke_of_the_group_does_not_say_that_it_is_gone() -> None:
@@ -672,7 +672,7 @@ def test_silence_then_a_lost_node_climbs_within_the_same_incident() -> None:
     assert began < opened
     w.now += w.spec.policy.node_lease_s
     w.lapse("n1")
-    assert w.memory.cordons == {"n1": "incident i1: node_lost"}
+    assert w.memory.cordons == {"n1": held_against("i1", Kind.NODE_LOST)}
     assert (w.incident.id, w.incident.kind, w.incident.rung) == ("i1", Kind.NODE_LOST, Rung.REPLACE)
     assert w.incident.opened == opened
     assert w.incident.opened - w.incident.took_s == began, "it was lost when it fell silent, not a lease before that"

@@ -103,7 +103,7 @@ def test_fewer_nodes_in_time_than_may_step_halts_with_the_reason() -> None:
     w.grant(2)  # granted, and its node never comes
     w.round()
     assert w.verbs(after=61.0)[-1] == "halt"
-    assert codes(w.memory.halt_reason) == {Code.TOO_FEW_NODES}
+    assert codes(w.memory.halt_reason) == {Code.TOO_FEW_NODES, Code.TOO_FEW_IN_TIME}
     w.round()
     w.round()
     assert w.memory.phase == "halted"

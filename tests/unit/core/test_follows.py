@@ -13,7 +13,8 @@ from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import CordonView, Kind, Rung, Suspicion
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
-from tests.helpers.reasons import codes
+from supervisor.core.words import say
+from tests.helpers.reasons import codes, held_against
 from tests.unit.core.test_blame import hangs
 from tests.unit.core.world import World
 
@@ -37,7 +38,7 @@ def crashes_until_it_has_moved(w: World) -> None:
     crash(w, 30)
     assert (w.incident.rung, w.group().node) == (Rung.REPLACE, "n3")
     assert [(s.host, s.incident, s.kind) for s in w.suspicions] == [("n1", "i2", Kind.CRASH)]
-    assert w.memory.cordons == {"n1": "incident i2: crash"}
+    assert w.memory.cordons == {"n1": held_against("i2", Kind.CRASH)}
 
 
 def test_the_same_signal_on_the_next_host_frees_the_first_one_of_it() -> None:
@@ -48,7 +49,7 @@ def test_the_same_signal_on_the_next_host_frees_the_first_one_of_it() -> None:
     assert decision.acquitted == (("n1", "i2"),)
     assert (w.memory.cordons, w.suspicions) == ({}, [])
     freed = next(a for a in decision.actions if a.verb == "uncordon")
-    assert freed.reason == ("host n1 is not to blame for it (incident i2: crash): the same befell group 0 on n3")
+    assert say(freed.reason) == ("host n1 is not to blame for it (incident i2: crash): the same befell group 0 on n3")
     assert w.incident.evidence[-1] == Reason.of(Code.FOLLOWS, host="n1", incident="i2")
 
 
@@ -135,7 +136,7 @@ def test_after_a_day_it_may_be_the_next_hosts_own_trouble() -> None:
     crashes_until_it_has_moved(w)
     w.round(WITHIN_S + 1.0)
     crash(w, 77)
-    assert w.memory.cordons == {"n1": "incident i2: crash"}
+    assert w.memory.cordons == {"n1": held_against("i2", Kind.CRASH)}
 
 
 def test_the_same_exception_counts_as_the_same_signal_does() -> None:
@@ -158,10 +159,11 @@ def test_another_incident_that_is_held_against_the_host_keeps_it_where_it_is() -
     w.hear(1, "gone")
     w.lapse("n2")
     w.round()
-    assert w.memory.cordons == {"h1": "incident i2: crash; incident i3: node_lost"}
+    both = {"reason": held_against("i2", Kind.CRASH), "note": held_against("i3", Kind.NODE_LOST)}
+    assert w.memory.cordons == {"h1": Reason.of(Code.AND, **both)}
     w.recover(1)
     crash(w, 77)
-    assert w.memory.cordons == {"h1": "incident i2: crash; incident i3: node_lost"}
+    assert w.memory.cordons == {"h1": Reason.of(Code.AND, **both)}
     assert [(s.host, s.incident) for s in w.suspicions] == [("h1", "i2")]
 
 

@@ -11,6 +11,7 @@ from supervisor.core import gpu
 from supervisor.core.model import Confidence, GpuFact, Kind, NodeView, Rung, StuckView
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import GroupsSpec
+from supervisor.core.words import say
 from tests.helpers.reasons import SEGFAULT, texts, values
 from tests.unit.core.world import World
 
@@ -272,7 +273,7 @@ def test_a_spare_whose_gpu_is_lost_is_given_back_and_its_host_not_asked_for_agai
     w.round()
     released, acquired = w.last.actions
     assert (released.verb, released.key) == ("release", "release:run-a3")
-    assert released.reason == f"{NAME} gpu_lost"
+    assert say(released.reason) == f"{NAME} gpu_lost"
     assert acquired.verb == "acquire"
     assert w.memory.allocations["run-a4"].exclude == ("n3",)
     del w.nodes["n3"]

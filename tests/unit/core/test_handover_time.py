@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from supervisor.core.reason import Code
+from supervisor.core.words import say
+from tests.helpers.reasons import codes
 from tests.unit.core.test_leaving import WARN_S, drain, limit, settle, world
 from tests.unit.core.world import World
 
@@ -38,7 +41,7 @@ def test_a_step_that_takes_longer_than_the_warning_is_begun_at_once_and_said() -
     while w.memory.handover_at_step is None and decision.look_again_at == w.now:
         decision = w.round()
     (action,) = [a for a in decision.actions if a.verb == "hand_over"]
-    assert "a step takes 400 s, too long for the warning of 300 s" in action.reason
+    assert "a step takes 400 s, too long for the warning of 300 s" in say(action.reason)
 
 
 def _half_moved() -> World:
@@ -62,7 +65,7 @@ def test_whoever_only_starts_on_a_node_that_stays_does_not_hold_up_the_others() 
     assert told is not None
     begun = _begun_at(w, told)
     assert WARN_S / 2 < begun <= WARN_S * 3 / 4 + 1
-    assert any("no other could heal in time" in a.reason for a in w.last.actions)
+    assert any(Code.TRAINING_LEAVE in codes(a.reason) for a in w.last.actions)
 
 
 def test_who_has_healed_on_a_node_that_stays_keeps_the_steps() -> None:

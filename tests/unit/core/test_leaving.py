@@ -11,6 +11,7 @@ from supervisor.core.leaving import SUCCESSORS_A_NODE
 from supervisor.core.model import Kind, Rung, StuckView
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec, SlurmSpec
+from supervisor.core.words import say
 from tests.unit.core.world import World
 
 WARN_S = 300.0
@@ -128,7 +129,7 @@ def test_its_successor_is_asked_for_at_once_and_only_once(leaves: object) -> Non
     leaves(w, 1)  # type: ignore[operator]
     (acquire,) = w.round().actions
     assert (acquire.verb, acquire.rung) == ("acquire", None)
-    assert "run-a1 is leaving" in acquire.reason
+    assert "run-a1 is leaving" in say(acquire.reason)
     assert w.memory.allocations["run-a1"].successor == "run-a3"
     assert [w.verbs(after=10.0) for _ in range(5)] == [[]] * 5
     assert "group 0: its node n1 is leaving" in w.waits()
@@ -397,7 +398,9 @@ def test_a_restart_that_is_asked_for_while_all_end_and_the_run_is_paused_is_no_g
     for g in (0, 1):
         w.admit(g)
     w.control = replace(w.control, paused=False)
-    reasons = [a.reason for _ in range(3) for a in w.round().actions if a.verb in ("start", "place") and a.group == 0]
+    reasons = [
+        say(a.reason) for _ in range(3) for a in w.round().actions if a.verb in ("start", "place") and a.group == 0
+    ]
     assert reasons[0].startswith("its node is about to be taken away: it is left before: it was handed over after step")
 
 

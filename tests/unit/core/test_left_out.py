@@ -11,6 +11,7 @@ from supervisor.core.notice import due
 from supervisor.core.reason import Code, Reason
 from supervisor.core.resume import fresh_start
 from supervisor.core.spec import FirstRungSpec
+from supervisor.core.words import say
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World, replace
 
@@ -81,7 +82,7 @@ def test_it_is_journaled_and_a_person_is_told_once() -> None:
     ends(w)
     (act,) = [a for a in w.last.actions if a.verb == "ride_through"]
     assert act.key.startswith("leave_out:0:")
-    assert "the others go on without it" in act.reason
+    assert "the others go on without it" in say(act.reason)
     (notice,) = due("run", before, w.last)
     assert notice.text.startswith("run run goes on without a group: group 0 is left out: it ended in the same way")
     assert (notice.group, notice.kind, notice.rung) == (0, "error", 0)

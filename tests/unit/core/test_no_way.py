@@ -8,6 +8,7 @@ import pytest
 
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
+from supervisor.core.words import say
 from supervisor.shell.inspect.pending_reasons import held
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World
@@ -33,13 +34,9 @@ def test_where_nobody_reaches_the_gate_nobody_is_ended(groups: int) -> None:
     w = World(groups=groups, spares=1).bring_up()
     no_way(w, *range(groups), for_s=200)
     assert [g.generation for g in w.memory.groups.values()] == [1] * groups
-    names = "group 0 does" if groups == 1 else f"groups {', '.join(map(str, range(groups)))} do"
-    said = (
-        f"{names} not reach the gate of the lighthouse on host, and it hears no other group: look at the network between the "
-        "nodes and host, which is waited for"
-    )
-    assert said in w.last.waits
-    assert said in held(w.memory, w.observed(), w.spec), "status says so too"
+    why = Reason.of(Code.GATE_UNREACHABLE, groups=tuple(range(groups)), host="host")
+    assert why in w.last.waits
+    assert say(why) in held(w.memory, w.observed(), w.spec), "status says so too"
     for g in range(groups):
         w.hear(g, "beating")
         w.report(g, commits=2, step=51, reaches_gate=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.model import Checkpoint, DiskView
+from supervisor.core.words import say
 from tests.unit.core.world import World
 
 
@@ -68,7 +69,7 @@ def test_the_choice_is_in_the_journal_once_for_all_groups() -> None:
     loads = []
     for _ in range(4):
         loads += [a for a in w.round(1.0).actions if a.verb == "load"]
-    assert [(a.key, a.reason.partition(";")[0]) for a in loads] == [
+    assert [(a.key, say(a.reason).partition(";")[0]) for a in loads] == [
         ("load:0:2:200", "step 200 of group 0, generation 1, the newest complete one")
     ]
 

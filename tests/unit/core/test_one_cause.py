@@ -13,6 +13,7 @@ from supervisor.core.notice import due
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 from supervisor.core.spec import FirstRungSpec
+from supervisor.core.words import say
 from tests.unit.core.world import World
 
 EIO = "OSError: [Errno 5] Input/output error: '/shared/shard-7'"
@@ -117,7 +118,7 @@ def test_it_says_what_is_held_and_why() -> None:
     assert EIO in w.waits()
     held = [i for i in w.incidents.values() if i.reason == Reason.of(Code.BREAKER_HOLDS)]
     assert len(held) == 12
-    said = breaker.sentence(Round(w.observed(), w.spec, w.memory))
+    said = say(breaker.why_it_holds(Round(w.observed(), w.spec, w.memory)))
     assert said.startswith("breaker: 12 of 12 groups do not train (12 error): one cause"), "as status has it"
     assert EIO in said
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.model import ControlView, GateView, Kind, Lighthouse
+from supervisor.core.reason import Code, Reason
 from supervisor.core.resume import fresh_start
 from tests.unit.core.world import World
 
@@ -33,7 +34,8 @@ def test_a_halted_run_stays_halted_until_a_person_says_why_it_may_go_on() -> Non
     assert w.verbs(after=1e6) == []
     w.control = ControlView(resumes=1, because="the data set is mended")
     decision = w.round()
-    assert [(a.verb, a.reason) for a in decision.actions] == [("resume", "a person resumes it: the data set is mended")]
+    resumes = Reason.of(Code.PERSON_RESUMES, because="the data set is mended")
+    assert [(a.verb, a.reason) for a in decision.actions] == [("resume", resumes)]
 
 
 def test_it_starts_again_from_its_checkpoint_above_all_generations_with_full_budgets() -> None:

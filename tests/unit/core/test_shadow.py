@@ -31,7 +31,7 @@ def test_a_hang_is_written_down_and_left_alone() -> None:
     hangs(w)
     decision = w.round()
     assert [action.verb for action in decision.actions] == ["observe"]
-    assert "would restart" in decision.actions[0].reason
+    assert "would restart" in say(decision.actions[0].reason)
     assert (w.incident.kind, w.incident.rung, w.incident.shadow) == (Kind.HANG, Rung.RESTART, True)
     assert "would restart, but the policy is only to observe" in w.waits()
     assert [w.group(g).generation for g in range(3)] == [1, 1, 1]

@@ -26,7 +26,7 @@ def test_a_spare_that_the_engine_took_is_asked_for_again_once_it_had_time_to_com
     w.now = due + 0.01
     decision = w.round()
     assert [a.verb for a in decision.actions] == ["release", "acquire"]
-    assert "preempted" in decision.actions[1].reason
+    assert "preempted" in say(decision.actions[1].reason)
     assert len(w.memory.spent["reallocate"]) == 1
     assert w.verbs() == [], "once"
 
@@ -116,7 +116,7 @@ def test_a_node_that_does_not_register_in_time_is_given_back_and_its_host_not_as
     assert [(a.verb, a.key) for a in decision.actions] == [
         ("release", "release:run-a3"), ("acquire", "acquire:run-a4"),
     ]  # fmt: skip
-    assert "did not register within 600 s" in decision.actions[0].reason
+    assert "did not register within 600 s" in say(decision.actions[0].reason)
     assert w.memory.allocations["run-a4"].exclude == ("n3",)
     assert w.memory.cordons == {}
     assert len(w.memory.spent["reallocate"]) == 2

@@ -7,7 +7,7 @@ from supervisor.core.model import ControlView, Kind, Rung
 from supervisor.core.notice import due
 from supervisor.core.reason import Code, Reason
 from supervisor.core.words import say
-from tests.helpers.reasons import spent
+from tests.helpers.reasons import held_against, spent
 from tests.unit.core.world import World, replace
 
 SPENT = Reason.of(Code.NOTHING_LEFT, passed=(spent("reallocate"),))
@@ -127,7 +127,7 @@ def test_its_host_is_held_to_it_as_if_it_had_moved() -> None:
     w.crash(1)
     w.round(1.0)
     assert _passed(w.group(1).left_out)[0].about["rung"] == "restart"
-    assert w.memory.cordons == {"n2": "incident i2: crash"}
+    assert w.memory.cordons == {"n2": held_against("i2", Kind.CRASH)}
     assert w.memory.allocations["run-a2"].state == "released"
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from supervisor.core import detect, wind_down
 from supervisor.core.measured import NOTHING
+from supervisor.core.words import say
 from tests.unit.core.world import World
 
 
@@ -30,7 +31,7 @@ def test_groups_that_do_not_come_to_the_last_step_are_ended_when_the_drain_is_ov
     assert w.last.look_again_at <= w.now + 1.0
     done = w.round(1.0)
     assert [a.verb for a in done.actions] == ["stop", "stop", *["release"] * 3]
-    assert "group 0 did not end after step" in done.actions[0].reason
+    assert "group 0 did not end after step" in say(done.actions[0].reason)
     w.round()
     assert w.memory.phase == "stopped"
 

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core import unsaved
+from supervisor.core.reason import Code
 from supervisor.core.unsaved import BEHIND
+from supervisor.core.words import say
 from supervisor.shell.inspect.pending_reasons import held
 from tests.unit.core.world import World
 
@@ -26,7 +28,7 @@ def trains(w: World, step: int, began: int = 0, **about: str) -> None:
 def said(w: World) -> str:
     """The text that status shows; the journal has the same, without the writer's own words."""
     shown = " | ".join(held(w.memory, w.observed(), w.spec))
-    assert "".join(wait for wait in w.last.waits if wait.startswith("no checkpoint ")) == shown.partition("; ")[0]
+    assert "".join(say(why) for why in w.last.waits if why.code == Code.UNSAVED) == shown.partition("; ")[0]
     return shown
 
 

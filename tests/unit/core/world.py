@@ -21,6 +21,7 @@ from supervisor.core.model import (
     Grant,
     GroupMemory,
     Incident,
+    Kind,
     Memory,
     NodeView,
     Observed,
@@ -29,6 +30,8 @@ from supervisor.core.model import (
     Suspicion,
 )
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
+from supervisor.core.words import said
+from tests.helpers.reasons import held_against
 
 LOCAL_WORD_S = TRAITS["local"].word_s
 
@@ -131,7 +134,7 @@ class World:
         return self.incidents[f"i{len(self.incidents)}"]
 
     def waits(self) -> str:
-        return " | ".join(self.last.waits)
+        return " | ".join(said(self.last.waits))
 
     # --- observations ---
 
@@ -142,7 +145,7 @@ class World:
     def cordon(self, host: str) -> None:
         """Records that an incident of this run was held against a host some time ago."""
         self.hold(host)
-        self.memory = replace(self.memory, cordons={**self.memory.cordons, host: "incident i1: node_lost"})
+        self.memory = replace(self.memory, cordons={**self.memory.cordons, host: held_against("i1", Kind.NODE_LOST)})
 
     def host(self) -> None:
         self.nodes[HOST] = NodeView(name=HOST, registered=True, role="service")
@@ -278,7 +281,7 @@ class World:
             if self.group(group).phase == "starting":
                 break
             self.round(max(after, self.group(group).not_before - self.now))
-        assert self.group(group).phase == "starting", (self.group(group), self.last.waits)
+        assert self.group(group).phase == "starting", (self.group(group), self.waits())
 
     def admit(self, group: int = 0) -> None:
         """Makes the gate take the newest admission: every older generation is shut out."""

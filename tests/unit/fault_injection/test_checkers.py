@@ -267,7 +267,7 @@ def moved_before_the_fence(f: Files) -> None:
 def fenced_because_it_was_gone(f: Files) -> None:
     """A fence claims that generation 2 was gone, but it was not."""
     lives_on(f)
-    f.of_decision(4, "intent")["actions"][0]["reason"] = "node n2 says that its processes are gone"
+    f.of_decision(4, "intent")["actions"][0]["code"] = "node_has_none"
 
 
 def started_before_it_was_decided(f: Files) -> None:

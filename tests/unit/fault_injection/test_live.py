@@ -44,6 +44,7 @@ from supervisor.wire.records import (
     encode,
 )
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import STARTS
 from tests.helpers.waiting import eventually
 from tests.unit.shell.records import MEMORY, SPEC, registration, run_values
 
@@ -56,7 +57,7 @@ WELL = Memory(
         for g in (0, 1)
     },
     allocations={
-        f"run-a{i}": AllocationMemory(key=f"run-a{i}", state="wanted", since=1.0, reason="r") for i in (1, 2, 3)
+        f"run-a{i}": AllocationMemory(key=f"run-a{i}", state="wanted", since=1.0, reason=STARTS) for i in (1, 2, 3)
     },
     lighthouse=Lighthouse(node="host", generation=1, address="host:1"),
 )  # fmt: skip
@@ -155,7 +156,7 @@ def test_what_the_engine_says_of_what_the_run_wants(world: World) -> None:
         "run-a1": ("n1",), "run-a2": ("n2",), "run-a3": ("n3",),
     }  # fmt: skip
     given_back = replace(WELL.allocations["run-a3"], state="released")
-    asked = AllocationMemory(key="run-a4", state="wanted", since=2.0, reason="r")
+    asked = AllocationMemory(key="run-a4", state="wanted", since=2.0, reason=STARTS)
     groups = {**WELL.groups, 1: replace(WELL.groups[1], node="", phase="placing", allocation="")}
     memory = replace(WELL, groups=groups, allocations={**WELL.allocations, "run-a3": given_back, "run-a4": asked})
     pending = Grant(key="run-a2", state="pending", reason="Resources")
@@ -407,7 +408,7 @@ def test_what_is_left(world: World) -> None:
 
 def test_an_allocation_that_a_live_run_does_not_want_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runner waits: a returned allocation is not cleared at once, and a requested one not at once in the mirror."""
-    given_back = AllocationMemory(key="run-a4", state="released", since=1.0, reason="r")
+    given_back = AllocationMemory(key="run-a4", state="released", since=1.0, reason=STARTS)
     after(world, run_values_of(replace(WELL, allocations={**WELL.allocations, "run-a4": given_back})))
     (world.system / "local").mkdir()
     for key in ("run-a3", "run-a4", "run-a9"):

@@ -232,8 +232,8 @@ def test_steps_that_were_committed_before_are_recomputed() -> None:
 def test_what_a_slow_group_costs_everybody_is_straggling(for_data: bool) -> None:
     b = Books(groups=2)
     slow = Slow(
-        group=1, generation=1, step=5, sentence="", evidence=Reason.of(Code.SLOW), rank=0, confidence=Confidence.LIKELY, sure=True,
-        beyond=0.75, for_data=for_data,
+        group=1, generation=1, step=5, reported=Reason.of(Code.GROUP_SLOW), evidence=Reason.of(Code.SLOW), rank=0,
+        confidence=Confidence.LIKELY, sure=True, beyond=0.75, for_data=for_data,
     )  # fmt: skip
     for group in (0, 1):
         b.tell(group, productive=0.0, data=0.0)

@@ -17,6 +17,7 @@ from supervisor.shell.inspect import hosts, render, status
 from supervisor.wire import keys
 from supervisor.wire.records import Cordon, GateGroup, GateObserved, GatePresence, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import STARTS
 from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
 from tests.unit.shell.test_loop import _loop
 from tests.unit.shell.test_status import text
@@ -93,7 +94,8 @@ def store(tmp_path: Path) -> MemoryStore:
     store.put(keys.spec("run"), encode(RunRecord(spec=SPEC, run_dir=str(tmp_path), launched_unix_s=0.0)))
     groups = {g: GroupMemory(group=g, generation=1, node=f"n{9 * g or 1}", phase="running") for g in (0, 1)}
     allocations = {
-        key: AllocationMemory(key=key, state="wanted", since=1.0, reason="r") for key in ("run-a1", "run-a2", "run-a3")
+        key: AllocationMemory(key=key, state="wanted", since=1.0, reason=STARTS)
+        for key in ("run-a1", "run-a2", "run-a3")
     }
     memory = replace(
         MEMORY, groups=groups, allocations=allocations, incidents={}, incidents_seen=0, cordons={}, spent={},

@@ -20,6 +20,7 @@ from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import RecordError, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import STARTS, text
 from tests.helpers.waiting import eventually
 from tests.unit.shell.records import SPEC, Term
 
@@ -81,7 +82,7 @@ class Engine:
 def store_with(told: Grant | None, state: Literal["wanted", "released"] = "wanted") -> MemoryStore:
     store = MemoryStore()
     store.put(keys.spec("run"), encode(RunRecord(spec=SPEC, run_dir="/runs/run", launched_unix_s=0.0)))
-    allocation = AllocationMemory(key=KEY, state=state, since=1.0, reason="the run starts")
+    allocation = AllocationMemory(key=KEY, state=state, since=1.0, reason=STARTS)
     store.put(keys.allocation("run", KEY), encode(allocation))
     if told is not None:
         store.put(keys.grant("run", KEY), encode(told))
@@ -136,7 +137,7 @@ def test_an_engine_that_says_what_it_said_is_asked_once_a_turn_until_something_c
     del engine.has[KEY]
     assert (turn(), told().state) == (2, "gone")
     assert turn() == 2, "what the engine does not know is looked at each time"
-    other = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="the run starts")
+    other = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason=STARTS)
     store.put(keys.allocation("run", "run-a2"), encode(other))
     turn()
     assert engine.acquired == [KEY, "run-a2"]
@@ -146,7 +147,7 @@ def test_an_engine_that_says_what_it_said_is_asked_once_a_turn_until_something_c
 def test_a_grant_that_cannot_be_read_is_not_asked_for_again_and_stops_no_other(torn: bytes) -> None:
     store, engine = store_with(None), Engine()
     store.put(keys.grant("run", KEY), torn)
-    other = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="the run starts")
+    other = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason=STARTS)
     store.put(keys.allocation("run", "run-a2"), encode(other))
     assert drive(store, engine) is None
     assert engine.acquired == ["run-a2"]
@@ -276,7 +277,7 @@ def test_another_engines_runs_are_not_touched_and_the_engine_is_not_asked(told: 
 
 def want_another(store: MemoryStore, driver: EngineDriver) -> None:
     """Adds a wish for `run-a2`."""
-    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
+    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason=text("a node is lost"))
     store.put(keys.allocation("run", "run-a2"), encode(wanted))
     driver.offer(Mirror(store.list(keys.PREFIX)), driver._wanted.term)  # type: ignore[union-attr]
 
@@ -423,7 +424,7 @@ def test_one_that_was_granted_and_waits_again_is_gone_and_given_back() -> None:
 
 def test_in_the_place_of_a_suspect_one_is_a_replace() -> None:
     engine, store = Engine(), store_with(None)
-    suspect = AllocationMemory(key=KEY, state="wanted", since=1.0, reason="n1 lost its disk", instead_of="run-a0")
+    suspect = AllocationMemory(key=KEY, state="wanted", since=1.0, reason=text("n1 lost its disk"), instead_of="run-a0")
     store.put(keys.allocation("run", KEY), encode(suspect))
     assert drive(store, engine) == OURS
     assert (engine.replaced, engine.acquired) == ([("run-a0", KEY, "n1 lost its disk")], [])
@@ -432,7 +433,7 @@ def test_in_the_place_of_a_suspect_one_is_a_replace() -> None:
 def test_one_that_is_not_taken_back_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
     engine, store = Engine(has=[OURS]), store_with(OURS, "released")
     engine.holds = {KEY}
-    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
+    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason=text("a node is lost"))
     store.put(keys.allocation("run", "run-a2"), encode(wanted))
     assert drive(store, engine) == OURS
     assert engine.acquired == ["run-a2"]
@@ -519,7 +520,7 @@ def test_a_driver_that_keeps_what_was_settled_does_what_one_does_that_compares_a
             engine_id=chance.choice(["", "ours:1", "theirs:1"]),
             reason=chance.choice(["", "because"]),
         )
-        wanted = AllocationMemory(key=key, state=chance.choice(["wanted", "released"]), since=1.0, reason="r")
+        wanted = AllocationMemory(key=key, state=chance.choice(["wanted", "released"]), since=1.0, reason=STARTS)
         for store, engine in zip(stores, engines, strict=True):
             match step:
                 case 0:

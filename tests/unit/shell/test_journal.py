@@ -11,18 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.model import Action, Decision, Observed
+from supervisor.core.model import Action, Decision, Kind, Observed
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 from supervisor.shell.control import journal as journal_module
 from supervisor.shell.control.decision_inputs import Given
 from supervisor.shell.control.journal import Journal, read
+from tests.helpers.reasons import held_against, text
 from tests.unit.shell.records import INCIDENT, MEMORY
 
 OBSERVED = Observed(revision=9, now=12.34567, store_stable_s=1.0)
 DECISION = Decision(
     memory=MEMORY,
-    actions=(Action(verb="cordon", key="cordon:n9:i1", reason="incident i1", node="n9", group=0),),
-    waits=("draining",),
+    actions=(Action(verb="cordon", key="cordon:n9:i1", reason=held_against("i1", Kind.CRASH), node="n9", group=0),),
+    waits=(
+        Reason.of(Code.ABOUT_GROUP, group=1, why=Reason.of(Code.BACKOFF, attempt=2)),
+        Reason.of(Code.DRAINING, step=9),
+    ),
     incidents=(INCIDENT,),
 )
 
@@ -34,9 +39,13 @@ def test_an_intent_says_what_and_why(tmp_path: Path) -> None:
     assert (line["entry"], line["epoch"], line["decision"], line["revision"]) == ("intent", 7, 4, 9)
     assert line["now"] == 12.3457
     assert line["actions"] == [
-        {"verb": "cordon", "key": "cordon:n9:i1", "reason": "incident i1", "node": "n9", "group": 0}
-    ]
-    assert line["waits"] == ["draining"]
+        {
+            "verb": "cordon", "key": "cordon:n9:i1", "reason": "incident i1: crash", "node": "n9", "group": 0,
+            "code": "holds_against",
+        }
+    ]  # fmt: skip
+    assert line["waits"] == ["group 1: backoff before attempt 2", "draining: the groups end after step 9"]
+    assert line["waits_of"] == [{"code": "about_group", "groups": [1]}, {"code": "draining", "groups": []}]
     assert line["changed"] is True
     assert line["incidents"][0]["id"] == "i1"
     assert line["groups"]["1"] == {"generation": 2, "node": "", "phase": "fencing"}
@@ -57,7 +66,7 @@ def test_of_the_groups_only_those_that_changed_are_told_again(tmp_path: Path) ->
     journal.intent(7, OBSERVED, DECISION, MEMORY)
     journal.intent(7, OBSERVED, replace(DECISION, memory=later), MEMORY)
     journal.intent(7, OBSERVED, replace(DECISION, memory=later), later)
-    resume = Action(verb="resume", key="resume:1", reason="a person says so")
+    resume = Action(verb="resume", key="resume:1", reason=text("a person says so"))
     journal.intent(7, OBSERVED, replace(DECISION, memory=later, actions=(resume,)), later)
     Journal(journal.path).intent(8, OBSERVED, replace(DECISION, memory=later), later)
     assert [sorted(line["groups"]) for line in read(journal.path)] == [["0", "1"], ["1"], [], ["0", "1"], ["0", "1"]]

@@ -35,6 +35,7 @@ from supervisor.wire.records import (
     encode,
 )
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import STARTS, text
 from tests.unit.shell.records import INCIDENT, SPEC, registration, run_values
 
 RUNS = ("run", "other")
@@ -83,7 +84,7 @@ def _of_a_run(run: str) -> Iterable[tuple[str, bytes]]:
         grant = Grant(key=f"{run}-a1", state=state, nodes=("n1", "n9"))
         yield keys.grant(run, grant.key), encode(grant)
     for state in ("released", "wanted"):
-        allocation = AllocationMemory(key=f"{run}-a1", state=state, since=1.0, reason="r")  # type: ignore[arg-type]
+        allocation = AllocationMemory(key=f"{run}-a1", state=state, since=1.0, reason=STARTS)  # type: ignore[arg-type]
         yield keys.allocation(run, allocation.key), encode(allocation)
     for freed in ("", "the checks that it passed"):
         found = Suspicion(host="h1", run=run, incident="i1", kind=Kind.NODE_LOST, at=1.0, freed=freed)
@@ -204,7 +205,7 @@ def changed(memory: Memory, chance: Random) -> Memory:
             )
             about["groups"] = {**memory.groups, group.group: replace(group, **chance.choice(ways))}
         case 2:
-            more = AllocationMemory(key=f"run-a{number}", state="wanted", since=1.0, reason=node)
+            more = AllocationMemory(key=f"run-a{number}", state="wanted", since=1.0, reason=text(node))
             about["allocations"] = {**memory.allocations, more.key: more}
         case 3:
             other: tuple[dict[str, Any], ...] = ({"node": node}, {"address": node}, {"closing": number == 1})

@@ -14,6 +14,7 @@ import pytest
 from supervisor.core.decide import decide
 from supervisor.core.lasted import wall_clock
 from supervisor.core.model import Action, AllocationMemory, Decision, Kind, Memory, Observed, Suspicion
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Retryable
 from supervisor.ports.store import MAX_OPERATIONS
@@ -39,6 +40,7 @@ from supervisor.wire.records import (
     encode,
 )
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import STARTS, text
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC, Term, registration
 
 
@@ -88,7 +90,7 @@ def test_after_an_upgrade_only_what_changes_is_written_however_much_lacks_a_new_
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def older(key: str) -> bytes:
-        body = json.loads(encode(AllocationMemory(key=key, state="released", since=1.0, reason="the run starts")))
+        body = json.loads(encode(AllocationMemory(key=key, state="released", since=1.0, reason=STARTS)))
         del body["unheard"]
         return json.dumps(body, separators=(",", ":")).encode()
 
@@ -156,7 +158,9 @@ def test_the_core_is_told_how_long_the_engine_takes_for_a_word(
 
 def crashed(store: MemoryStore, monkeypatch: pytest.MonkeyPatch, number: int = 5) -> Decision:
     """Makes the loop's next decision start a group for an incident."""
-    start = Action(verb="start", key="start:1:3", reason="it ended", group=1, generation=3, node="n1", incident="i1")
+    start = Action(
+        verb="start", key="start:1:3", reason=text("it ended"), group=1, generation=3, node="n1", incident="i1"
+    )
     after = replace(MEMORY, decisions=number)
     decision = Decision(memory=after, actions=(start,), incidents=(replace(INCIDENT, state="recovered"),))
     monkeypatch.setattr(loop, "decide", lambda *_: decision)
@@ -181,11 +185,11 @@ def test_what_was_decided_on_is_kept_and_its_digest_is_written_with_the_memory(
     assert (intent["input"], intent["policy"]) == (digest.input, 0)
 
 
-@pytest.mark.parametrize("actions", [(), (Action(verb="checkpoint", key="checkpoint:50", reason="complete"),)])
+@pytest.mark.parametrize("actions", [(), (Action(verb="checkpoint", key="checkpoint:50", reason=text("complete")),)])
 def test_a_round_that_does_nothing_or_what_a_healthy_run_does_keeps_nothing(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actions: tuple[Action, ...]
 ) -> None:
-    decision = Decision(memory=replace(MEMORY, decisions=5), actions=actions, waits=("so",))
+    decision = Decision(memory=replace(MEMORY, decisions=5), actions=actions, waits=(Reason.of(Code.SEAT_NOT_UP),))
     monkeypatch.setattr(loop, "decide", lambda *_: decision)
     _loop(store).step()
     assert store.get(keys.decision("run", 5)) is None

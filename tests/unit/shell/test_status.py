@@ -34,6 +34,7 @@ from supervisor.wire.records import (
     TrainerObserved,
     encode,
 )
+from tests.helpers.reasons import text
 from tests.helpers.told import ToldWorld
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC, mirror_of, registration, run_values
 
@@ -41,7 +42,9 @@ WAITING = replace(
     MEMORY,
     clock=100.0,
     groups={**MEMORY.groups, 1: GroupMemory(group=1, generation=2, phase="placing")},
-    allocations={"run-a3": AllocationMemory(key="run-a3", state="wanted", since=35.0, reason="incident i1: node lost")},
+    allocations={
+        "run-a3": AllocationMemory(key="run-a3", state="wanted", since=35.0, reason=text("incident i1: node lost"))
+    },
     incidents={},
 )
 

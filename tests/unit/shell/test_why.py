@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common
+from supervisor.core import words
 from supervisor.core.again import Answer
 from supervisor.core.decide import decide
 from supervisor.core.model import ControlView, Decision, Kind, Memory, Observed, Rung
@@ -29,6 +30,7 @@ from supervisor.shell.inspect import decision_replay, render
 from supervisor.wire import keys
 from supervisor.wire.records import Account, RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import text
 from tests.unit.core.world import World
 from tests.unit.shell.records import mirror_of
 
@@ -148,12 +150,24 @@ def test_other_words_are_the_same_answer(tmp_path: Path, monkeypatch: pytest.Mon
 
     def reworded(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
         made = decide(observed, spec, memory)
-        return replace(made, actions=tuple(replace(a, reason="because") for a in made.actions))
+        return replace(made, actions=tuple(replace(a, reason=text("because")) for a in made.actions))
 
     monkeypatch.setattr(decision_replay, "decide", reworded)
     told = decision_replay.why(world.incident, world.journal.path)
     assert told.same
     assert "the same is done, told in other words (decision" in "\n".join(decision_replay.page(told))
+
+
+def test_why_nothing_was_done_yet_is_found_however_it_is_worded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "_WORDS", dict.fromkeys(Code, "so it is"))
+    world = Journaled(tmp_path)
+    world.bring_up()
+    world.control = ControlView(paused=True)
+    world.crash(1)
+    world.round(1.0)
+    assert "Why not at once:\n  - so it is" in page(world)
 
 
 def test_one_of_a_paused_run_says_that_nothing_was_done_and_why(tmp_path: Path) -> None:

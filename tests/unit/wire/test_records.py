@@ -82,6 +82,8 @@ def _values() -> None:
         ("the same at step 20 2 times in a row, on n1", Code.SEEN_AGAIN),
         ("the same before its first commit 3 times in a row, on n1 and n2", Code.SEEN_AGAIN),
         ("a process ended and its node lives", Code.TEXT),
+        ("incident i2: crash", Code.HOLDS_AGAINST),
+        ("incident i2: crash; incident i3: node_lost", Code.TEXT),
         ("", None),
     ],
 )
