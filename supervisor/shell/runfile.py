@@ -19,7 +19,8 @@ from supervisor.core import timeouts
 from supervisor.core.bounds import Row
 from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import RunSpec
-from supervisor.shell import runfile_policy, runfile_slurm
+from supervisor.shell import runfile_policy
+from supervisor.shell.engines import registry
 
 
 class RunFileError(ValueError):
@@ -97,7 +98,7 @@ def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
         )
     if spec.titan.data.source == "folder" and not spec.titan.data.path:
         found.append('titan.data.path = "": source = "folder" needs the path of a folder of text, jsonl or parquet')
-    return found + runfile_slurm.problems(allocation)
+    return found + registry.problems(allocation)
 
 
 _AT_LEAST: dict[str, float] = {

@@ -18,8 +18,7 @@ from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Term
 from supervisor.shell import failpoints, standing
 from supervisor.shell.engine_driver import EngineDriver
-from supervisor.shell.engines.local import LocalEngine
-from supervisor.shell.engines.slurm import SlurmEngine
+from supervisor.shell.engines import registry
 from supervisor.shell.identity import system_id
 from supervisor.shell.leading import keep_port, kept_port
 from supervisor.shell.loop import Loop
@@ -63,7 +62,7 @@ def serve(
     page, telemetry = Page(store, alarms=lambda: store_watch.alarms), Telemetry()
     store_watch = StoreWatch(store, telemetry.metrics, lambda: page.silent_s)
     try:
-        local = LocalEngine(home)
+        built = registry.built(registry.Context(home=home, etcd=tuple(etcd), security=security.path))
         server = _served(telemetry.metrics.registry, page, metrics, security, home)
         me = LeaderRecord(
             host=socket.gethostname(),
@@ -83,8 +82,9 @@ def serve(
         threading.Thread(target=_keep_logs_small, args=(home, stop), name="logs", daemon=True).start()
 
         def engines() -> Sequence[Engine]:
-            # the name is read in every term: a restore brings back another
-            return local, SlurmEngine(etcd, security.path, system_id(store))
+            # a restore brings back another name of the system: it is read again in every term
+            system = system_id(store)
+            return [engine_of(system) for engine_of in built]
 
         while not stop.is_set():
             _term(store, election, engines, telemetry, stop)

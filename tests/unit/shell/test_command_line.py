@@ -18,7 +18,8 @@ from supervisor import cli
 from supervisor.cli import common, look, policy, runs, system
 from supervisor.cli import hosts as hosts_commands
 from supervisor.ports.errors import Retryable
-from supervisor.shell import client, hosts
+from supervisor.shell import client
+from supervisor.shell.engines import slurm
 from supervisor.shell.home import system_folder
 from supervisor.shell.up_lock import alone
 from supervisor.shell.up_parts import Up
@@ -258,7 +259,7 @@ def test_what_is_wrong_about_a_cordon(
     at: Callable[[Any], MemoryStore], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = at("running")
-    monkeypatch.setattr(hosts.shutil, "which", lambda _: None)
+    monkeypatch.setattr(slurm.shutil, "which", lambda _: None)
 
     def said(code: int, *arguments: str) -> str:
         result = CliRunner().invoke(cli.app, [command, *arguments, "--etcd", "127.0.0.1:1"])
