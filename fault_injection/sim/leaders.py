@@ -15,7 +15,7 @@ from supervisor.ports.errors import Fenced, Retryable
 from supervisor.shell.accounts import Accounts
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.journal import Journal
-from supervisor.shell.loop import Loop
+from supervisor.shell.loop import Loop, Machine
 from supervisor.shell.store import LEASE_S, Election
 from supervisor.shell.store.election import Leadership
 from supervisor.shell.telemetry import Records, Telemetry
@@ -176,9 +176,8 @@ class Supervisor:
         clock, world = self.world.clock, self.world
         self._driver = EngineDriver(self.store, world.engine, clock.read)
         try:
-            self.loop = Loop(
-                self.store, self.term, self._driver, _Quiet(self), clock.read, lambda path: _Kept(world), folders=_Unlisted()
-            )  # fmt: skip
+            machine = Machine(monotonic=clock.read, journal=lambda path: _Kept(world), folders=_Unlisted())
+            self.loop = Loop(self.store, self.term, self._driver, _Quiet(self), machine=machine)
         except Retryable:
             self._stand_by()
             return

@@ -24,7 +24,7 @@ from agents.checks.neighbours import PEERS, neighbours
 from agents.checks.network import Peer
 from agents.checks.node import AGAIN, FIRST, IDLE_S, REPEAT_FIRST_S, REPEAT_MOST_S, REPEATED, NodeChecks
 from agents.checks.run import Check, answers
-from agents.reporter import Reporter, _repeated
+from agents.reporter import Callbacks, Reporter, _repeated
 from agents.settings import Settings
 from supervisor.ports.store import Store
 from supervisor.wire import keys
@@ -517,8 +517,8 @@ def test_the_agent_is_told_what_was_written_and_what_was_not(tmp_path: Path) -> 
     store, told = MemoryStore(), []
     (record,) = registration("n1", host="m1").values()
     reporter = Reporter(
-        decode(record, Registration), tmp_path, ["e:1"], 5, lambda ticket: None,
-        checked=lambda said, revision, peers: told.append((said.state, revision > 0)),
+        decode(record, Registration), tmp_path, ["e:1"], 5,
+        Callbacks(checked=lambda said, revision, peers: told.append((said.state, revision > 0))),
     )  # fmt: skip
     for about in (
         (said("failed", BAD),),

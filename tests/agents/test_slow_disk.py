@@ -17,7 +17,7 @@ import pytest
 from agents import process
 from agents.agent import Agent
 from agents.looks import GATE_FROZEN_S, FrozenGates
-from agents.reporter import Reporter
+from agents.reporter import Callbacks, Reporter
 from agents.settings import Settings, parse
 from agents.shim import Refusal, Shim
 from agents.shim_client import ShimClient
@@ -243,7 +243,7 @@ def test_a_node_registers_again_while_its_disk_stalls(settings: Settings, monkey
         node="n0", address="127.0.0.1", role="trainer", allocation="", slots=1, agent_pid=1, version="1"
     )
     reporter, etcd, answers = (
-        Reporter(registration, settings.node_folder, ("h:1",), 5, lambda _: None),
+        Reporter(registration, settings.node_folder, ("h:1",), 5, Callbacks()),
         Etcd(),
         threading.Event(),
     )

@@ -59,8 +59,7 @@ def clear(store: EtcdStore) -> None:
 
 @contextlib.contextmanager
 def running(data_dir: Path, client_port: int = 0, binary: Path | None = None) -> Iterator[EtcdServer]:
-    """A server of one's own, ended with the block whatever was done to it. (`die_with_parent` is off: it would follow
-    the thread that started it.)"""
+    """A server of one's own, ended with the block whatever was done to it."""
     server = start_etcd(data_dir, client_port, binary=binary)
     try:
         yield server

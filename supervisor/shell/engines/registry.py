@@ -47,7 +47,7 @@ def _knows_no_host(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What the shell needs of an engine."""
+    """An engine, as the shell needs it."""
 
     build: Callable[[Context], OfTerm]
     """Called once in a supervisor's life. Raises Fatal where the engine can never work."""

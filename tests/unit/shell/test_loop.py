@@ -20,7 +20,7 @@ from supervisor.ports.store import MAX_OPERATIONS
 from supervisor.shell import inputs, loop, projection
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.journal import read
-from supervisor.shell.loop import Loop
+from supervisor.shell.loop import Loop, Machine
 from supervisor.shell.program import program
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
@@ -64,7 +64,8 @@ def launched(tmp_path: Path) -> MemoryStore:
 
 
 def _loop(store: MemoryStore, monotonic: Callable[[], float] = time.monotonic) -> Loop:
-    return Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), monotonic)  # type: ignore[arg-type]
+    machine = Machine(monotonic=monotonic)
+    return Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), machine=machine)  # type: ignore[arg-type]
 
 
 def _observed(node: str, state: Any = "running", run: str = "run") -> bytes:
@@ -381,7 +382,7 @@ def test_a_clock_that_is_set_within_a_term_is_told_from_then_on(
         at[0] += 0.001  # a look takes some time
         return at[0]
 
-    leader = Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), monotonic)  # type: ignore[arg-type]
+    leader = _loop(store, monotonic)
 
     def step(after: float, forward: float) -> Account:
         at[0] += after
@@ -426,7 +427,7 @@ def test_the_share_that_trained_is_told_since_the_launch(store: MemoryStore) -> 
     """By the metric as by the page: a new leader does not begin it anew."""
     at, telemetry = [0.0], Telemetry()
     store.put(keys.account("run"), encode(Account(step=160, seconds={"productive": 900.0, "place": 90.0})))
-    term = Loop(store, Term(store), EngineDriver(store, Engine()), telemetry, lambda: at[0])  # type: ignore[arg-type]
+    term = Loop(store, Term(store), EngineDriver(store, Engine()), telemetry, machine=Machine(monotonic=lambda: at[0]))  # type: ignore[arg-type]
 
     def told() -> float | None:
         return telemetry.metrics.registry.get_sample_value("supervisor_ettr_ratio", {"run": "run"})
@@ -445,7 +446,7 @@ def test_the_share_that_trained_is_told_since_the_launch(store: MemoryStore) -> 
 
 def test_when_the_last_step_was_outlives_the_trainers(store: MemoryStore) -> None:
     at = [0.0]
-    term = Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), lambda: at[0])  # type: ignore[arg-type]
+    term = _loop(store, lambda: at[0])
 
     def account(*trainers: TrainerObserved) -> float:
         node = NodeObserved(node="n1", sequence=int(at[0]) + 1, trainers=trainers)
