@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell import etcd_server as module
-from supervisor.shell.etcd_server import EtcdServer, find_server, start_etcd
+from supervisor.shell.dev import etcd_server as module
+from supervisor.shell.dev.etcd_server import EtcdServer, find_server, start_etcd
+from supervisor.shell.etcd import connect
 from supervisor.shell.processes import start_ticks
-from supervisor.shell.store import connect
 from tests.helpers.etcd import kill, running
 
 pytestmark = pytest.mark.etcd

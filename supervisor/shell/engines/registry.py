@@ -12,9 +12,10 @@ from pathlib import Path
 from supervisor.core.engines import EngineName
 from supervisor.core.spec import AllocationSpec, RunSpec
 from supervisor.ports.engine import Engine
-from supervisor.shell import runfile_slurm
-from supervisor.shell.engines import local_room, slurm
+from supervisor.shell.engines import local_room
 from supervisor.shell.engines.local import LocalEngine
+from supervisor.shell.engines.slurm import engine as slurm
+from supervisor.shell.engines.slurm import validate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ ENGINES: Mapping[EngineName, Row] = {
     ),
     "slurm": Row(
         build=_slurm,
-        problems=runfile_slurm.problems,
+        problems=validate.problems,
         before_launch=lambda spec, context: slurm.before_launch(spec, context.etcd, context.security),
         knows_host=slurm.knows_host,
     ),

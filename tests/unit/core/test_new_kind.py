@@ -52,8 +52,8 @@ OF_THE_POLICY = [
 DECIDED = """
 from supervisor.core.explain import explain
 from supervisor.core.words import said, say
-from supervisor.shell.catalogue import KINDS
-from supervisor.shell.runfile import parse
+from supervisor.shell.metrics.catalogue import KINDS
+from supervisor.shell.runfile.parse import parse
 from supervisor.wire.records import decode, encode
 from supervisor.core.model import Memory
 from tests.unit.core import test_kinds

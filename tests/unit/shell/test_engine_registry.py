@@ -65,9 +65,9 @@ from pathlib import Path
 from supervisor.core import engines, timeouts
 from supervisor.core.model import AllocationMemory, Memory
 from supervisor.shell import runfile, service
-from supervisor.shell.engine_driver import EngineDriver
+from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.engines import registry
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
@@ -136,7 +136,7 @@ def test_the_shell_asks_no_engines_name() -> None:
         if any(isinstance(each, ast.Constant) and each.value in TRAITS for each in node.comparators)
     ]
     # the part of the run file that is Slurm's own
-    assert [each for each in found if not each.startswith("supervisor/shell/runfile_slurm.py")] == []
+    assert [each for each in found if not each.startswith("supervisor/shell/engines/slurm/validate.py")] == []
 
 
 def test_a_new_engine_takes_its_module_and_two_rows(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import client
-from supervisor.shell.engines import registry, slurm
+from supervisor.shell.engines import registry
+from supervisor.shell.engines.slurm import engine
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
 from tests.helpers.memory_store import MemoryStore
@@ -45,8 +46,8 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def _slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "SlurmEngine", Engine)
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(engine, "SlurmEngine", Engine)
+    monkeypatch.setattr(engine.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(Engine, "answer", None)
     monkeypatch.setattr(Engine, "asked", ())
 
@@ -62,7 +63,7 @@ def test_a_local_run_asks_nothing() -> None:
 
 
 def test_where_slurm_is_not_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
+    monkeypatch.setattr(engine.shutil, "which", lambda name: None)
     assert registry.before_launch(SPEC, CONTEXT).endswith("is not checked here: there is no sbatch")
     assert Engine.asked == ()
 
