@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from supervisor.core import gpu, xids
 from supervisor.core.model import Rung
@@ -33,6 +33,7 @@ def _section(lines: list[str], kind: Any, where: str) -> None:
     lines += [f"## {f'[{where}]' if where else 'top level'}", "", (kind.__doc__ or "").strip(), ""]
     lines += ["| key | type | default | why |", "|---|---|---|---|"]
     inner: list[tuple[str, Any]] = []
+    hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         factory: Any = field.default_factory
         if dataclasses.is_dataclass(factory):
@@ -43,7 +44,8 @@ def _section(lines: list[str], kind: Any, where: str) -> None:
             default = f"`{json.dumps(field.default)}`"
         elif factory is not dataclasses.MISSING:
             default = "(none)"
-        shown = str(field.type).replace("Literal", "one of ").replace("|", "\\|")
+        chosen = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
+        shown = f"one of {list(chosen)}" if chosen else str(field.type).replace("|", "\\|")
         lines.append(f"| `{field.name}` | {shown} | {default} | {field.metadata['reason']} |")
     lines.append("")
     for path, nested in inner:

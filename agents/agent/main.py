@@ -28,7 +28,7 @@ from agents.agent.names import TrainerName, about, parse
 from agents.agent.node_view import View
 from agents.agent.rank_commands import RankCommands
 from agents.agent.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
-from agents.agent.reporter import Reporter
+from agents.agent.reporter import Callbacks, Reporter
 from agents.agent.shim_client import ShimClient, ShimLost, ShimRefused, Watched
 from agents.agent.shim_client import record as to_record
 from agents.agent.start_queue import Starts
@@ -129,14 +129,17 @@ class Agent:
             metrics_port=port,
             insecure=security.insecure,
         )
-        told = from_thread(self._loop, self._on_written)
         self._checks = NodeChecks(
             settings, life(), lambda record, still: self._reporter.check(record, still), self._files.ask
         )
-        self._reporter = Reporter(
-            registration, settings.node_folder, settings.etcd, settings.lease_s, told, security, self._checks.written,
-            self._exporter.reported, from_thread(self._loop, self._on_read), from_thread(self._loop, self._on_second),
-        )  # fmt: skip
+        calls = Callbacks(
+            written=from_thread(self._loop, self._on_written),
+            checked=self._checks.written,
+            took=self._exporter.reported,
+            read=from_thread(self._loop, self._on_read),
+            second=from_thread(self._loop, self._on_second),
+        )
+        self._reporter = Reporter(registration, settings.node_folder, settings.etcd, settings.lease_s, calls, security)
         self._desired = DesiredWatch(
             settings.node, settings.etcd, lambda: set(self._runs), from_thread(self._loop, self._on_wanted), security
         )

@@ -61,8 +61,26 @@ class Standing:
     """True after the first registration. Until then this agent may be a second one of its name, and does nothing."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callbacks:
+    """Functions that the reporter calls, in its own thread."""
+
+    written: Callable[[int], None] = lambda ticket: None
+    """Takes the ticket of each observed record that has reached etcd."""
+    checked: Callable[[NodeCheck, int, Sequence[Peer]], None] = lambda record, revision, peers: None
+    """Takes each record of checks that has reached etcd, its revision, and the other nodes. The revision is 0 for a record
+    that must not be written any more."""
+    took: Callable[[float], None] = lambda seconds: None
+    """Takes the seconds that etcd took for each observed record, written or not."""
+    read: Callable[[tuple[int, Wanted]], None] = lambda answer: None
+    """Takes the ticket of an observed record that asked for it, and the desired records. They are read after that record
+    was written and while the registration stands."""
+    second: Callable[[str], None] = lambda sentence: None
+    """Takes a sentence, once, when another live agent has this name."""
+
+
 class Reporter(EtcdThread):
-    """Writes reports. Calls `written` in this thread with the ticket of each observed record that has reached etcd."""
+    """Writes this node's records, and keeps its registration under a lease."""
 
     def __init__(
         self,
@@ -70,38 +88,22 @@ class Reporter(EtcdThread):
         folder: Path,
         etcd: Sequence[str],
         lease_s: int,
-        written: Callable[[int], None],
+        calls: Callbacks,
         security: Security | None = None,
-        checked: Callable[[NodeCheck, int, Sequence[Peer]], None] = lambda record, revision, peers: None,
-        took: Callable[[float], None] = lambda seconds: None,
-        read: Callable[[tuple[int, Wanted]], None] = lambda answer: None,
-        second: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        """All callbacks run in this thread.
-
-        `checked`: called with each record of checks that has reached etcd, its revision, and the other nodes; with
-        revision 0 if it must not be written any more. `took`: called with the seconds that etcd took for each observed
-        record, written or not. `read`: called with the ticket of an observed record that asked for it, and the desired
-        records. They are read after that record was written and while the registration stands. `second`: called once
-        with a sentence when another live agent has this name.
-        """
         super().__init__("reporter", "etcd takes our reports again", etcd, security)
         self._registration = registration
         self._mark = folder / "lease.json"
         self._lease_s = lease_s
-        self._written = written
+        self._calls = calls
         self._observed: tuple[int, NodeObserved] | None = None
         self._health: Health | None = None
         self._check: tuple[NodeCheck, bool] | None = None
-        self._checked = checked
-        self._took = took
-        self._read = read
         self._tickets = 0
         self._to_read = 0
         """Last ticket that asked for the desired records and has no answer yet; 0: none."""
         self._give_back = False
         self._lease: Lease | None = None
-        self._second = second
         self._first: tuple[int, float] = (0, 0.0)
         """Lease of another agent of this name, and since when it has been seen."""
         self._first_told = False
@@ -184,14 +186,14 @@ class Reporter(EtcdThread):
                 store.put(keys.observed(record.node), value)
             finally:  # a record that was not written took its time too
                 took = time.monotonic() - began
-                self._took(took)
+                self._calls.took(took)
             self._trip.note(took)
             self._ever_observed = True
             with self._some:
                 if self._observed is observed:
                     self._observed = None
             self.standing.written += 1
-            self._written(ticket)
+            self._calls.written(ticket)
         if check is not None:
             said, only_if_bad = check
             revision = _repeated(store, said) if only_if_bad else store.put(keys.check(said.node), encode(said))
@@ -199,7 +201,7 @@ class Reporter(EtcdThread):
                 if self._check is check:
                     self._check = None
             peers = neighbours(store, said.node) if said.state == "pending" and revision else ()
-            self._checked(said, revision, peers)
+            self._calls.checked(said, revision, peers)
         if self._ever_observed and not self._stop_now.is_set() and (self._lease is None or self._lease.lost):
             self._register(store)
         if to_read and self._lease is not None and not self._lease.lost:
@@ -208,7 +210,7 @@ class Reporter(EtcdThread):
             with self._some:
                 if self._to_read == to_read:
                     self._to_read = 0
-            self._read((to_read, wanted))
+            self._calls.read((to_read, wanted))
         if health is not None:
             told = replace(health, store_ms=self._trip.ms, unix_s=round(time.time(), 1))
             store.put(keys.health(health.node), self._numbered(store, keys.health(health.node), told))
@@ -252,7 +254,7 @@ class Reporter(EtcdThread):
         node = self._registration.node
         if not self._first_told:
             self._first_told = True
-            self._second(
+            self._calls.second(
                 f"{_who(first, node)}, and lives: nothing is started here; end one of the two, or give this one another --node"
             )
         if self._second_lease is None or self._second_lease.lost:

@@ -103,7 +103,8 @@ def started(
         etcds.leader()
         up = stack.enter_context(
             up_module.up(
-                home / made.name, netns.pool(names, network), etcd=etcds.endpoint, address=address, cold=cold, security=security, say=say
+                home / made.name, netns.pool(names, network),
+                up_module.Options(etcd=etcds.endpoint, address=address, cold=cold, security=security), say=say,
             )
         )  # fmt: skip
         store = connect(etcds.endpoints, security=security)

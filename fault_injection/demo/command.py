@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +94,8 @@ def _run(name: str, home: Path, cold: bool, network: Network | None, easier: str
     address = network.hub_address if network is not None else "127.0.0.1"
     began = time.time()
     security = netns.in_plain(home / name) if network is not None else Security()
-    up = up_module.up(home / name, nodes, address=address, cold=cold, security=security, say=console.print)
+    options = up_module.Options(address=address, cold=cold, security=security)
+    up = up_module.up(home / name, nodes, options, say=console.print)
     with Peak() as peak, up as started:
         page = door.opened(started.page)
         console.print(f"Watch it in a browser: {page}", soft_wrap=True)
@@ -106,7 +108,7 @@ def _run(name: str, home: Path, cold: bool, network: Network | None, easier: str
                 injected = story.tell()
         finally:
             store.close()
-    return _finish(console, record, started.home, injected, easier, began, peak)
+    return _finish(console, record, started.home, injected, _Played(easier, began, peak))
 
 
 def _free_name(home: Path) -> str:
@@ -128,22 +130,24 @@ def _lose_node(network: Network | None, names: Sequence[str], system: Path) -> A
     return lose
 
 
-def _finish(
-    console: Printer,
-    record: Any,
-    system: Path,
-    injected: list[acts.Injected],
-    easier: str,
-    began: float,
-    peak: Peak,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """How the demo was played."""
+
+    easier: str
+    """Why a node was lost by killing its processes; empty: its link went down."""
+    began_unix_s: float
+    peak: Peak
+
+
+def _finish(console: Printer, record: Any, system: Path, injected: list[acts.Injected], played: _Played) -> int:
     run_dir = Path(record.run_dir)
     read = files.read(record.spec.name, run_dir, system)
     span = from_start_to_end(run_dir, Span(record.launched_unix_s, time.time()))
     body = report.build(read, injected, span, record.spec.groups.count, consistency.check(read))
-    body["node_lost_by"] = "killed processes (the easier case)" if easier else "silent link"
-    body["memory_peak_bytes"] = peak.bytes
-    body["wall_s"] = round(time.time() - began, 1)
+    body["node_lost_by"] = "killed processes (the easier case)" if played.easier else "silent link"
+    body["memory_peak_bytes"] = played.peak.bytes
+    body["wall_s"] = round(time.time() - played.began_unix_s, 1)
     (run_dir / "report.json").write_text(json.dumps(body, indent=2) + "\n")
     console.print(_table(body))
     _sentences(console, body, run_dir)

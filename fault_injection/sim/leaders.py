@@ -14,7 +14,7 @@ from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.journal import Journal
-from supervisor.shell.control.loop import Loop
+from supervisor.shell.control.loop import Loop, Machine
 from supervisor.shell.etcd import LEASE_S, Election
 from supervisor.shell.etcd.election import Leadership
 from supervisor.shell.metrics.live_goodput import Accounts
@@ -176,9 +176,8 @@ class Supervisor:
         clock, world = self.world.clock, self.world
         self._driver = EngineDriver(self.store, world.engine, clock.read)
         try:
-            self.loop = Loop(
-                self.store, self.term, self._driver, _Quiet(self), clock.read, lambda path: _Kept(world), folders=_Unlisted()
-            )  # fmt: skip
+            machine = Machine(monotonic=clock.read, journal=lambda path: _Kept(world), folders=_Unlisted())
+            self.loop = Loop(self.store, self.term, self._driver, _Quiet(self), machine=machine)
         except Retryable:
             self._stand_by()
             return

@@ -55,19 +55,18 @@ def launch(
     ] = False,
 ) -> None:
     """Check a run file and start its run."""
+    from supervisor.shell.engines.registry import Context, before_launch
     from supervisor.shell.inspect import client
-    from supervisor.shell.runfile import timeout_fit
 
     spec = _checked_spec(file)
     if wait:
         spec = replace(spec, allocation=replace(spec.allocation, wait_for_all=True))
     with sentences():
-        endpoints = endpoints_in(etcd, home)
-        note = client.check_engine(spec, endpoints, security or security_of(home))
+        endpoints = tuple(endpoints_in(etcd, home))
+        context = Context(home=system_folder(home), etcd=endpoints, security=security or security_of(home))
+        note = before_launch(spec, context)
     if note:
         print_line(f"supervisor: {note}", err=True)
-    if lacks := timeout_fit.pool_short(spec, system_folder(home)):
-        print_line(f"supervisor: {lacks}", err=True)
     if check:
         _note_what_is_short(spec)
         print_line(f"{file}: run {spec.name!r} is right")
@@ -103,12 +102,14 @@ def submit(
 ) -> None:
     """Start the control plane as Slurm jobs, and a run on it. A second time, it goes on with what is there (docs/SLURM.md)."""
     from supervisor.shell.control.system_id import system_id
+    from supervisor.shell.engines.registry import Context, before_launch
     from supervisor.shell.engines.slurm import control_plane as submitting
     from supervisor.shell.engines.slurm.commands import Commands
+    from supervisor.shell.engines.slurm.engine import SlurmEngine
     from supervisor.shell.inspect import client
 
     spec = _checked_spec(file)
-    if spec.allocation.engine != "slurm":
+    if spec.allocation.engine != SlurmEngine.name:
         print_line(
             f'supervisor: {file}: allocation.engine = "{spec.allocation.engine}": submit is for "slurm"', err=True
         )
@@ -121,7 +122,8 @@ def submit(
         before = client.launched_before(store, spec)
         if before is None:
             _refuse_unsafe(file, store, spec)
-        note = client.check_engine(spec, etcd.split(","), security)
+        context = Context(home=system_folder(home), etcd=tuple(etcd.split(",")), security=security)
+        note = before_launch(spec, context)
         if note:
             raise Fatal(note)
         file_given = str(Path(security).resolve()) if security else ""

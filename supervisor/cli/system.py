@@ -105,21 +105,16 @@ def up(
         if done := up_module.raised(home, pool):
             print_line(done)
             return
-        started = stack.enter_context(
-            up_module.up(
-                home,
-                pool,
-                etcd=etcd,
-                address=address,
-                name=name,
-                node_folder=node_folder,
-                cold=cold,
-                security=checked_file,
-                with_prometheus=with_prometheus,
-                say=terminal.say,
-                on_notice=on_notice,
-            )
+        options = up_module.Options(
+            etcd=etcd,
+            address=address,
+            name=name,
+            node_folder=node_folder,
+            cold=cold,
+            security=checked_file,
+            with_prometheus=with_prometheus,
         )
+        started = stack.enter_context(up_module.up(home, pool, options, say=terminal.say, on_notice=on_notice))
         stack.enter_context(terminal.outlived())
         what = f"{count} local nodes" if count else f"service host {name}"
         page = f", page {started.page}" if started.page else ""

@@ -29,13 +29,8 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
         return
     attempts = group.attempts + 1
     if incident.kind == Kind.REQUESTED:
-        attempts, group = (
-            group.attempts,
-            replace(group, seen=None, oom_at=None, oom_host="", restarts_here=(), shown=()),
-        )
+        attempts, group = group.attempts, group.without_history()
         r.restarts_done[group.group] = r.observed.control.restarts.get(group.group, 0)
-    elif incident.kind == Kind.OOM:
-        group = replace(group, oom_at=r.now, oom_host=r.host_of(group.node))
     if not choice.free:
         r.draw(choice.rung, group.group)
         r.draw_of_kind(incident.kind, group.group)

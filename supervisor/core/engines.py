@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from supervisor.core.spec import AllocationSpec
+if TYPE_CHECKING:
+    from supervisor.core.spec import AllocationSpec
+
+EngineName = Literal["local", "slurm"]
+"""Engines that a run file may name. Each has a row here, and one in supervisor/shell/engines/registry.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +24,7 @@ class EngineTraits:
     """True if it announces that it will take a node, as long before as its key `warn_s` states."""
 
 
-TRAITS: Mapping[str, EngineTraits] = {
+TRAITS: Mapping[EngineName, EngineTraits] = {
     # the leader asks it every 0.25 s: within two such periods it has reported that an allocation is gone
     "local": EngineTraits(word_s=0.6, warns=False),
     # asked every second

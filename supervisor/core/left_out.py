@@ -73,7 +73,7 @@ def stays_out(r: Round, group: GroupMemory) -> bool:
 
 
 def _anew(group: GroupMemory) -> GroupMemory:
-    return replace(group, left_out=None, seen=None, oom_at=None, oom_host="", restarts_here=(), shown=(), attempts=0)
+    return replace(group.without_history(), left_out=None, attempts=0)
 
 
 def _tried_again(r: Round, group: GroupMemory) -> bool:

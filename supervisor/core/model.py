@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -418,9 +418,6 @@ class GroupMemory:
     """Checkpoint that the current generation was started with."""
     resume: Literal["disk", "peers"] = "disk"
     seen: Seen | None = None
-    oom_at: float | None = None
-    """Time when it was last killed for memory, on the run clock. None: never since a person resumed the run."""
-    oom_host: str = ""
     restarts_here: tuple[float, ...] = ()
     """Times of restarts in place that may be its host's fault, on the run clock; the newest are kept."""
     restarts_host: str = ""
@@ -434,6 +431,10 @@ class GroupMemory:
         """Returns true if it has had no node for that many seconds. Its allocation may take hours. No group waits for
         it any more in a quorum or a collective, and none ends by its loss."""
         return not self.node and self.phase in ("unplaced", "placing") and now - self.since >= for_s
+
+    def without_history(self) -> GroupMemory:
+        """Returns the group with none of its failures: a person who asks for it has looked."""
+        return replace(self, seen=None, restarts_here=(), shown=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

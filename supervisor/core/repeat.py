@@ -163,9 +163,8 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
     left = [budgets.left(r.spent, budget, rung, group.group, r.now) for rung in (Rung.RESTART, Rung.REPLACE)]
     if not r.next_spare or not all(left):
         return None  # the ladder reports why
-    lately = group.oom_at is not None and r.now - group.oom_at < budget.window_s
-    if failure.kind == Kind.OOM and lately and group.oom_host == r.host_of(group.node):
-        return Reason.of(Code.OOM_TWICE, window_s=budget.window_s, host=group.oom_host)
+    if failure.kind == Kind.OOM and _killed_here(r, group):
+        return Reason.of(Code.OOM_TWICE, window_s=budget.window_s, host=r.host_of(group.node))
     if not failure.outside and (why := often.here(r, group, failure.kind)):
         return why
     seen = again(group, failure.kind)
@@ -174,6 +173,12 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
     if seen.trained and failure.kind == Kind.ERROR and not errors.of_the_machine(failure.error):
         return None  # a node where it had gone well until then is not suspect
     return Reason.of(Code.SAME_END_HERE, times=seen.times, host=seen.hosts[0])
+
+
+def _killed_here(r: Round, group: GroupMemory) -> bool:
+    """Returns true if it was killed for memory on its host before, within the window of the budgets."""
+    host, window_s = r.host_of(group.node), r.spec.policy.budget.window_s
+    return any(s.kind == Kind.OOM and s.host == host and r.now - s.at < window_s for s in group.shown)
 
 
 def as_the_programs(failure: Failure) -> Failure:

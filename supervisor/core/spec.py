@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from supervisor.core.engines import EngineName
+
 
 def setting(default: Any, reason: str) -> Any:
     """Makes a field with its default and the reason for it; `...` as default means that the user must give it."""
@@ -101,9 +103,7 @@ class SlurmSpec:
 class AllocationSpec:
     """The machines, and the engine that gives them."""
 
-    engine: Literal["local", "slurm"] = setting(
-        "local", "processes on this machine, for a first run; slurm: a job a node"
-    )
+    engine: EngineName = setting("local", "processes on this machine, for a first run; slurm: a job a node")
     nodes: int = setting(2, "one node a group")
     spares: int = setting(1, "one node can be lost without asking the engine for another")
     wait_for_all: bool = setting(

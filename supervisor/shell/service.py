@@ -24,8 +24,7 @@ from supervisor.shell.control.loop import Loop
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.control.system_id import system_id
 from supervisor.shell.control.webhook import Notifier
-from supervisor.shell.engines.local import LocalEngine
-from supervisor.shell.engines.slurm.engine import SlurmEngine
+from supervisor.shell.engines import registry
 from supervisor.shell.etcd import Election, EtcdStore, connect
 from supervisor.shell.etcd.metrics import StoreWatch
 from supervisor.shell.metrics.telemetry import Telemetry
@@ -64,7 +63,7 @@ def serve(
     page, telemetry = Page(store, alarms=lambda: store_watch.alarms), Telemetry()
     store_watch = StoreWatch(store, telemetry.metrics, lambda: page.silent_s)
     try:
-        local = LocalEngine(home)
+        built = registry.built(registry.Context(home=home, etcd=tuple(etcd), security=security.path))
         server = _served(telemetry.metrics.registry, page, metrics, security, home)
         me = LeaderRecord(
             host=socket.gethostname(),
@@ -84,8 +83,9 @@ def serve(
         threading.Thread(target=_keep_logs_small, args=(home, stop), name="logs", daemon=True).start()
 
         def engines() -> Sequence[Engine]:
-            # the name is read in every term: a restore brings back another
-            return local, SlurmEngine(etcd, security.path, system_id(store))
+            # a restore brings back another name of the system: it is read again in every term
+            system = system_id(store)
+            return [engine_of(system) for engine_of in built]
 
         while not stop.is_set():
             _term(store, election, engines, telemetry, stop)

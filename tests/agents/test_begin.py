@@ -13,7 +13,7 @@ import pytest
 
 from agents.agent.desired import Wanted
 from agents.agent.main import Agent
-from agents.agent.reporter import Reporter
+from agents.agent.reporter import Callbacks, Reporter
 from agents.shim.settings import Settings, parse
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.ports.store import Expect, Item, Snapshot, Store
@@ -86,7 +86,7 @@ def answers() -> list[tuple[int, Wanted]]:
 
 @pytest.fixture
 def reporter(tmp_path: Path, answers: list[tuple[int, Wanted]]) -> Reporter:
-    return Reporter(NODE, tmp_path, ("h:1",), 5, lambda _: None, read=answers.append)
+    return Reporter(NODE, tmp_path, ("h:1",), 5, Callbacks(read=answers.append))
 
 
 def test_it_is_read_after_the_announcement_and_the_registration_are_written(
@@ -125,7 +125,7 @@ def test_a_failure_in_between_asks_again(
 
 def test_how_long_etcd_took_is_told_also_of_what_it_did_not_write(etcd: Told, tmp_path: Path) -> None:
     took: list[float] = []
-    reporter = Reporter(NODE, tmp_path, ("h:1",), 5, lambda _: None, took=took.append)
+    reporter = Reporter(NODE, tmp_path, ("h:1",), 5, Callbacks(took=took.append))
     reporter.observed(NodeObserved(node="n0", sequence=0))
     etcd.fails = 3
     with pytest.raises(PortError):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.agent.reporter import Reporter, _repeated
+from agents.agent.reporter import Callbacks, Reporter, _repeated
 from agents.health.checks import hand, machine, network, run
 from agents.health.checks.neighbours import PEERS, neighbours
 from agents.health.checks.network import Peer
@@ -517,8 +517,8 @@ def test_the_agent_is_told_what_was_written_and_what_was_not(tmp_path: Path) -> 
     store, told = MemoryStore(), []
     (record,) = registration("n1", host="m1").values()
     reporter = Reporter(
-        decode(record, Registration), tmp_path, ["e:1"], 5, lambda ticket: None,
-        checked=lambda said, revision, peers: told.append((said.state, revision > 0)),
+        decode(record, Registration), tmp_path, ["e:1"], 5,
+        Callbacks(checked=lambda said, revision, peers: told.append((said.state, revision > 0))),
     )  # fmt: skip
     for about in (
         (said("failed", BAD),),

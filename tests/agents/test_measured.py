@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agents.agent.node_view import View
-from agents.agent.reporter import Reporter
+from agents.agent.reporter import Callbacks, Reporter
 from agents.shim.settings import Settings
 from supervisor.shell.metrics import clock_skew
 from supervisor.wire import keys
@@ -43,7 +43,7 @@ def test_the_time_of_etcds_answers_and_the_clock_are_in_the_record_of_health(
     store = MemoryStore()
     monkeypatch.setattr("agents.threads.connect.connect_patiently", lambda *_: store)
     about = {"address": "a", "role": "trainer", "allocation": "", "slots": 1, "agent_pid": 1, "version": "v"}
-    thread = Reporter(Registration(node="n1", **about), tmp_path, ["h:1"], 5, lambda ticket: None)  # type: ignore[arg-type]
+    thread = Reporter(Registration(node="n1", **about), tmp_path, ["h:1"], 5, Callbacks())  # type: ignore[arg-type]
     thread.observed(NodeObserved(node="n1", sequence=0))
     thread.health(Health(node="n1", sequence=0, warm="off", disk_free_bytes=1, memory_available_bytes=1, load_1m=0.0))
     thread.start()

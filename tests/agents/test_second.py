@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agents.agent import reporter as module
-from agents.agent.reporter import Reporter
+from agents.agent.reporter import Callbacks, Reporter
 from supervisor.ports.errors import Fenced
 from supervisor.wire import keys
 from supervisor.wire.records import NodeObserved, Registration, SecondAgent, decode
@@ -36,7 +36,7 @@ def agent(folder: Path, pid: int, said: list[str]) -> Reporter:
     registration = Registration(
         node="n0", address="10.0.0.1", role="trainer", allocation="", slots=1, agent_pid=pid, version="1"
     )
-    made = Reporter(registration, folder, ("h:1",), LEASE_S, lambda _: None, second=said.append)
+    made = Reporter(registration, folder, ("h:1",), LEASE_S, Callbacks(second=said.append))
     made.observed(NodeObserved(node="n0", sequence=0))
     return made
 

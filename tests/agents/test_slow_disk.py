@@ -17,7 +17,7 @@ import pytest
 
 from agents.agent.file_poller import GATE_FROZEN_S, FrozenGates
 from agents.agent.main import Agent
-from agents.agent.reporter import Reporter
+from agents.agent.reporter import Callbacks, Reporter
 from agents.agent.shim_client import ShimClient
 from agents.shim import process
 from agents.shim.main import Refusal, Shim
@@ -244,7 +244,7 @@ def test_a_node_registers_again_while_its_disk_stalls(settings: Settings, monkey
         node="n0", address="127.0.0.1", role="trainer", allocation="", slots=1, agent_pid=1, version="1"
     )
     reporter, etcd, answers = (
-        Reporter(registration, settings.node_folder, ("h:1",), 5, lambda _: None),
+        Reporter(registration, settings.node_folder, ("h:1",), 5, Callbacks()),
         Etcd(),
         threading.Event(),
     )

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from supervisor.core.decide import decide
 from supervisor.shell.control.decision_inputs import Input
-from tests.corpus.neutral import Answer, answer
+from tests.corpus.neutral import Answer, answer, of_today
 
 PATH = Path(__file__).with_name("decisions.jsonl.xz")
 
@@ -43,7 +43,7 @@ def read(path: Path = PATH) -> Iterator[Recorded]:
     with lzma.open(path, "rt") as file:
         for line in file:
             body = json.loads(line)
-            yield Recorded(body["source"], body["given"], body["answered"])
+            yield Recorded(body["source"], body["given"], of_today(body["answered"]))
 
 
 def write(lines: Iterable[Recorded], path: Path = PATH) -> None:

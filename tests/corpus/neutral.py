@@ -22,6 +22,9 @@ WORDS = {"reason", "evidence", "considered", "costs", "error", "trace", "said", 
 SET_OR_NOT = {"halt_reason", "left_out", "resumed"}
 """Text fields of which only the presence counts."""
 
+DROPPED = {"oom_at", "oom_host"}
+"""Fields that memory had when the corpus was made, and has no more: the decisions that rested on them are compared."""
+
 Answer = dict[str, Any]
 
 
@@ -39,6 +42,13 @@ def answer(decision: Decision, before: Memory) -> Answer:
         "words": words(decision),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def of_today(recorded: Answer) -> Answer:
+    """A recorded answer without the fields that memory has no more."""
+    changed = {path: value for path, value in recorded.get("set", {}).items() if path.rpartition(".")[2] not in DROPPED}
+    gone = [path for path in recorded.get("gone", []) if path.rpartition(".")[2] not in DROPPED]
+    return {name: value for name, value in {**recorded, "set": changed, "gone": gone}.items() if value}
 
 
 def words(decision: Decision) -> str:

@@ -20,7 +20,6 @@ from supervisor.shell.dev.etcd_server import EtcdServer, find_server, start_etcd
 from supervisor.shell.etcd import connect
 from supervisor.shell.processes import start_ticks
 from tests.helpers.etcd import kill, running
-from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 
@@ -220,17 +219,3 @@ def test_settings_in_the_environment_do_not_reach_it(tmp_path: Path, monkeypatch
     monkeypatch.setenv("ETCD_LISTEN_CLIENT_URLS", "http://127.0.0.1:1")
     with running(tmp_path) as server:
         assert server.version
-
-
-def test_dies_with_its_parent(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from supervisor.shell.dev.etcd_server import start_etcd\n"
-        f"s = start_etcd(Path({str(tmp_path)!r}), die_with_parent=True)\n"
-        "print(s.pid, s.process.ticks, flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        pid, ticks = map(int, parent.stdout.readline().split())
-        assert start_ticks(pid) == ticks
-        parent.kill()
-        eventually(lambda: start_ticks(pid) != ticks, 10, "it dies too")

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -82,6 +82,15 @@ class Allocator(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The parts of its machine that a loop uses. The simulator has its own: virtual time, a journal in memory, and a disk."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    journal: Callable[[Path], Journal] = Journal
+    folders: Lister = field(default_factory=Folders)
+
+
 class Loop:
     """One leadership term over all runs under the prefix."""
 
@@ -91,28 +100,26 @@ class Loop:
         term: Term,
         engine: Allocator,
         telemetry: Telemetry,
-        monotonic: Callable[[], float] = time.monotonic,
-        journal: Callable[[Path], Journal] = Journal,
         tell: Callable[[Notice, str], None] | None = None,
-        folders: Lister | None = None,
+        machine: Machine | None = None,
     ) -> None:
-        """`monotonic`, `journal` and `folders` are for the simulator: virtual time, a journal in memory, and a
-        simulated disk. `tell` sends a notice to the URL in a file, and returns at once."""
+        """`tell` sends a notice to the URL in a file, and returns at once."""
+        machine = machine or Machine()
         self._store = store
         self._term = term
         self._engine = engine
         self._telemetry = telemetry
-        self._monotonic = monotonic
-        self._open_journal = journal
+        self._monotonic = machine.monotonic
+        self._open_journal = machine.journal
         self._tell = tell
-        self._folders = folders or Folders()
+        self._folders = machine.folders
         self._mirror = Mirror(store.list(keys.PREFIX))
         self.epoch = observe.epochs_before(self._mirror) + term.epoch
         """The epoch as reported: it grows even when a restored etcd counts its revisions from 1 again."""
         self.stands_down = ""
         """Reason for standing down though no one took over: the state is of a newer program."""
         self._watch = store.watch(keys.PREFIX, self._mirror.revision)
-        self._began = monotonic()
+        self._began = self._monotonic()
         self._base = max((self._clock_left(r) for r in self._readable_runs()), default=0.0)
         self._clocks = [(self._base, round(time.time() - self._base, 3))]
         """Clocks of this term, as in Account.clocks, for people alone."""

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell.processes import Process, dies_with_us
+from supervisor.shell.processes import Process
 from supervisor.wire import environment
 from supervisor.wire.address import free_port, taken
 
@@ -114,15 +114,13 @@ def start_etcd(
     host: str = "127.0.0.1",
     *,
     binary: Path | None = None,
-    die_with_parent: bool = False,
     quota_bytes: int = QUOTA_BYTES,
     healthy_within_s: float = HEALTHY_WITHIN_S,
 ) -> EtcdServer:
     """Starts a single-member server on `data_dir`, or adopts the one that runs there already.
 
     Port 0 picks the folder's last port if it is free, else any free one. If another process takes that port before etcd
-    does, the start is retried with another port. `die_with_parent` ties the server to the calling THREAD's life
-    (PR_SET_PDEATHSIG). Raises Fatal, with what to do, if the server cannot start.
+    does, the start is retried with another port. Raises Fatal, with what to do, if the server cannot start.
     """
     data_dir = _prepare(data_dir)
     with _alone(data_dir, healthy_within_s):
@@ -135,7 +133,7 @@ def start_etcd(
             argv = _command(binary or find_server(), data_dir, host, client, peer, quota_bytes)
             log = data_dir / "etcd.log"
             log_from = log.stat().st_size if log.exists() else 0
-            process = Process.of(_spawn(argv, log, die_with_parent, host))
+            process = Process.of(_spawn(argv, log, host))
             record = _Record(process.pid, process.ticks, host, client, peer)
             server = _server(record, data_dir, process)
             server._log_from = log_from
@@ -199,9 +197,7 @@ def _command(binary: Path, data_dir: Path, host: str, client_port: int, peer_por
     return [str(binary), *(f"--{name}={value}" for name, value in flags.items())]
 
 
-def _spawn(argv: list[str], log: Path, die_with_parent: bool, host: str) -> subprocess.Popen[bytes]:
-    if die_with_parent:
-        argv = dies_with_us(argv)
+def _spawn(argv: list[str], log: Path, host: str) -> subprocess.Popen[bytes]:
     env = environment.of_etcd(os.environ, (host,))
     try:
         with log.open("ab") as out:

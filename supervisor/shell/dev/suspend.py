@@ -12,6 +12,7 @@ from supervisor.core.restored import ENDED
 from supervisor.ports.store import Store
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.engines.local import LocalEngine
 from supervisor.shell.inspect import client, status
 from supervisor.wire import keys
 from supervisor.wire.records import Control, RunRecord
@@ -31,7 +32,7 @@ AGAIN = "`supervisor up` runs again"
 def of_home(mirror: Mirror, runs: Path) -> list[RunRecord]:
     """Returns the runs of this home on local nodes: an etcd may hold others too."""
     found = observe.runs(mirror).values()
-    return [r for r in found if r.spec.allocation.engine == "local" and Path(r.run_dir).parent == runs]
+    return [r for r in found if r.spec.allocation.engine == LocalEngine.name and Path(r.run_dir).parent == runs]
 
 
 def _phases(mirror: Mirror, runs: Path) -> Iterator[tuple[RunRecord, Memory, Control]]:

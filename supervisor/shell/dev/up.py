@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from supervisor.ports.errors import Fatal, PortError, Retryable
@@ -41,42 +41,52 @@ DOWN_WITHIN_S = suspend.STOP_WITHIN_S + 60.0
 """Longest end of `up`, in seconds: the runs' last checkpoints, then 10 s a part, 20 s the nodes."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Settings of an `up`, as a person gives them."""
+
+    etcd: str = ""
+    """Endpoints of an existing etcd; empty: `up` starts its own."""
+    address: str = "127.0.0.1"
+    name: str = SERVICE_HOST
+    """Node name of the service host."""
+    node_folder: Path | None = None
+    """Where the service host keeps its records, when not in the home."""
+    cold: bool = False
+    """Nodes have no warm processes."""
+    security: Security = Security()
+    with_prometheus: bool = False
+
+
 @contextmanager
 def up(
     home: Path,
     nodes: Sequence[PoolNode],
+    options: Options,
     *,
-    etcd: str = "",
-    address: str = "127.0.0.1",
-    name: str = SERVICE_HOST,
-    node_folder: Path | None = None,
-    cold: bool = False,
-    security: Security | None = None,
-    with_prometheus: bool = False,
     say: Callable[[str], None] = print,
     on_notice: Callable[[], str] | None = None,
 ) -> Iterator[Up]:
     """Adopts or starts all parts, and ends them on exit. Without nodes it runs only a supervisor and a service host,
     for an existing etcd. `on_notice` handles SIGUSR1, even while waiting for a predecessor. Raises Fatal, Retryable
     or SecurityError with a sentence if something is in the way; an earlier `up`'s parts are then left alone."""
-    security = security or Security()
-    for node in (name, *(node.name for node in nodes)):
-        file_of_node(security, node)
+    for node in (options.name, *(node.name for node in nodes)):
+        file_of_node(options.security, node)
     home = system_folder(home)
     started = Up(
         home=home,
-        address=address,
-        name=name,
+        address=options.address,
+        name=options.name,
         pool=bool(nodes),
-        node_folder=node_folder,
-        security=security,
-        endpoint=etcd,
+        node_folder=options.node_folder,
+        security=options.security,
+        endpoint=options.etcd,
         notice=Notice(on_notice),
     )
     noticing = contextlib.nullcontext() if nodes and on_notice is None else notices(started.notice)
     with ended_by_signals(), noticing, alone(started, say):
         try:
-            _begin(started, nodes, etcd, cold, with_prometheus, say)
+            _begin(started, nodes, options, say)
         except BaseException:
             with not_interrupted():
                 started.leave() if started.found else started.stop()
@@ -96,17 +106,15 @@ def up(
                 say(f"these would not end: {', '.join(left)}")
 
 
-def _begin(
-    started: Up, nodes: Sequence[PoolNode], etcd: str, cold: bool, with_prometheus: bool, say: Callable[[str], None]
-) -> None:
+def _begin(started: Up, nodes: Sequence[PoolNode], options: Options, say: Callable[[str], None]) -> None:
     started.look()
     if started.found:
-        _refuse_another_system(started, etcd)
-    started.address = _own(started.address, etcd, started.security)
-    started.plan(etcd)
+        _refuse_another_system(started, options.etcd)
+    started.address = _own(started.address, options.etcd, started.security)
+    started.plan(options.etcd)
     for part in started.parts:
         if nodes and part.name == SUPERVISOR:
-            _save_pool(started, nodes, cold, say)
+            _save_pool(started, nodes, options.cold, say)
         try:
             part.begin()
         except OSError as error:
@@ -114,7 +122,7 @@ def _begin(
     if nodes:
         started.save()
     _wait_ready(started, say)
-    if with_prometheus:
+    if options.with_prometheus:
         started.start_prometheus(say)
 
 

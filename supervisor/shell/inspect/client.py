@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,12 @@ from supervisor.core import wind_down
 from supervisor.core.model import Incident, Memory
 from supervisor.core.restored import ENDED
 from supervisor.core.spec import RunSpec
-from supervisor.ports.engine import Request
-from supervisor.ports.errors import Fatal, Fenced, Retryable
+from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import Expect, Store
 from supervisor.shell.control import observe
 from supervisor.shell.control.leader import leader
 from supervisor.shell.control.rewrite import rewrite
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.engines.slurm.engine import SlurmEngine
 from supervisor.wire import environment, keys, programs
 from supervisor.wire.records import Control, RecordError, RunRecord, decode, encode
 
@@ -51,28 +48,6 @@ def check_titan(spec: RunSpec) -> list[str]:
 def _problem(problem: dict[str, Any]) -> str:
     nearest = f"; nearest: {problem['nearest']}" if problem.get("nearest") else ""
     return f"{problem['key']} = {problem['value']!r}: {problem['message']}{nearest}"
-
-
-def check_engine(spec: RunSpec, etcd: Sequence[str], security: str) -> str:
-    """Asks Slurm if it would take the run's jobs. Returns a note if Slurm cannot be asked here, because the supervisor
-    may be elsewhere. Raises Fatal, with Slurm's words and our key, if it would not."""
-    if spec.allocation.engine != "slurm":
-        return ""
-    not_asked = "whether Slurm takes the run's jobs is not checked here"
-    if shutil.which("sbatch") is None:
-        return f"{not_asked}: there is no sbatch"
-    request = Request(
-        key=f"{spec.name}-check",
-        run=spec.name,
-        slots=spec.groups.ranks_per_group,
-        lease_s=spec.policy.node_lease_s,
-        spec=spec.allocation,
-    )
-    try:
-        SlurmEngine(etcd, security, "check").check(request)
-    except Retryable as error:
-        return f"{not_asked}: {error}"
-    return ""
 
 
 def launched_before(store: Store, spec: RunSpec) -> RunRecord | None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import shutil
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from supervisor.ports.errors import Fatal, PortError
+from supervisor.ports.errors import Fatal
 from supervisor.ports.store import MAX_OPERATIONS, Store
 from supervisor.shell.control import cordons, observe
 from supervisor.shell.control.rewrite import rewrite
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.engines.slurm.commands import Commands
+from supervisor.shell.engines import registry
 from supervisor.wire import keys
 from supervisor.wire.person import who
 from supervisor.wire.records import Cordon, RecordError, Registration
@@ -22,23 +21,13 @@ SHOWN = 10
 """Most names that a sentence lists."""
 
 
-def known_to_slurm(host: str) -> bool:
-    """Returns true if Slurm has a node of this name; false without Slurm, or if it does not answer."""
-    if shutil.which("sinfo") is None:
-        return False
-    try:
-        return host in Commands().nodes()
-    except PortError:
-        return False
-
-
 def cordon(
     store: Store,
     mirror: Mirror,
     name: str,
     because: str,
     drain: bool,
-    elsewhere: Callable[[str], bool] = known_to_slurm,
+    elsewhere: Callable[[str], bool] = registry.know_host,
 ) -> str:
     """Keeps every run's groups away from a host, given by its name or that of a node on it. With `drain`, groups on it
     leave. Returns what was done. A drain remains one if the host is cordoned again.
@@ -111,7 +100,7 @@ def _host(mirror: Mirror, name: str, elsewhere: Callable[[str], bool]) -> str:
         return name
     nearest = difflib.get_close_matches(name, sorted({*hosts, *nodes}), n=1)
     hint = f"nearest: {nearest[0]}" if nearest else f"known: {_listed(hosts)}"
-    raise Fatal(f"no node was ever on a host {name!r}, and no Slurm here knows it ({hint})")
+    raise Fatal(f"no node was ever on a host {name!r}, and no scheduler here knows it ({hint})")
 
 
 def _hosts(mirror: Mirror) -> dict[str, str]:

@@ -19,7 +19,7 @@ from supervisor.core import timeouts
 from supervisor.core.bounds import Row
 from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import RunSpec
-from supervisor.shell.engines.slurm import validate
+from supervisor.shell.engines import registry
 from supervisor.shell.runfile import validate_policy
 
 
@@ -98,7 +98,7 @@ def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
         )
     if spec.titan.data.source == "folder" and not spec.titan.data.path:
         found.append('titan.data.path = "": source = "folder" needs the path of a folder of text, jsonl or parquet')
-    return found + validate.problems(allocation)
+    return found + registry.problems(allocation)
 
 
 _AT_LEAST: dict[str, float] = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import replace
-from pathlib import Path
 
 from supervisor.core import timeouts
 from supervisor.core.bounds import Row
@@ -13,7 +11,6 @@ from supervisor.core.model import Memory
 from supervisor.core.spec import RunSpec
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.engines.local import LocalEngine, Pool
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 
@@ -53,26 +50,3 @@ def _what(spec: RunSpec) -> tuple[object, ...]:
 def short(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
     """Returns a sentence for each timeout that is safe, but only just."""
     return [row.sentence for row in timeouts.rows(spec, seen) if row.settable and row.state == "tight"]
-
-
-def pool_short(spec: RunSpec, system: Path) -> str:
-    """Returns what a local pool lacks for a run, what happens until then, and how to raise it; empty: nothing."""
-    pool = Pool.load(system) if spec.allocation.engine == "local" else None
-    wanted = spec.allocation.nodes + spec.allocation.spares
-    engine = LocalEngine(system)
-    free = engine.free() if pool is not None else wanted
-    if pool is None or pool.host != socket.gethostname() or free >= wanted:
-        return ""
-    count, least, patience = spec.groups.count, max(1, spec.groups.min_groups), spec.policy.allocation_timeout_s
-    if free >= count:
-        until = f"the run starts without {wanted - free} of its spares"
-    elif spec.allocation.wait_for_all:
-        until = f"nothing starts until all groups have one, for at most {patience:g} s (policy.allocation_timeout_s)"
-    elif free >= least:
-        until = (
-            f"{free} of {count} groups start at once, the others join when there are more (--wait: all start together)"
-        )
-    else:
-        until = f"nothing starts before groups.min_groups = {least} is met"
-    size = f"nodes in the pool: {len(pool.nodes)}, free: {free}, wanted: {wanted} ({count} for groups, {wanted - count} more)"
-    return f"{size}; {until}. {pool.raised_to(engine.held() + wanted)}"

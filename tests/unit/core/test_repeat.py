@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from supervisor.core.ending import MISCONFIGURED_EXIT, PEERS_GONE_EXIT
-from supervisor.core.model import ControlView, Kind, Rung
+from supervisor.core.model import ControlView, Kind, Memory, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
 from supervisor.core.words import say
+from supervisor.wire.records import decode, encode
 from tests.helpers.reasons import codes, texts
 from tests.unit.core.world import World, replace
 
@@ -274,9 +276,10 @@ def test_a_person_who_resumes_the_run_begins_anew() -> None:
         w.round(1.0)
     assert w.memory.phase == "halted"
     assert w.group().seen is not None
+    assert w.group().shown != ()
     w.control = ControlView(resumes=1, because="the data set is mended")
     w.round()
-    assert (w.group().seen, w.group().oom_at) == (None, None)
+    assert (w.group().seen, w.group().shown) == (None, ())
 
 
 def test_a_person_who_restarts_the_group_begins_anew() -> None:
@@ -533,6 +536,14 @@ def test_the_second_kill_for_memory_on_a_node_moves_the_group() -> None:
     w.bring(4)
     assert w.round(61.0).memory.groups[0].node == "n3"
     assert killed(w, 70) == Rung.RESTART, "on this node it is the first"
+
+
+def test_memory_of_a_program_that_kept_the_kill_twice_is_read() -> None:
+    w = trains(groups=2)
+    killed(w, 20)
+    body = json.loads(encode(w.memory))
+    body["groups"]["0"] |= {"oom_at": w.now, "oom_host": "n1"}
+    assert decode(json.dumps(body).encode(), Memory) == w.memory
 
 
 def test_without_a_spare_it_is_restarted_as_long_as_there_is_budget() -> None:

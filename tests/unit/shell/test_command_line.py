@@ -21,7 +21,8 @@ from supervisor.ports.errors import Retryable
 from supervisor.shell.dev.home import system_folder
 from supervisor.shell.dev.up_lock import alone
 from supervisor.shell.dev.up_parts import Up
-from supervisor.shell.inspect import client, hosts
+from supervisor.shell.engines.slurm import engine
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
@@ -258,7 +259,7 @@ def test_what_is_wrong_about_a_cordon(
     at: Callable[[Any], MemoryStore], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = at("running")
-    monkeypatch.setattr(hosts.shutil, "which", lambda _: None)
+    monkeypatch.setattr(engine.shutil, "which", lambda _: None)
 
     def said(code: int, *arguments: str) -> str:
         result = CliRunner().invoke(cli.app, [command, *arguments, "--etcd", "127.0.0.1:1"])

@@ -46,7 +46,7 @@ def test_what_up_starts(tmp_path: Path) -> None:
 
 
 def test_an_etcd(tmp_path: Path) -> None:
-    with etcd_server._spawn([sys.executable, "-c", TELLS], tmp_path / "log", False, "10.0.0.7") as process:
+    with etcd_server._spawn([sys.executable, "-c", TELLS], tmp_path / "log", "10.0.0.7") as process:
         assert process.wait(20) == 0
     found = given(tmp_path / "log")
     assert right(found)

@@ -17,6 +17,8 @@ from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell.engines import registry
+from supervisor.shell.engines.slurm import engine
 from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
@@ -24,6 +26,7 @@ from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import MEMORY, run_values
 
 SPEC = RunSpec(name="run", allocation=AllocationSpec(engine="slurm", slurm=SlurmSpec(partition="gpu")))
+CONTEXT = registry.Context(home=Path("/nowhere"), etcd=("e:1",))
 
 
 class Engine:
@@ -43,31 +46,31 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def _slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "SlurmEngine", Engine)
-    monkeypatch.setattr(client.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(engine, "SlurmEngine", Engine)
+    monkeypatch.setattr(engine.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(Engine, "answer", None)
     monkeypatch.setattr(Engine, "asked", ())
 
 
 def test_slurm_is_asked_for_the_runs_own_job() -> None:
-    assert client.check_engine(SPEC, ["e:1"], "") == ""
+    assert registry.before_launch(SPEC, CONTEXT) == ""
     assert [(r.run, r.slots, r.spec) for r in Engine.asked] == [("run", 1, SPEC.allocation)]
 
 
 def test_a_local_run_asks_nothing() -> None:
-    assert client.check_engine(RunSpec(name="run"), ["e:1"], "") == ""
+    assert registry.before_launch(RunSpec(name="run"), CONTEXT) == ""
     assert Engine.asked == ()
 
 
 def test_where_slurm_is_not_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.shutil, "which", lambda name: None)
-    assert client.check_engine(SPEC, ["e:1"], "").endswith("is not checked here: there is no sbatch")
+    monkeypatch.setattr(engine.shutil, "which", lambda name: None)
+    assert registry.before_launch(SPEC, CONTEXT).endswith("is not checked here: there is no sbatch")
     assert Engine.asked == ()
 
 
 def test_where_slurm_is_away_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "answer", Retryable("no controller answers"))
-    assert client.check_engine(SPEC, ["e:1"], "").endswith("is not checked here: no controller answers")
+    assert registry.before_launch(SPEC, CONTEXT).endswith("is not checked here: no controller answers")
 
 
 def test_a_refused_run_is_not_launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

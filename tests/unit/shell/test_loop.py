@@ -22,7 +22,7 @@ from supervisor.shell.control import decision_inputs, loop, projection
 from supervisor.shell.control.build_info import program
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.journal import read
-from supervisor.shell.control.loop import Loop
+from supervisor.shell.control.loop import Loop, Machine
 from supervisor.shell.metrics.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -66,7 +66,8 @@ def launched(tmp_path: Path) -> MemoryStore:
 
 
 def _loop(store: MemoryStore, monotonic: Callable[[], float] = time.monotonic) -> Loop:
-    return Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), monotonic)  # type: ignore[arg-type]
+    machine = Machine(monotonic=monotonic)
+    return Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), machine=machine)  # type: ignore[arg-type]
 
 
 def _observed(node: str, state: Any = "running", run: str = "run") -> bytes:
@@ -386,7 +387,7 @@ def test_a_clock_that_is_set_within_a_term_is_told_from_then_on(
         at[0] += 0.001  # a look takes some time
         return at[0]
 
-    leader = Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), monotonic)  # type: ignore[arg-type]
+    leader = _loop(store, monotonic)
 
     def step(after: float, forward: float) -> Account:
         at[0] += after
@@ -431,7 +432,7 @@ def test_the_share_that_trained_is_told_since_the_launch(store: MemoryStore) -> 
     """The metric shows it like the page: a new leader does not start it again."""
     at, telemetry = [0.0], Telemetry()
     store.put(keys.account("run"), encode(Account(step=160, seconds={"productive": 900.0, "place": 90.0})))
-    term = Loop(store, Term(store), EngineDriver(store, Engine()), telemetry, lambda: at[0])  # type: ignore[arg-type]
+    term = Loop(store, Term(store), EngineDriver(store, Engine()), telemetry, machine=Machine(monotonic=lambda: at[0]))  # type: ignore[arg-type]
 
     def told() -> float | None:
         return telemetry.metrics.registry.get_sample_value("supervisor_ettr_ratio", {"run": "run"})
@@ -450,7 +451,7 @@ def test_the_share_that_trained_is_told_since_the_launch(store: MemoryStore) -> 
 
 def test_when_the_last_step_was_outlives_the_trainers(store: MemoryStore) -> None:
     at = [0.0]
-    term = Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), lambda: at[0])  # type: ignore[arg-type]
+    term = _loop(store, lambda: at[0])
 
     def account(*trainers: TrainerObserved) -> float:
         node = NodeObserved(node="n1", sequence=int(at[0]) + 1, trainers=trainers)

@@ -25,6 +25,9 @@ from supervisor.wire.records import LeaderRecord
 from supervisor.wire.security import Security, SecurityError
 from tests.helpers.waiting import eventually
 
+AS_A_JOB = up.Options(etcd="e:1", name="service-n1")
+HERE = up.Options(etcd="127.0.0.1:1")
+
 
 class Looked(Up):
     """Counts the looks, acts at each, and ends with Ctrl-C."""
@@ -115,7 +118,7 @@ def test_a_notice_is_answered_while_it_waits_for_the_one_before_it(
         with (
             alone(Up(home=folder, address="", name="service-n1", pool=False), pytest.fail),
             pytest.raises(Fatal, match="that is enough"),
-            up.up(tmp_path, [], etcd="e:1", name="service-n1", say=say, on_notice=lambda: "job 7 follows"),
+            up.up(tmp_path, [], AS_A_JOB, say=say, on_notice=lambda: "job 7 follows"),
         ):
             pytest.fail("it is not alone")
         assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
@@ -207,8 +210,8 @@ def test_the_page_is_named_once_its_supervisor_leads(
 
 def started_at(tmp_path: Path, nodes: list[PoolNode], address: str, security: Security | None = None) -> str:
     """The address that `up` found for itself."""
-    etcd = "127.0.0.1:1"
-    with up.up(tmp_path, nodes, etcd=etcd, address=address, security=security, say=pytest.fail) as started:
+    options = up.Options(etcd="127.0.0.1:1", address=address, security=security or Security())
+    with up.up(tmp_path, nodes, options, say=pytest.fail) as started:
         return started.address
 
 
@@ -281,7 +284,7 @@ def test_only_a_persons_wish_ends_what_trained_before(
 ) -> None:
     with (
         pytest.raises(type(raised)),
-        up.up(tmp_path, [PoolNode(name="n1")], etcd="127.0.0.1:1", say=pytest.fail),
+        up.up(tmp_path, [PoolNode(name="n1")], HERE, say=pytest.fail),
     ):
         raise raised
     assert training == ended
@@ -292,18 +295,18 @@ def test_only_a_persons_wish_ends_what_trained_before(
     [
         ({"etcd": "127.0.0.1:2"}, "etcd 127.0.0.1:1"),
         ({"etcd": ""}, "etcd 127.0.0.1:1"),
-        ({"etcd": "127.0.0.1:1", "address": "127.0.0.2"}, "address 127.0.0.1"),
-        ({"etcd": "127.0.0.1:1", "name": "other"}, "name host"),
+        ({"address": "127.0.0.2"}, "address 127.0.0.1"),
+        ({"name": "other"}, "name host"),
     ],
 )
 def test_half_a_system_is_not_adopted(
     tmp_path: Path, training: dict[str, int], spawned: list[list[str]], given: dict[str, str], refusal: str
 ) -> None:
-    with up.up(tmp_path, [PoolNode(name="n1")], etcd="127.0.0.1:1", say=pytest.fail):
+    with up.up(tmp_path, [PoolNode(name="n1")], HERE, say=pytest.fail):
         spawned.clear()
     with (
         pytest.raises(Fatal, match=f"was started with {refusal}: `supervisor down` ends it first"),
-        up.up(tmp_path, [PoolNode(name="n1")], say=pytest.fail, **given),
+        up.up(tmp_path, [PoolNode(name="n1")], replace(HERE, **given), say=pytest.fail),
     ):
         pytest.fail("it began")
     assert spawned == []

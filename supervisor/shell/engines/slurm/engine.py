@@ -6,12 +6,15 @@ It has no state of its own. Slurm holds everything, under our key in each job's 
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from supervisor.core.model import Grant
+from supervisor.core.spec import RunSpec
 from supervisor.ports.engine import Request, RequestRefused
+from supervisor.ports.errors import PortError, Retryable
 from supervisor.shell.engines.slurm import script as slurm_script
 from supervisor.shell.engines.slurm.commands import ONCE_MORE_S, Commands, Job, Node, NumberUnknown, Refused
 from supervisor.shell.engines.slurm.submission import cancelled, undone
@@ -240,6 +243,36 @@ class SlurmEngine:
                 host,
                 words,
             )
+
+
+def before_launch(spec: RunSpec, etcd: Sequence[str], security_file: str) -> str:
+    """Asks Slurm if it would take the run's jobs. Returns a note if Slurm cannot be asked here, because the supervisor
+    may be elsewhere. Raises Fatal, with Slurm's words and our key, if it would not."""
+    not_asked = "whether Slurm takes the run's jobs is not checked here"
+    if shutil.which("sbatch") is None:
+        return f"{not_asked}: there is no sbatch"
+    request = Request(
+        key=f"{spec.name}-check",
+        run=spec.name,
+        slots=spec.groups.ranks_per_group,
+        lease_s=spec.policy.node_lease_s,
+        spec=spec.allocation,
+    )
+    try:
+        SlurmEngine(etcd, security_file, "check").check(request)
+    except Retryable as error:
+        return f"{not_asked}: {error}"
+    return ""
+
+
+def knows_host(host: str) -> bool:
+    """Returns true if Slurm has a node of this name; false without Slurm, or if it does not answer."""
+    if shutil.which("sinfo") is None:
+        return False
+    try:
+        return host in Commands().nodes()
+    except PortError:
+        return False
 
 
 def _ended(job: Job) -> bool:

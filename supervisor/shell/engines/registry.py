@@ -1,0 +1,103 @@
+"""Engines, and what the shell needs of each: one row an engine. What the rules need of it is its row in core/engines.py.
+
+`supervisor up` and `suspend.py` are the local engine's own, `supervisor submit` is Slurm's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.core.engines import EngineName
+from supervisor.core.spec import AllocationSpec, RunSpec
+from supervisor.ports.engine import Engine
+from supervisor.shell.engines import local_room
+from supervisor.shell.engines.local import LocalEngine
+from supervisor.shell.engines.slurm import engine as slurm
+from supervisor.shell.engines.slurm import validate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The system that an engine gives nodes to."""
+
+    home: Path
+    """The system's folder."""
+    etcd: tuple[str, ...]
+    """Endpoints, HOST:PORT."""
+    security: str = ""
+    """Path of the security file, if there is one."""
+
+
+OfTerm = Callable[[str], Engine]
+"""The engine for one term of a leader, from the system's name (keys.SYSTEM)."""
+
+
+def _nothing_wrong(allocation: AllocationSpec) -> list[str]:
+    return []
+
+
+def _nothing_to_say(spec: RunSpec, context: Context) -> str:
+    return ""
+
+
+def _knows_no_host(host: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An engine, as the shell needs it."""
+
+    build: Callable[[Context], OfTerm]
+    """Called once in a supervisor's life. Raises Fatal where the engine can never work."""
+    problems: Callable[[AllocationSpec], list[str]] = _nothing_wrong
+    """Sentences about its part of any run file, also of one that names another engine; empty when all is right."""
+    before_launch: Callable[[RunSpec, Context], str] = _nothing_to_say
+    """A sentence for the person who launches a run on it; empty: nothing stands in the way. Raises Fatal where the run cannot start."""
+    knows_host: Callable[[str], bool] = _knows_no_host
+    """It has a host of this name, as far as it can be asked from here."""
+
+
+def _local(context: Context) -> OfTerm:
+    engine = LocalEngine(context.home)
+    return lambda system: engine
+
+
+def _slurm(context: Context) -> OfTerm:
+    return lambda system: slurm.SlurmEngine(context.etcd, context.security, system)
+
+
+ENGINES: Mapping[EngineName, Row] = {
+    "local": Row(
+        build=_local,
+        before_launch=lambda spec, context: local_room.lacks(spec, context.home),
+    ),
+    "slurm": Row(
+        build=_slurm,
+        problems=validate.problems,
+        before_launch=lambda spec, context: slurm.before_launch(spec, context.etcd, context.security),
+        knows_host=slurm.knows_host,
+    ),
+}
+
+
+def built(context: Context) -> Sequence[OfTerm]:
+    """All engines. Raises Fatal where one can never work."""
+    return [row.build(context) for row in ENGINES.values()]
+
+
+def problems(allocation: AllocationSpec) -> list[str]:
+    """Sentences about all engines' parts of a run file; empty when all is right."""
+    return [problem for row in ENGINES.values() for problem in row.problems(allocation)]
+
+
+def before_launch(spec: RunSpec, context: Context) -> str:
+    """As Row.before_launch, of the run's engine."""
+    return ENGINES[spec.allocation.engine].before_launch(spec, context)
+
+
+def know_host(host: str) -> bool:
+    """Some engine has a host of this name, as far as it can be asked from here."""
+    return any(row.knows_host(host) for row in ENGINES.values())
