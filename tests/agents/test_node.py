@@ -181,7 +181,7 @@ def test_another_home_cannot_take_the_name_of_a_living_node(nodes: Nodes, store:
         running(store, first, 1)
         eventually(lambda: store.get(keys.second("n0")), 15, "it says that it is there")
         (row,) = status.node_status(Mirror(store.list(keys.PREFIX)))
-        assert f"a second agent of this name does nothing: pid {second.pid('agent')} on " in row.problems[0]
+        assert f"a second agent with this name is idle: pid {second.pid('agent')} on " in row.problems[0]
         assert str(second.folder) in row.problems[0]
         eventually(lambda: "at 127.0.0.1) is registered as node n0, and lives" in second.output.read_text(), 5)
         assert second.output.read_text().count("and lives") == 1
