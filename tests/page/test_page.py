@@ -210,7 +210,7 @@ def test_by_keyboard(shown: Browser) -> None:
         stops.append(
             shown.run("(document.activeElement.innerText || document.activeElement.className).split('\\n')[0]")
         )
-    assert stops[0] == "To the incidents"
+    assert stops[0] == "Skip to the incidents"
     assert "i3" in stops
     summary = shown.run("document.activeElement.tagName")
     shown.run("document.querySelector('#i2 summary').focus()")
