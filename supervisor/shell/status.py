@@ -34,7 +34,7 @@ from supervisor.wire.records import (
     TrainerObserved,
 )
 
-ALONE = " (for this run alone)"
+ALONE = " (only for this run)"
 """Marks a cordon that no other run heeds."""
 
 

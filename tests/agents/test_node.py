@@ -77,7 +77,7 @@ def test_a_trainer_of_the_allocation_that_had_this_node_before_is_not_started(no
     node = nodes.cold("n0", "--allocation=toy-a2")
     said = eventually(lambda: problems(store, "n0"), 15, "it reports what it leaves alone")
     assert "group 0 generation 5" in said
-    assert "allocation toy-a1, and this node is of toy-a2" in said
+    assert "allocation toy-a1, but this node is of toy-a2" in said
     # the supervisor places the group anew, here of all nodes
     desire(store, "n0", trainer(generation=6, allocation="toy-a2"))
     running(store, node, 6)
@@ -244,7 +244,7 @@ def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["--node=a/b", "--etcd=127.0.0.1:1"], 2, "--node 'a/b'"),
         (["--node=n0", "--etcd=somewhere"], 2, "each endpoint is HOST:PORT"),
-        (["--node=n0", "--etcd=127.0.0.1:1", "--role=boss"], 2, "it is trainer or service"),
+        (["--node=n0", "--etcd=127.0.0.1:1", "--role=boss"], 2, "it must be trainer or service"),
         (["--node=n0", "--etcd=127.0.0.1:1", "--address=203.0.113.7"], 2, "at 203.0.113.7 is off loopback"),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_failpoint_that_there_is_not(tmp_path: Path, command: Sequence[str]) -
 @pytest.mark.parametrize("command", [(*SUPERVISOR, "run"), AGENT])
 def test_a_log_format_that_there_is_not(tmp_path: Path, command: Sequence[str]) -> None:
     text = refused(tmp_path, *command, "--etcd", "127.0.0.1:1", SUPERVISOR_LOG_FORMAT="xml")
-    assert "SUPERVISOR_LOG_FORMAT = 'xml': it is text or json" in text
+    assert "SUPERVISOR_LOG_FORMAT = 'xml': it must be text or json" in text
 
 
 def test_a_log_level_that_there_is_not(tmp_path: Path) -> None:

@@ -61,13 +61,17 @@ def test_a_local_run_asks_nothing() -> None:
 
 def test_where_slurm_is_not_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.shutil, "which", lambda name: None)
-    assert client.check_engine(SPEC, ["e:1"], "").endswith("is not checked here: there is no sbatch")
+    assert client.check_engine(SPEC, ["e:1"], "").endswith(
+        "Slurm was not asked if it accepts the run's jobs: there is no sbatch"
+    )
     assert Engine.asked == ()
 
 
 def test_where_slurm_is_away_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "answer", Retryable("no controller answers"))
-    assert client.check_engine(SPEC, ["e:1"], "").endswith("is not checked here: no controller answers")
+    assert client.check_engine(SPEC, ["e:1"], "").endswith(
+        "Slurm was not asked if it accepts the run's jobs: no controller answers"
+    )
 
 
 def test_a_refused_run_is_not_launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -97,7 +101,7 @@ def test_a_run_that_was_launched_before() -> None:
     known = client.launched_before(store, SPEC)
     assert known is not None
     assert known.run_dir == "/r"
-    with pytest.raises(Fatal, match="there is another run named 'run' already"):
+    with pytest.raises(Fatal, match="another run is already named 'run'"):
         client.launched_before(store, RunSpec(name="run"))
 
 

@@ -301,7 +301,7 @@ def test_half_a_system_is_not_adopted(
     with up.up(tmp_path, [PoolNode(name="n1")], etcd="127.0.0.1:1", say=pytest.fail):
         spawned.clear()
     with (
-        pytest.raises(Fatal, match=f"was started with {refusal}: `supervisor down` ends it first"),
+        pytest.raises(Fatal, match=f"were started with {refusal}: end them first with `supervisor down`"),
         up.up(tmp_path, [PoolNode(name="n1")], say=pytest.fail, **given),
     ):
         pytest.fail("it began")

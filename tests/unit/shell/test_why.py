@@ -152,7 +152,7 @@ def test_other_words_are_the_same_answer(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(why, "decide", reworded)
     told = why.why(world.incident, world.journal.path)
     assert told.same
-    assert "the same is done, told in other words (decision" in "\n".join(why.page(told))
+    assert "the same is done, in other words (decision" in "\n".join(why.page(told))
 
 
 def test_one_of_a_paused_run_says_that_nothing_was_done_and_why(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_journal_without_the_input_says_so(tmp_path: Path) -> None:
     told = why.why(world.incident, world.journal.path)
     assert not told.same
     assert "not known (decisions" in page(world)
-    assert "an older version wrote it, which kept none" in page(world)
+    assert "the older version that wrote it kept none" in page(world)
 
 
 def test_inputs_that_had_to_go_are_said_to_be_gone(tmp_path: Path) -> None:
@@ -443,7 +443,7 @@ def test_a_journal_of_a_program_that_had_other_kinds(tmp_path: Path) -> None:
     world = crashed(tmp_path)
     path = world.journal.path
     path.write_text(path.read_text().replace('"kind":"crash"', '"kind":"gremlin"'))
-    with pytest.raises(Fatal, match=r"line of decision \d+ of epoch 7 is of another program's"):
+    with pytest.raises(Fatal, match=r"line of decision \d+ of epoch 7 is from another version"):
         why.why(world.incident, path)
 
 
