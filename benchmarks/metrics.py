@@ -27,10 +27,10 @@ from typing import Any
 
 from prometheus_client.openmetrics.exposition import generate_latest
 
-from agents.exporter import Exporter
-from agents.reporter import Standing
-from agents.settings import Settings
-from agents.view import View
+from agents.agent.exporter import Exporter
+from agents.agent.node_view import View
+from agents.agent.reporter import Standing
+from agents.shim.settings import Settings
 from benchmarks.decide import describe, machine, once, reference
 from benchmarks.page import GROUPS, RANKS, RUN, mirror, stepped
 from supervisor.core.decide import decide

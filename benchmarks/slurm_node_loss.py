@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents import process
+from agents.shim import process
 from benchmarks.decide import machine
 from fault_injection import netns
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec, TitanSpec, TorchFTSpec

@@ -10,6 +10,6 @@ from fault_injection import clocks, gpus
 if __name__ == "__main__":
     clocks.follow(sys.argv)
     gpus.stand_in(sys.argv)
-    from agents import agent
+    from agents.agent import main
 
-    sys.exit(agent.main())
+    sys.exit(main.main())

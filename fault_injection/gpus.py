@@ -65,7 +65,7 @@ def stand_in(arguments: Sequence[str]) -> None:
     sys.modules["pynvml"] = module
     # the list of the machine's visible GPUs does not apply to these, and the agent reads it on import
     visible = os.environ.pop(VISIBLE, None)
-    from agents.facts import gpu as _  # noqa: F401
+    from agents.health.facts import gpu as _  # noqa: F401
 
     if visible is not None:
         os.environ[VISIBLE] = visible

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agents import ooms
+from agents.health import oom_kills
 from fault_injection.not_here import NotHere
 
 UNIFIED_ROOT = Path("/sys/fs/cgroup")
@@ -39,14 +39,14 @@ class MemoryCgroup:
 
     def kills(self) -> int:
         """Returns the kills that the kernel has counted."""
-        count = ooms.read_count(self.folder / (ooms.LEGACY if self._legacy else ooms.UNIFIED))
+        count = oom_kills.read_count(self.folder / (oom_kills.LEGACY if self._legacy else oom_kills.UNIFIED))
         assert count is not None
         return count
 
 
 def _parent() -> tuple[Path, bool]:
-    legacy = ooms.counter(ooms.cgroup_of(os.getpid()))
-    if legacy is not None and legacy.name == ooms.LEGACY:
+    legacy = oom_kills.counter(oom_kills.cgroup_of(os.getpid()))
+    if legacy is not None and legacy.name == oom_kills.LEGACY:
         return legacy.parent, True
     control = UNIFIED_ROOT / "cgroup.subtree_control"
     if not control.exists() or "memory" not in control.read_text().split():

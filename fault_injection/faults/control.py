@@ -22,7 +22,7 @@ FILL_BYTES = 1 << 20
 FSYNC_LATER_S = 0.4
 
 LATE_S, IN_TIME_S = 0.1, 0.05
-"""Below the allowed lateness of the gate's heartbeats (agents.gate_lighthouse.BEAT_TIMEOUT_MS)."""
+"""Below the allowed lateness of the gate's heartbeats (agents.gate.lighthouse_child.BEAT_TIMEOUT_MS)."""
 
 LOOKS = 40
 """Looks at a process that is repeatedly stopped: a second of them."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agents import sockets
+from agents.shim import sockets
 from fault_injection import causes, connections
 from fault_injection.causes import Order
 from fault_injection.faults import acts

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.gate_etcd import GATE_LEASE_S
+from agents.gate.etcd import GATE_LEASE_S
 from fault_injection.sim.faults import CALLS_LATE_S, CONTROL, WATCH_LATE_S, Fault
 from fault_injection.sim.leaders import LOOK_S
 from fault_injection.sim.pace import Pace

@@ -22,7 +22,7 @@ DIFFERENCE_S = 0.02
 NAMED = 5
 """Most groups that count as slow, the slowest first: of more than that it is the others that are unusual."""
 STEPS = 64
-"""Steps before a straggler is acted on: an agent's medians are of that many (agents/pace.py)."""
+"""Steps before a straggler is acted on: an agent's medians are of that many (agents/health/step_timing.py)."""
 ACTS = (Rung.RESTART, Rung.REPLACE)
 """Rungs that a straggler may take: no run is halted, and no group left without a node, because it is slow."""
 
@@ -70,7 +70,7 @@ def together(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpe
     Comparing groups would miss that, and a single group has no other to compare with. The words stay the same while it
     lasts.
 
-    An agent's medians (agents/pace.py) are of ordinary steps: those with a new quorum, an evaluation, a checkpoint or a
+    An agent's medians (agents/health/step_timing.py) are of ordinary steps: those with a new quorum, an evaluation, a checkpoint or a
     compile in them do not count. The first STEPS of a generation are all that there is for comparison.
     """
     running = sum(m.phase == "running" for m in groups.values())

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agents import process
+from agents.shim import process
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.ports.store import Store
 from supervisor.shell.processes import is_running

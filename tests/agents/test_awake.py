@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.awake import AwakeClock, Still
-from agents.cut_off import CutOff
+from agents.agent.isolation import CutOff
+from agents.shim.active_clock import AwakeClock, Still
 from tests.agents.nodes import trainer
 
 WAY = "toy.0.1"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from agents.agent import Agent
-from agents.desired import Wanted
-from agents.reporter import Reporter
-from agents.settings import Settings, parse
+from agents.agent.desired import Wanted
+from agents.agent.main import Agent
+from agents.agent.reporter import Reporter
+from agents.shim.settings import Settings, parse
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.ports.store import Expect, Item, Snapshot, Store
 from supervisor.shell.etcd_server import EtcdServer
@@ -140,8 +140,8 @@ def test_nobody_sleeps_while_it_is_asked_for(
     etcd: Told, reporter: Reporter, answers: list[tuple[int, Wanted]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All is written when the read fails."""
-    monkeypatch.setattr("agents.patience.connect_patiently", lambda *about: etcd)
-    monkeypatch.setattr("agents.reporter.LOOK_S", 1000.0)
+    monkeypatch.setattr("agents.threads.connect.connect_patiently", lambda *about: etcd)
+    monkeypatch.setattr("agents.agent.reporter.LOOK_S", 1000.0)
     etcd.fails = 7
     ticket = reporter.observed(NodeObserved(node="n0", sequence=0), then_read=True)
     reporter.start()
@@ -210,7 +210,7 @@ def test_what_etcd_wants_no_more_waits_for_the_watch_to_say_so_and_not_for_ever(
         assert not asking.done(), "it would be begun, and asked for, again and again"
         agent._on_wanted(Wanted())
         assert not await asyncio.wait_for(asking, WITHIN_S)
-        monkeypatch.setattr("agents.agent.READ_AGAIN_S", 0.01)
+        monkeypatch.setattr("agents.agent.main.READ_AGAIN_S", 0.01)
         agent._on_wanted(WANTED)
         asking = asyncio.create_task(agent._may_begin(FIRST))
         await asyncio.sleep(0)
@@ -275,9 +275,9 @@ def begins(settings: Settings, store: Store, withdrawn: bool) -> list[str]:
 def test_what_is_withdrawn_while_the_watch_is_held_back_is_not_begun(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, withdrawn: bool, asked: list[str]
 ) -> None:
-    monkeypatch.setattr("agents.agent.READ_AGAIN_S", 0.01)
+    monkeypatch.setattr("agents.agent.main.READ_AGAIN_S", 0.01)
     store = MemoryStore()
-    monkeypatch.setattr("agents.patience.connect_patiently", lambda *about: store)
+    monkeypatch.setattr("agents.threads.connect.connect_patiently", lambda *about: store)
     monkeypatch.setattr(store, "close", lambda: None)
     assert begins(settings, store, withdrawn) == asked
 
@@ -292,5 +292,5 @@ def test_nor_is_it_with_a_real_etcd(
     withdrawn: bool,
     asked: list[str],
 ) -> None:
-    monkeypatch.setattr("agents.agent.READ_AGAIN_S", 0.01)
+    monkeypatch.setattr("agents.agent.main.READ_AGAIN_S", 0.01)
     assert begins(settings_of(tmp_path, etcd_server.endpoint), store, withdrawn) == asked

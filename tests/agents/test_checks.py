@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.checks import hand, machine, network, run
-from agents.checks.neighbours import PEERS, neighbours
-from agents.checks.network import Peer
-from agents.checks.node import AGAIN, FIRST, IDLE_S, REPEAT_FIRST_S, REPEAT_MOST_S, REPEATED, NodeChecks
-from agents.checks.run import Check, answers
-from agents.reporter import Reporter, _repeated
-from agents.settings import Settings
+from agents.agent.reporter import Reporter, _repeated
+from agents.health.checks import hand, machine, network, run
+from agents.health.checks.neighbours import PEERS, neighbours
+from agents.health.checks.network import Peer
+from agents.health.checks.node import AGAIN, FIRST, IDLE_S, REPEAT_FIRST_S, REPEAT_MOST_S, REPEATED, NodeChecks
+from agents.health.checks.run import Check, answers
+from agents.shim.settings import Settings
 from supervisor.ports.store import Store
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from agents import process, sockets
-from agents.looks import GATE_FROZEN_S
-from agents.shim import AGENT_FROZEN_S
-from agents.table import Child
+from agents.agent.file_poller import GATE_FROZEN_S
+from agents.shim import process, sockets
+from agents.shim.main import AGENT_FROZEN_S
+from agents.shim.process_table import Child
 from supervisor.core.spec import TorchFTSpec
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
@@ -113,7 +113,7 @@ def test_an_agent_killed_five_times_costs_no_step(nodes: Nodes, store: Store) ->
 
 def test_an_agent_of_another_version_takes_over(nodes: Nodes, store: Store, tmp_path: Path) -> None:
     """An upgrade: what is run has changed on disk, and the old one is ended."""
-    program = "import sys\nfrom agents import agent\nagent.version = lambda: {version!r}\nsys.exit(agent.main())\n"
+    program = "import sys\nfrom agents.agent import main as agent\nagent.version = lambda: {version!r}\nsys.exit(agent.main())\n"
     installed = tmp_path / "installed_agent.py"
     installed.write_text(program.format(version="1.0"))
     programs = json.dumps({**TOYS, "agent": "installed_agent"})

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agents.exporter import Exporter
-from agents.reporter import Standing
-from agents.settings import Settings
-from agents.view import View
+from agents.agent.exporter import Exporter
+from agents.agent.node_view import View
+from agents.agent.reporter import Standing
+from agents.shim.settings import Settings
 from supervisor.shell.catalogue import CATALOGUE
 from supervisor.wire.records import Health, ProcessRecord, Progress
 
@@ -98,7 +98,7 @@ def test_a_groups_numbers_are_told_by_its_rank_0_alone(node: Node) -> None:
 
 def test_who_stands_still_has_no_throughput(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     at = [0.0]
-    monkeypatch.setattr("agents.exporter.time.monotonic", lambda: at[0])
+    monkeypatch.setattr("agents.agent.exporter.time.monotonic", lambda: at[0])
 
     def told(group: int = 0) -> tuple[float | None, float | None]:
         labels = {"run": "run", "group": group, "rank": 0}

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import ooms
-from agents.facts import LOOK_S, Facts, host
-from agents.facts.files import (
+from agents.health import oom_kills
+from agents.health.facts import LOOK_S, Facts, host
+from agents.health.facts.files import (
     BYTES,
     DEADLINE_S,
     EVERY_S,
@@ -230,7 +230,7 @@ def in_cgroups(pid: int) -> Iterator[None]:
         limited.add(pid)
         mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
         unified = next((mount[1] for mount in mounts if mount[2] == "cgroup2"), None)
-        if ooms.pressure(ooms.cgroup_of(pid)) is not None or unified is None:
+        if oom_kills.pressure(oom_kills.cgroup_of(pid)) is not None or unified is None:
             yield
             return
         folder = Path(unified) / f"supervisor-{os.getpid()}-pressure"
@@ -261,7 +261,7 @@ def test_a_job_whose_cgroup_has_too_little_memory(tmp_path: Path) -> None:
         stack.enter_context(in_cgroups(job.pid))
         stack.callback(job.wait)
         stack.callback(job.kill)
-        if ooms.pressure(ooms.cgroup_of(job.pid)) is None:
+        if oom_kills.pressure(oom_kills.cgroup_of(job.pid)) is None:
             pytest.skip("the kernel tells no pressure of a cgroup")
         assert host.memory(tmp_path / "not the machine's", job.pid) == ()
         with job.stdin:
@@ -351,7 +351,7 @@ def test_an_interface_that_is_gone_is_told_if_a_device_was_behind_it(tmp_path: P
 LINKS = """
 import sys
 from pathlib import Path
-from agents.facts import host
+from agents.health.facts import host
 links = host.Links(Path(sys.argv[1]))
 for line in sys.stdin:
     print([(fact.kind, fact.subject, fact.evidence) for fact in links.read()], flush=True)

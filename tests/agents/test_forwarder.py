@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.forwarder import PING_EVERY_S, PONG_WITHIN_S, SILENT_GATE_MS, Forwarder
+from agents.gate.forwarder import PING_EVERY_S, PONG_WITHIN_S, SILENT_GATE_MS, Forwarder
 from fault_injection import netns
 from tests.agents.toy_gate import Holder
 from tests.helpers.waiting import eventually
@@ -148,7 +148,7 @@ def test_a_gate_that_accepts_and_cuts_is_not_reached() -> None:
 
 REPORTER = """
 import asyncio, sys
-from agents.forwarder import Forwarder
+from agents.gate.forwarder import Forwarder
 
 async def main():
     forwarder = Forwarder("n0", lambda _, reaches: print(int(reaches), flush=True), lambda *_: None)

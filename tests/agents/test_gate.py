@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from agents import process
+from agents.shim import process
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.core.spec import TorchFTSpec
 from supervisor.ports.store import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.gate_state import GateState
+from agents.gate.state import GateState
 from supervisor.wire.records import Admission
 
 BEAT = b"...toy_0:abc..."

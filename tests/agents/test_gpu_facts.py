@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agents.facts.gpu import DEADLINE_S, Gpus
-from agents.facts.gpu_devices import LINKS_EVERY, THROTTLED_LOOKS, Devices, local_rank
-from agents.facts.gpu_xids import SAME_S, TOLD_S, Xids, in_line
-from agents.kernel_log import Follower
+from agents.health.facts.gpu import DEADLINE_S, Gpus
+from agents.health.facts.gpu_devices import LINKS_EVERY, THROTTLED_LOOKS, Devices, local_rank
+from agents.health.facts.gpu_xids import SAME_S, TOLD_S, Xids, in_line
+from agents.health.kernel_log import Follower
 from fault_injection.fake_nvml import FakeNvml, gpu
 from supervisor.core import gpu as core
 from supervisor.wire.records import Fact

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
-from agents import shim as shims
-from agents.settings import parse
-from agents.shim import Refusal, Shim
+from agents.shim import main as shims
+from agents.shim import process
+from agents.shim.main import Refusal, Shim
+from agents.shim.settings import parse
 from supervisor.ports.store import Store
 from supervisor.wire import marks
 from tests.agents.nodes import Node, Nodes, desire, kill, running, trainer

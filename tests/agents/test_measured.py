@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.reporter import Reporter
-from agents.settings import Settings
-from agents.view import View
+from agents.agent.node_view import View
+from agents.agent.reporter import Reporter
+from agents.shim.settings import Settings
 from supervisor.shell import clocks
 from supervisor.wire import keys
 from supervisor.wire.records import Health, NodeObserved, ProcessRecord, Progress, Registration, decode, encode
@@ -41,7 +41,7 @@ def test_the_time_of_etcds_answers_and_the_clock_are_in_the_record_of_health(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
-    monkeypatch.setattr("agents.patience.connect_patiently", lambda *_: store)
+    monkeypatch.setattr("agents.threads.connect.connect_patiently", lambda *_: store)
     about = {"address": "a", "role": "trainer", "allocation": "", "slots": 1, "agent_pid": 1, "version": "v"}
     thread = Reporter(Registration(node="n1", **about), tmp_path, ["h:1"], 5, lambda ticket: None)  # type: ignore[arg-type]
     thread.observed(NodeObserved(node="n1", sequence=0))

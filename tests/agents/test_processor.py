@@ -11,8 +11,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from agents import process
-from agents.processor import COUNTS, LOOK_S, ProcessorUse
+from agents.health.cpu_state import COUNTS, LOOK_S, ProcessorUse
+from agents.shim import process
 from tests.helpers.waiting import eventually
 
 LOOP = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import process, sockets
-from agents.shim import LEAVING
-from agents.shim_client import ShimClient, ShimLost, Watched
+from agents.agent.shim_client import ShimClient, ShimLost, Watched
+from agents.shim import process, sockets
+from agents.shim.main import LEAVING
 from supervisor.ports.store import Store
 from supervisor.shell.store import connect
 from supervisor.wire.address import towards

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import reporter as module
-from agents.reporter import Reporter
+from agents.agent import reporter as module
+from agents.agent.reporter import Reporter
 from supervisor.ports.errors import Fenced
 from supervisor.wire import keys
 from supervisor.wire.records import NodeObserved, Registration, SecondAgent, decode

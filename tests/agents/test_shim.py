@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
-from agents.settings import parse
-from agents.shim import Shim
-from agents.table import RECORD_VERSION, Child, Table, generation_of
+from agents.shim import process
+from agents.shim.main import Shim
+from agents.shim.process_table import RECORD_VERSION, Child, Table, generation_of
+from agents.shim.settings import parse
 from supervisor.ports.store import Store
 from supervisor.shell.processes import is_running
 from supervisor.wire import records
@@ -29,7 +29,9 @@ FIRST = "toy.0.1.0"
 
 
 def test_the_shim_is_small_and_imports_nothing_big() -> None:
-    code = "import agents.shim, sys; print([m for m in ('pydantic', 'grpc', 'typer', 'torch') if m in sys.modules])"
+    code = (
+        "import agents.shim.main, sys; print([m for m in ('pydantic', 'grpc', 'typer', 'torch') if m in sys.modules])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
@@ -107,7 +109,7 @@ def test_what_finds_no_room_in_the_history_is_written_once_there_is_some(
         room[0] -= taken
         return taken
 
-    monkeypatch.setattr("agents.table.os.write", almost_full)
+    monkeypatch.setattr("agents.shim.process_table.os.write", almost_full)
     table.remember("first")
     table.remember("second")
     assert (tmp_path / "shim.jsonl").stat().st_size == 30

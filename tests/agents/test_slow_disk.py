@@ -14,14 +14,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from agents import process
-from agents.agent import Agent
-from agents.looks import GATE_FROZEN_S, FrozenGates
-from agents.reporter import Reporter
-from agents.settings import Settings, parse
-from agents.shim import Refusal, Shim
-from agents.shim_client import ShimClient
-from agents.table import Child
+from agents.agent.file_poller import GATE_FROZEN_S, FrozenGates
+from agents.agent.main import Agent
+from agents.agent.reporter import Reporter
+from agents.agent.shim_client import ShimClient
+from agents.shim import process
+from agents.shim.main import Refusal, Shim
+from agents.shim.process_table import Child
+from agents.shim.settings import Settings, parse
 from supervisor.wire.records import ExitObserved, ProcessRecord, Progress, Registration, TrainerObserved, encode
 
 NAME = "toy.0.1.0"
@@ -125,7 +125,7 @@ class Disk:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frozen, self.awake = FrozenGates(folder), 0.0
         self.touches, self.wrong, self.asked = threading.Event(), False, 0
-        monkeypatch.setattr("agents.looks.os.utime", self._utime)
+        monkeypatch.setattr("agents.agent.file_poller.os.utime", self._utime)
 
     def _utime(self, path: Path) -> None:
         self.asked += 1
@@ -238,7 +238,7 @@ class Etcd:
 
 def test_a_node_registers_again_while_its_disk_stalls(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease was lost, as every lease is in a long enough hiccup of etcd."""
-    monkeypatch.setattr("agents.reporter.MARKED_WITHIN_S", 0.01)
+    monkeypatch.setattr("agents.agent.reporter.MARKED_WITHIN_S", 0.01)
     registration = Registration(
         node="n0", address="127.0.0.1", role="trainer", allocation="", slots=1, agent_pid=1, version="1"
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import stacks as stacks_module
-from agents.stacks import FILE, Stacks, innermost, where
+from agents.health import stack_dump as stacks_module
+from agents.health.stack_dump import FILE, Stacks, innermost, where
 from tests.helpers.stopping import stop
 from tests.helpers.waiting import eventually
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from agents.agent import Agent
-from agents.facts.files import DEADLINE_S, EVERY_S
-from agents.looks import ANSWERS_WITHIN_S
-from agents.settings import Settings, parse
-from agents.shim import AGENT_FROZEN_S, Shim
-from agents.table import Child
+from agents.agent.file_poller import ANSWERS_WITHIN_S
+from agents.agent.main import Agent
+from agents.health.facts.files import DEADLINE_S, EVERY_S
+from agents.shim.main import AGENT_FROZEN_S, Shim
+from agents.shim.process_table import Child
+from agents.shim.settings import Settings, parse
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.wire import keys

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.settings import Settings
-from agents.stopped import BY_A_SIGNAL, MAIN_THREAD_ENDED, Stopped, state
-from agents.view import View
+from agents.agent.node_view import View
+from agents.health.stopped_ranks import BY_A_SIGNAL, MAIN_THREAD_ENDED, Stopped, state
+from agents.shim.settings import Settings
 from supervisor.core.spec import HangSpec
 from supervisor.ports.store import Store
 from supervisor.wire.records import ProcessRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.trips import KEPT, Trip
+from agents.gate.round_trips import KEPT, Trip
 
 
 @pytest.mark.parametrize(("seconds", "ms"), [(0.0009, 1.0), (0.0011, 2.0), (0.004, 4.0), (0.05, 64.0), (0.0, 2.0**-9)])

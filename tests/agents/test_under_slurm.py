@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
-from agents.shim import LEAVING
+from agents.shim import process
+from agents.shim.main import LEAVING
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from tests.agents.nodes import Node, desire, kill, observed, rank, registration, running, trainer

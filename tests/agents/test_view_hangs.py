@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agents import view as views
-from agents.pace import LEARNED_AT_LEAST, UNSEEN_S, WARM_UP_COMMITS
-from agents.settings import Settings
-from agents.view import View
+from agents.agent import node_view as views
+from agents.agent.node_view import View
+from agents.health.step_timing import LEARNED_AT_LEAST, UNSEEN_S, WARM_UP_COMMITS
+from agents.shim.settings import Settings
 from supervisor.core.spec import HangSpec
 from supervisor.wire.activity import Activity
 from supervisor.wire.records import ProcessRecord, Progress, encode

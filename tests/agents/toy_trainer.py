@@ -31,7 +31,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from agents import sockets
+from agents.shim import sockets
 from supervisor.wire import checkpoints
 from supervisor.wire.records import PEERS_GONE, CheckpointMark, Progress, TrainerLaunch, decode, encode
 from titan_actor.ledger import write_error_file

@@ -154,10 +154,10 @@ PLANTED_LAYERS = [
         "supervisor.wire.keys -> supervisor.ports.store",
     ),
     (
-        "agents/names.py",
+        "agents/agent/names.py",
         "from supervisor.shell.loop import Loop",
         "agents is not allowed to import supervisor.shell.loop",
-        "agents.names -> supervisor.shell.loop",
+        "agents.agent.names -> supervisor.shell.loop",
     ),
     (
         "fault_injection/faults/acts.py",
@@ -167,15 +167,15 @@ PLANTED_LAYERS = [
     ),
     (
         "supervisor/shell/logs.py",
-        "import agents.exits",
+        "import agents.health.exit_decoder",
         "supervisor is not allowed to import agents",
-        "supervisor.shell.logs -> agents.exits",
+        "supervisor.shell.logs -> agents.health.exit_decoder",
     ),
     (
-        "agents/table.py",
+        "agents/shim/process_table.py",
         "import titan_actor.report",
         "agents is not allowed to import titan_actor",
-        "agents.table -> titan_actor.report",
+        "agents.shim.process_table -> titan_actor.report",
     ),
     (
         "titan_actor/cursor.py",

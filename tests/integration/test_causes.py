@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.facts.files import EVERY_S
+from agents.health.facts.files import EVERY_S
 from benchmarks import detection
 from benchmarks.detection import Bench, trial
 from benchmarks.detection_cases import CASES

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agents import process
+from agents.shim import process
 from fault_injection.chaos.schedule import load
 from fault_injection.checkers import check
 from fault_injection.promises import ALL

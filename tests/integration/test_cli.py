@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
+from agents.shim import process
 from supervisor.shell.store import connect
 from supervisor.wire import keys
 from supervisor.wire.address import free_port

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.facts.files import EVERY_S
-from agents.pace import MOVES_ON
+from agents.health.facts.files import EVERY_S
+from agents.health.step_timing import MOVES_ON
 from benchmarks import detection
 from benchmarks.detection import CHECKPOINT_STEPS, GROUPS, Bench
 from fault_injection import causes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
+from agents.shim import process
 from fault_injection.ledger import of_run
 from tests.helpers import site
 

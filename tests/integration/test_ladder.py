@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.launch import read_launch
+from agents.agent.launch import read_launch
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import HangSpec

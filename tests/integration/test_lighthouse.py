@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agents import process
+from agents.shim import process
 from supervisor.core.spec import RunSpec, TitanSpec, TorchFTSpec
 from supervisor.shell.processes import is_running
 from supervisor.wire.records import RunRecord

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from agents.facts.files import DEADLINE_S, EVERY_S, EVERY_SHARED_S
+from agents.health.facts.files import DEADLINE_S, EVERY_S, EVERY_SHARED_S
 from benchmarks import detection
 from benchmarks.detection import CHECKPOINT_STEPS, NODES, Bench
 from supervisor.core.model import Kind, Rung

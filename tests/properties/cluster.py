@@ -435,7 +435,7 @@ class Cluster:
             self._obey(machine)
 
     def _obey(self, machine: Machine) -> None:
-        """As agents.reconcile: never two generations at once, each started once, an end is kept until it is told."""
+        """As agents.agent.reconcile: never two generations at once, each started once, an end is kept until it is told."""
         newest = {t.group: t for t in machine.wanted}
         machine.ways |= {(t.group, t.generation): t.gate for t in machine.wanted}
         for process in machine.live():

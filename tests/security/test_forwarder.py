@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.forwarder import Forwarder
+from agents.gate.forwarder import Forwarder
 from supervisor.wire.security import Security, server_context
 from tests.helpers.tls import Certificates
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
+from agents.shim import process
 from supervisor.core.spec import TitanSpec
 from supervisor.shell import bundle
 from supervisor.wire import keys

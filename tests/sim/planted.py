@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agents import reconcile
-from agents.gate_state import GateState, Verdict
-from agents.names import Name, TrainerName
+from agents.agent import reconcile
+from agents.agent.names import Name, TrainerName
+from agents.gate.state import GateState, Verdict
 from fault_injection.sim.faults import Fault
 from supervisor.core import acting, budget, decide, detect, ending, invariants, seat
 from supervisor.core import round as rounds

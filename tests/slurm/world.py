@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents import process
+from agents.shim import process
 from supervisor.core.model import Grant, Incident, Rung
 from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
 from supervisor.shell import status

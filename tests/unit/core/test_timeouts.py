@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.gate_etcd import GATE_LEASE_S
+from agents.gate.etcd import GATE_LEASE_S
 from supervisor.core import timeouts
 from supervisor.core.bounds import Row
 from supervisor.core.measured import NOTHING, Measured, remembered, together

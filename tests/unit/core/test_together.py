@@ -302,7 +302,7 @@ def test_what_others_did_while_it_was_stopped_says_nothing_of_its_wait() -> None
 
 
 def test_steps_that_are_told_late_were_made_before() -> None:
-    """Others' reports are up to 5 s old (agents/settings.py, report_s): that of before the wait, then that of the steps between."""
+    """Others' reports are up to 5 s old (agents/shim/settings.py, report_s): that of before the wait, then that of the steps between."""
     w = World(groups=3).bring_up()
     for g in (0, 2):
         w.commit(g, step=104)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.settings import Settings
-from agents.shim import AGENT_LAST_WORDS_S
+from agents.shim.main import AGENT_LAST_WORDS_S
+from agents.shim.settings import Settings
 from supervisor.shell.doctor import addresses, folders, slurm
 from supervisor.shell.doctor.finding import Finding
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from _pytest.capture import CaptureResult
 
-from agents.names import about as about_process
+from agents.agent.names import about as about_process
 from supervisor.wire import logged
 from supervisor.wire.logged import about
 

@@ -10,7 +10,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from agents.checks import hand
+from agents.health.checks import hand
 from fault_injection import ledger
 from fault_injection.demo import command as demo
 from supervisor.core.model import Incident, Kind, Rung
