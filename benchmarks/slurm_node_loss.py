@@ -39,7 +39,7 @@ from typing import Any
 
 from agents.shim import process
 from benchmarks.decide import machine
-from fault_injection import netns
+from fault_injection.testbed import netns
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec, TitanSpec, TorchFTSpec
 from supervisor.shell import cordons, hosts
 from supervisor.shell.etcd_server import start_etcd

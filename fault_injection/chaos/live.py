@@ -14,20 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from fault_injection import causes, slurm
 from fault_injection.chaos.runner import Look
 from fault_injection.chaos.schedule import Planned
 from fault_injection.chaos.watch import Watcher
 from fault_injection.faults import acts
 from fault_injection.faults.fault import Fault, Site, Target
 from fault_injection.faults.site import NOT_OURS, SHARED_DISK, SHARED_NETWORK, no_collective, no_memory_cgroup, no_reset
-from fault_injection.history import Left, Seen
-from fault_injection.house import House
+from fault_injection.in_rank import causes
+from fault_injection.testbed import slurm
+from fault_injection.testbed.system import House
 from supervisor.core.model import Grant, Memory, Rung
 from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Store
 from supervisor.shell import client, cordons, hosts, status, views
+from supervisor.shell.history.files import Left, Seen
 from supervisor.shell.leading import has_ended
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.processes import is_running, start_ticks
@@ -298,7 +299,7 @@ class LiveRun:
         return Site(
             engine=self.allocation.engine,
             not_here=next((why for node in nodes if (why := self._elsewhere(node))), ""),
-            not_obeying=f"{deaf[0]} does not look for orders (fault_injection/trainer.py)" if deaf else "",
+            not_obeying=f"{deaf[0]} does not look for orders (fault_injection/in_rank/trainer.py)" if deaf else "",
             no_memory_cgroup=no_memory_cgroup(),
             no_own_disks="" if disks and nodes else SHARED_DISK,
             no_cut=SHARED_NETWORK,

@@ -22,9 +22,9 @@ from supervisor.core.model import Action, Incident, Kind
 from supervisor.core.words import say
 from supervisor.ports.errors import Fatal
 from supervisor.shell import inputs, status
+from supervisor.shell.history.outcomes import of_journal
 from supervisor.shell.journal import read
 from supervisor.shell.mirror import Mirror
-from supervisor.shell.outcomes import of_journal
 from supervisor.shell.program import program
 from supervisor.wire import keys
 from supervisor.wire.records import Digest

@@ -29,9 +29,9 @@ from agents.health.facts.files import (
     takes_nothing,
     writes,
 )
-from fault_injection import netns
 from fault_injection.faults.site import no_memory_cgroup
-from fault_injection.memory_cgroup import memory_cgroup
+from fault_injection.testbed import netns
+from fault_injection.testbed.memory_cgroup import memory_cgroup
 from supervisor.core.spec import HangSpec
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer

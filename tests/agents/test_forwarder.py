@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agents.gate.forwarder import PING_EVERY_S, PONG_WITHIN_S, SILENT_GATE_MS, Forwarder
-from fault_injection import netns
+from fault_injection.testbed import netns
 from tests.agents.toy_gate import Holder
 from tests.helpers.waiting import eventually
 

@@ -1,6 +1,6 @@
 """A model of a few numbers, trained as a real one is: the ranks of a group share each gradient by a collective of their own,
 the groups theirs by TorchFT's; loss and weights are looked at before a commit; checkpoints are written. It says at each moment
-what it does, and suffers what it is ordered to (fault_injection.causes).
+what it does, and suffers what it is ordered to (fault_injection.in_rank.causes).
 
 `toy.mode = "model"`; toy.step_s is what a step takes at least, `titan.checkpoint_interval_steps` as in a real run; toy.quiet: no
 log (TorchFT's manager writes one at every step); toy.store: a folder that all groups write their checkpoints to, and wait for as long
@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fault_injection import causes
+from fault_injection.in_rank import causes
 from titan_actor.activity import ActivityFile
 from titan_actor.ledger import write_error_file
 

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from benchmarks.decide import machine
-from fault_injection import checkers, history
+from fault_injection.checkers import consistency
 from supervisor.core.model import Memory
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Retryable
 from supervisor.shell import client, status, views
+from supervisor.shell.history import files
 from supervisor.shell.home import endpoints_of, system_folder
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.processes import Process, with_environment
@@ -295,8 +296,8 @@ class Ground:
         self.up.wait(PATIENCE_S)
         eventually(lambda: not self.all(), 30, "nothing is left")
         assert self.record is not None
-        read = history.read(self.record.spec.name, Path(self.record.run_dir), self.system)
-        wrong = [v for v in checkers.check(read) if v.answer != "pass"]
+        read = files.read(self.record.spec.name, Path(self.record.run_dir), self.system)
+        wrong = [v for v in consistency.check(read) if v.answer != "pass"]
         if wrong:
             raise Wrong("; ".join(f"{v.checker}: {v.answer} {v.sentences[:2]}" for v in wrong))
 

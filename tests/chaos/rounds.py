@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fault_injection import checkers
+from fault_injection.checkers import consistency
 from supervisor.core.spec import RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.store import MAX_OPERATIONS
 from supervisor.shell.etcd_server import EtcdServer
@@ -165,7 +165,7 @@ class Lane(World):
             self.lead(standby)
         fired = once.exists()
         once.touch()  # what is still armed dies no more
-        wrong = [v for v in checkers.check(self.history(record)) if v.answer != "pass"]
+        wrong = [v for v in consistency.check(self.history(record)) if v.answer != "pass"]
         if wrong:
             raise Wrong("; ".join(f"{v.checker}: {v.answer}: {'; '.join(v.sentences)}" for v in wrong))
         return fired

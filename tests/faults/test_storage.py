@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from fault_injection import netns
 from fault_injection.chaos import own
 from fault_injection.faults import acts, storage
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Target
+from fault_injection.testbed import netns
 from supervisor.ports.errors import Fatal
 from supervisor.wire.checkpoints import MARKER, folder_of, listed
 from supervisor.wire.records import CheckpointMark, encode

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection.etcds import Cluster, cluster
+from fault_injection.testbed.etcds import Cluster, cluster
 from supervisor.shell.etcd_server import EtcdServer, start_etcd
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.shell.store.stubs import rpc

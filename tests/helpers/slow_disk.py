@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import etcds
-from fault_injection.not_here import NotHere
+from fault_injection.testbed import etcds
+from fault_injection.testbed.unavailable import NotHere
 
 
 @contextlib.contextmanager

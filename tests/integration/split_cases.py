@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import netns
+from fault_injection.testbed import netns
 from supervisor.shell import client
 from supervisor.shell.etcd_server import start_etcd
 from supervisor.shell.processes import is_running, start_ticks

@@ -14,10 +14,10 @@ from benchmarks import detection
 from benchmarks.detection import Bench, trial
 from benchmarks.detection_cases import CASES
 from benchmarks.detection_rows import RIGHT
-from fault_injection import causes
-from fault_injection.causes import Order
 from fault_injection.faults import acts
-from fault_injection.not_here import NotHere
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
+from fault_injection.testbed.unavailable import NotHere
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.wire import keys

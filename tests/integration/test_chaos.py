@@ -15,9 +15,9 @@ import pytest
 
 from agents.shim import process
 from fault_injection.chaos.schedule import load
-from fault_injection.checkers import check
-from fault_injection.promises import ALL
-from fault_injection.recorded import load as read
+from fault_injection.checkers.consistency import check
+from fault_injection.checkers.history_file import load as read
+from fault_injection.checkers.recovery import ALL
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.shell.processes import start_ticks
 from tests.helpers.waiting import eventually

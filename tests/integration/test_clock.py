@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import clocks
-from fault_injection.not_here import NotHere
+from fault_injection.doubles import clocks
+from fault_injection.testbed.unavailable import NotHere
 from supervisor.core.lasted import incident_s
 from supervisor.core.model import Kind, Rung
 from supervisor.shell import journal, status
@@ -96,7 +96,9 @@ def test_a_node_whose_clock_is_hours_off_is_named_and_nothing_is_done(tmp_path: 
     for name in ("n1", "n2", "n3", "n4"):
         moved.move(name, "+0")
     with world(tmp_path) as w:
-        w.supervisor(**{clocks.FOLDER: str(moved.folder), SEAM: json.dumps({**TOYS, "agent": "fault_injection.agent"})})
+        w.supervisor(
+            **{clocks.FOLDER: str(moved.folder), SEAM: json.dumps({**TOYS, "agent": "fault_injection.doubles.agent"})}
+        )
         record = w.launch(toy_spec(node_lease_s=NODE_LEASE_S))
         eventually(w.running(record, 1, 1), 60, "both groups run")
         node = w.status(record).groups[1].node

@@ -16,9 +16,9 @@ from agents.health.facts.files import EVERY_S
 from agents.health.step_timing import MOVES_ON
 from benchmarks import detection
 from benchmarks.detection import CHECKPOINT_STEPS, GROUPS, Bench
-from fault_injection import causes
-from fault_injection.causes import Order
 from fault_injection.faults import acts
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.shell import policy

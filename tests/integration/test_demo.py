@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agents.shim import process
-from fault_injection.ledger import of_run
+from supervisor.cli.ledger import of_run
 from tests.helpers import site
 
 TIMEOUT_S = 1200

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection.gpus import FOLDER, Gpus
+from fault_injection.doubles.gpus import FOLDER, Gpus
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code
 from supervisor.wire import keys

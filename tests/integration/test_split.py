@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import netns
+from fault_injection.testbed import netns
 from tests.integration import split_cases
 
 CASES = [name for name in vars(split_cases) if name.startswith("test_")]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fault_injection import checkers, history
+from fault_injection.checkers import consistency
 from supervisor.core.model import Incident
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Retryable
@@ -21,6 +21,7 @@ from supervisor.ports.store import Snapshot
 from supervisor.shell import client, status
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
 from supervisor.shell.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.history import files as history
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.shell.status import RunStatus
@@ -236,7 +237,7 @@ class World:
     def check(self, record: RunRecord, stepped: bool = True) -> None:
         """The history checkers are run over every test: they must all pass. Where nobody has made a step (`stepped`),
         those that read step records say that they do not know."""
-        verdicts = checkers.check(self.history(record))
+        verdicts = consistency.check(self.history(record))
         assert verdicts
         excused = () if stepped else ("single_owner", "steps_not_lost", "one_quorum_per_step")
         if record.spec.titan.overrides.get("toy.mode", "idle") == "idle" and self.toys:

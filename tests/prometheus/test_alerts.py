@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from dashboards import build, rules
-from fault_injection.etcds import slow_disk
+from fault_injection.testbed.etcds import slow_disk
 from supervisor.core.spec import BreakerSpec, BudgetSpec
 from supervisor.shell.store.stubs import rpc
 from supervisor.wire import keys

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection.checkers import check
+from fault_injection.checkers.consistency import check
+from fault_injection.checkers.history_file import load as read
+from fault_injection.checkers.recovery import ALL
 from fault_injection.faults import engine
-from fault_injection.history import History
-from fault_injection.incidents import incidents
-from fault_injection.promises import ALL
-from fault_injection.recorded import load as read
 from supervisor.core.model import Kind, Rung
 from supervisor.core.spec import BudgetSpec, TitanSpec
+from supervisor.shell.history.files import History
+from supervisor.shell.history.incidents import incidents
 from supervisor.wire.records import RunRecord
 from tests.helpers.slurm import available
 from tests.helpers.stopping import states

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fault_injection import causes
+from fault_injection.in_rank import causes
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.wire.address import free_port
 from supervisor.wire.programs import QUORUM_IDS_ABOVE
@@ -298,7 +298,7 @@ class Groups:
 
     def start_obeying(self, group: int, **fields: Any) -> Rank:
         """One rank that does as it is ordered, as a program of its own."""
-        return self.start_cold(group, module="fault_injection.trainer", **fields)
+        return self.start_cold(group, module="fault_injection.in_rank.trainer", **fields)
 
     def start_cold(
         self,

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fault_injection import causes
-from fault_injection.causes import Order
-from fault_injection.obeying import Obeying
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
+from fault_injection.in_rank.hooks import Obeying
 from supervisor.wire.address import free_port
 from tests.titan.groups import Groups
 
@@ -45,8 +45,8 @@ class Trainer(Obeying, Base):
 
 
 REAL = """
-from fault_injection.trainer import obey
-from fault_injection.obeying import Obeying
+from fault_injection.in_rank.trainer import obey
+from fault_injection.in_rank.hooks import Obeying
 obey()
 from titan_actor import replica
 made, base = replica.ReplicaTrainer, replica.ReplicaTrainer.__mro__[2]
@@ -83,8 +83,8 @@ from pathlib import Path
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
-from fault_injection import causes
-from fault_injection.causes import Order
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
 from tests.titan.test_obeying import Trainer
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 folder = Path(sys.argv[1])

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from fault_injection import causes
-from fault_injection.chaos import twin
-from fault_injection.chaos.replay import of_history
-from fault_injection.history import History, Steps
+from fault_injection.in_rank import causes
+from fault_injection.parity import twin
+from fault_injection.parity.replay import of_history
+from supervisor.shell.history.files import History, Steps
 from tests.titan.groups import Groups, Rank
 from tests.unit.fault_injection.broken import SETTING
 from tests.unit.fault_injection.toy_model import ToyRun

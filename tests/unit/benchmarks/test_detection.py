@@ -15,7 +15,7 @@ from benchmarks import detection
 from benchmarks import detection_rows as made
 from benchmarks.detection_cases import CASES
 from benchmarks.detection_rows import HANGS, MET, missed, not_made, percentile, row
-from fault_injection.not_here import NotHere
+from fault_injection.testbed.unavailable import NotHere
 from supervisor.ports.errors import Fatal
 
 
@@ -173,7 +173,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, ends: dict[str, Any]
     monkeypatch.setattr(tempfile, "tempdir", str(folder))  # a trial that goes wrong leaves its files
     monkeypatch.setattr(detection, "bench", lambda *_: contextlib.nullcontext(System()))
     monkeypatch.setattr(detection, "trial", ended)
-    monkeypatch.setattr(detection.checkers, "check", lambda _: [])
+    monkeypatch.setattr(detection.consistency, "check", lambda _: [])
     monkeypatch.setattr(sys, "argv", ["x", "--seeds", "2", "--results", str(results), "--only", *ends])
     return detection.main(), json.loads(results.read_text())
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fault_injection.history import FaultDone, History, Left, Seen, Setting
+from supervisor.shell.history.files import FaultDone, History, Left, Seen, Setting
 from tests.unit.fault_injection.files import Files, story
 
 SETTING = Setting(

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from fault_injection import netns
 from fault_injection.faults import site
 from fault_injection.faults.fault import Site
+from fault_injection.testbed import netns
 
 
 @pytest.fixture

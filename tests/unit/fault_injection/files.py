@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fault_injection import checkers
+from fault_injection.checkers import consistency
+from fault_injection.checkers.history_file import load
 from fault_injection.faults.acts import Injected
-from fault_injection.history import History, read
-from fault_injection.recorded import load
+from supervisor.shell.history.files import History, read
 
 RUN = "run"
 
@@ -121,7 +121,7 @@ class Files:
 
 
 def answers(history: History) -> dict[str, str]:
-    return {v.checker: v.answer for v in checkers.check(history)}
+    return {v.checker: v.answer for v in consistency.check(history)}
 
 
 def _write(path: Path, lines: list[dict[str, Any]]) -> None:

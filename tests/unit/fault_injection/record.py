@@ -15,14 +15,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fault_injection import checkers
-from fault_injection.badput import Span
+from fault_injection.checkers import consistency
 from fault_injection.demo import report
 from fault_injection.faults.acts import Injected
-from fault_injection.ledger import from_start_to_end
+from supervisor.cli.ledger import from_start_to_end
 from supervisor.core.model import Memory
 from supervisor.core.restored import ENDED
 from supervisor.core.spec import TitanSpec
+from supervisor.shell.history.goodput import Span
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 from tests.helpers.waiting import eventually
@@ -50,7 +50,7 @@ def main() -> None:
         records = {key: item.value.decode() for key, item in w.mirror().items.items()}
         history = w.history(record)
         span = from_start_to_end(Path(record.run_dir), Span(0.0, time.time()))
-        told = report.build(history, made, span, record.spec.groups.count, checkers.check(history))
+        told = report.build(history, made, span, record.spec.groups.count, consistency.check(history))
         found = {str(p.relative_to(w.runs)): p.read_text() for pattern in FILES for p in sorted(w.runs.glob(pattern))}
     body = {"records": records, "files": found, "report": told, "faults": [asdict(fault) for fault in made]}
     RECORD.write_bytes(gzip.compress(json.dumps(body, sort_keys=True).encode(), mtime=0))

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fault_injection.badput import Span, does_not_add_up, ledger, windows
-from fault_injection.history import History
 from supervisor.core.ledger import Cause, Interval, ratios, totals
+from supervisor.shell.history.files import History
+from supervisor.shell.history.goodput import Span, does_not_add_up, ledger, windows
 from tests.unit.fault_injection.files import Files, incident, line, place, recorded, seconds, step, story
 
 SPAN = Span(1.0, 30.0)

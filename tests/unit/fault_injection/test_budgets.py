@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fault_injection.budgets import within_budgets
+from fault_injection.checkers.budgets import within_budgets
 from tests.unit.fault_injection.broken import SETTING, broken
 from tests.unit.fault_injection.files import incident, story
 

@@ -17,14 +17,14 @@ from fault_injection.chaos import certificate, own, runner
 from fault_injection.chaos.campaign import Campaign, versions
 from fault_injection.chaos.runner import Look
 from fault_injection.chaos.schedule import FaultAt, Planned, Schedule, load
-from fault_injection.checkers import check
+from fault_injection.checkers.consistency import check
+from fault_injection.checkers.history_file import load as read
+from fault_injection.checkers.recovery import ALL
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Fault, Target
-from fault_injection.history import Left, Seen
-from fault_injection.promises import ALL
-from fault_injection.recorded import load as read
 from fault_injection.sim.lane import commit
 from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell.history.files import Left, Seen
 from supervisor.wire.records import RunRecord
 from tests.unit.fault_injection.files import RUN, story
 

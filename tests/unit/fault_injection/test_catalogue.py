@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from fault_injection import causes
-from fault_injection.causes import Order
+from fault_injection.doubles.gpus import Gpus
 from fault_injection.faults import control, processes
 from fault_injection.faults.catalogue import FAULTS, obeying
 from fault_injection.faults.fault import Site, Target
-from fault_injection.gpus import Gpus
-from fault_injection.obeying import BIT, Obeying
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
+from fault_injection.in_rank.hooks import BIT, Obeying
 from supervisor.core.model import Grant
 from supervisor.core.spec import AllocationSpec
 from supervisor.ports.errors import Fatal, Retryable

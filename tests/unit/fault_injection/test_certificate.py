@@ -14,12 +14,12 @@ import pytest
 
 from fault_injection.chaos import certificate
 from fault_injection.chaos.campaign import summary
-from fault_injection.chaos.twin import parity as twin_parity
-from fault_injection.chaos.twin import unknown
-from fault_injection.history import History, Left, Outage, Seen
-from fault_injection.promises import ALL
-from fault_injection.recorded import load, save
+from fault_injection.checkers.history_file import load, save
+from fault_injection.checkers.recovery import ALL
+from fault_injection.parity.twin import parity as twin_parity
+from fault_injection.parity.twin import unknown
 from supervisor.core.ledger import Cause
+from supervisor.shell.history.files import History, Left, Outage, Seen
 from tests.unit.fault_injection.broken import a_broken_run, broken, fault
 from tests.unit.fault_injection.files import incident, note, step, story
 from titan_actor.twin import NoTwin

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from fault_injection import commands
 from fault_injection.chaos import command
 from fault_injection.chaos.schedule import load
+from fault_injection.checkers.history_file import save
+from fault_injection.checkers.recovery import ALL
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
 from fault_injection.faults.site import no_collective
-from fault_injection.not_here import no_command
-from fault_injection.promises import ALL
-from fault_injection.recorded import save
+from fault_injection.testbed.unavailable import no_command
 from tests.unit.fault_injection.broken import a_broken_run, fault
 
 pytestmark = pytest.mark.usefixtures("able")

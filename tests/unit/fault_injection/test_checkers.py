@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fault_injection.checkers import CHECKERS, OF_STEPS, check
-from fault_injection.history import History
+from fault_injection.checkers.consistency import CHECKERS, OF_STEPS, check
+from supervisor.shell.history.files import History
 from tests.unit.fault_injection.broken import KILL
 from tests.unit.fault_injection.files import Files, answers, incident, line, note, place, seconds, step, story
 

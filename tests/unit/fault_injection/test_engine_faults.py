@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from fault_injection import slurm
 from fault_injection.chaos.runner import bounds
 from fault_injection.faults import engine as faults
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Target
-from fault_injection.slurm import SlurmHere, filling, reasons, takes_jobs
+from fault_injection.testbed import slurm
+from fault_injection.testbed.slurm import SlurmHere, filling, reasons, takes_jobs
 from supervisor.core.model import Grant
 from supervisor.core.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request

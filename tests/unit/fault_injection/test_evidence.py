@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fault_injection.evidence import ENDS_BY, LEADER_DIES, LIGHTHOUSE_DIES
+from fault_injection.checkers.evidence import ENDS_BY, LEADER_DIES, LIGHTHOUSE_DIES
 from fault_injection.faults.catalogue import FAULTS
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection.badput import Span, ledger, windows
-from fault_injection.history import History
-from fault_injection.incident_cost import of_incidents
 from supervisor.core.ledger import Cause, Interval, totals
+from supervisor.shell.history.files import History
+from supervisor.shell.history.goodput import Span, ledger, windows
+from supervisor.shell.history.incident_cost import of_incidents
 from tests.unit.fault_injection.files import Files, incident, line, place, recorded, seconds, step, story
 from tests.unit.fault_injection.test_badput import crash, whole
 

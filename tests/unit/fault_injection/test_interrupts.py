@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fault_injection.interrupts import finished_first, interruptible
+from fault_injection.testbed.interrupts import finished_first, interruptible
 
 ALL = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

@@ -14,7 +14,7 @@ from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fault_injection import ledger
+from supervisor.cli import ledger
 from tests.unit.fault_injection.files import RUN, Files, resumed, seconds, step, story
 
 app = typer.Typer()

@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from fault_injection import causes
-from fault_injection.causes import Orders
 from fault_injection.chaos import own
 from fault_injection.chaos.campaign import Campaign, refuse_unless_allowed, setting
 from fault_injection.chaos.live import LEARNED_STEPS, LiveRun
@@ -25,10 +23,12 @@ from fault_injection.chaos.schedule import Planned, Schedule, drawn, unfold
 from fault_injection.chaos.watch import Watcher
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
-from fault_injection.history import Left
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Orders
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Incident, Kind, Lighthouse, Memory, Rung
 from supervisor.ports.errors import Fatal
 from supervisor.shell import runfile
+from supervisor.shell.history.files import Left
 from supervisor.shell.processes import pid_namespace, start_ticks
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -274,7 +274,7 @@ def test_a_victim_that_is_not_there(world: World) -> None:
 def test_what_can_be_broken_of_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     site = world.live.site()
     assert site.not_here == ""
-    assert site.not_obeying == "rank 0 of group 0 does not look for orders (fault_injection/trainer.py)"
+    assert site.not_obeying == "rank 0 of group 0 does not look for orders (fault_injection/in_rank/trainer.py)"
     assert "its etcd is not one that was started in" in site.no_own_etcd
     for group in (0, 1):
         Orders(world.record.run_dir, group, 1, 0)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fault_injection import recorded
-from fault_injection.badput import Span, ledger
-from fault_injection.history import Decided, History, Steps
+from fault_injection.checkers import history_file
 from supervisor.core.ledger import Cause, of_lines, totals
 from supervisor.core.model import GroupMemory, Incident, Kind, Memory, NodeView, Observed, RankView, Rung
 from supervisor.shell.accounts import Accounts
+from supervisor.shell.history.files import Decided, History, Steps
+from supervisor.shell.history.goodput import Span, ledger
 from supervisor.shell.telemetry import LOOK_S
 from tests.unit.fault_injection.files import resumed
 
@@ -128,7 +128,7 @@ def test_neither_counts_a_halt(tmp_path: Path) -> None:
 def test_the_leader_counts_what_the_ledger_finds(tmp_path: Path) -> None:
     file = tmp_path / "history.jsonl"
     file.write_bytes(gzip.decompress(RECORDED.read_bytes()))
-    history = recorded.load(file)
+    history = history_file.load(file)
     assert history.setting is not None
     begin, end = history.setting.began, max(line["t"] for s in history.steps for line in s.committed())
     followed = Followed(history)

@@ -13,9 +13,9 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import simulate_months
-from fault_injection.sim import command
-from fault_injection.sim.months import ByChance, Months, Outcome
-from fault_injection.sim.rates import known, rates, times
+from fault_injection.whatif import command
+from fault_injection.whatif.months import ByChance, Months, Outcome
+from fault_injection.whatif.rates import known, rates, times
 
 DAY_S = 86_400.0
 GPUS = 256

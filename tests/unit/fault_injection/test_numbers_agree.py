@@ -13,14 +13,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fault_injection import ledger
-from fault_injection.badput import Span
 from fault_injection.demo import report
 from fault_injection.faults.acts import Injected
-from fault_injection.history import read
 from supervisor import cli
-from supervisor.cli import look
+from supervisor.cli import ledger, look
 from supervisor.shell import views
+from supervisor.shell.history.files import read
+from supervisor.shell.history.goodput import Span
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.page.snapshot import Live, snapshot
 from supervisor.shell.page.terminal import ENDLESS, Drawing, clock, lasted

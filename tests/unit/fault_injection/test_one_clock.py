@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fault_injection import ledger
-from fault_injection.history import read
-from fault_injection.one_clock import retimed
+from supervisor.cli import ledger
+from supervisor.shell.history.files import read
+from supervisor.shell.history.one_clock import retimed
 from tests.unit.fault_injection.files import RUN, story
 
 HOUR_S = 3600.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fault_injection.owners import without_life
+from fault_injection.checkers.ownership import without_life
 from tests.unit.fault_injection.broken import KILL
 
 

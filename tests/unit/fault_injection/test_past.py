@@ -16,12 +16,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fault_injection import history, recorded
-from fault_injection.checkers import check
-from fault_injection.promises import ALL
-from fault_injection.sim import command, past
-from fault_injection.sim.months import Months, Outcome
-from fault_injection.sim.rates import times
+from fault_injection.checkers import history_file
+from fault_injection.checkers.consistency import check
+from fault_injection.checkers.recovery import ALL
+from fault_injection.whatif import command, past
+from fault_injection.whatif.months import Months, Outcome
+from fault_injection.whatif.rates import times
+from supervisor.shell.history import files
 from tests.unit.fault_injection.broken import a_broken_run
 
 LAUNCHED, TRAINS, ENDS = 1000.0, 1020.0, 1620.0
@@ -79,8 +80,8 @@ def test_a_journal_tells_its_failures_and_how_long_things_took(tmp_path: Path) -
 
 def test_a_history_of_a_broken_run_tells_the_same(tmp_path: Path) -> None:
     path = journal_of(tmp_path, incident(1, "crash", 1120.0))
-    told = history.read("run", tmp_path, tmp_path / "none")
-    recorded.save(told, tmp_path / "history.jsonl")
+    told = files.read("run", tmp_path, tmp_path / "none")
+    history_file.save(told, tmp_path / "history.jsonl")
     from_history, from_journal = past.read(tmp_path / "history.jsonl"), past.read(path)
     assert from_history.failures == from_journal.failures
     assert from_history.spares == 1
@@ -203,7 +204,7 @@ def changed(lines: Sequence[dict[str, Any]], dice: random.Random) -> str:
 def a_file(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Of a run with every kind of line."""
     if kind == "history":
-        recorded.save(a_broken_run(folder), folder / "history.jsonl")
+        history_file.save(a_broken_run(folder), folder / "history.jsonl")
         lines = [json.loads(row) for row in (folder / "history.jsonl").read_text().splitlines()]
         for body in (body for line in lines for body in line.get("incidents", ())):
             body["opened"] = 10.6
@@ -236,7 +237,7 @@ def test_whatever_is_in_a_history_is_judged(tmp_path: Path) -> None:
     lines, path, dice = a_file(tmp_path, "history"), tmp_path / "changed.jsonl", random.Random("judged")
     for _ in range(200):
         path.write_text(changed(lines, dice))
-        assert check(recorded.load(path), ALL)
+        assert check(history_file.load(path), ALL)
 
 
 def test_times_that_are_years_apart_are_refused(tmp_path: Path) -> None:

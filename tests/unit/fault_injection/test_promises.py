@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from pydantic_core import to_jsonable_python
 
-from fault_injection import promises
-from fault_injection.checkers import check
+from fault_injection.checkers import recovery
+from fault_injection.checkers.consistency import check
+from fault_injection.checkers.history_file import load, save
+from fault_injection.checkers.recovery import ALL, PROMISES
 from fault_injection.faults.catalogue import FAULTS
-from fault_injection.history import FaultDone, History, Left, Steps
-from fault_injection.incidents import incidents
-from fault_injection.promises import ALL, PROMISES
-from fault_injection.recorded import load, save
 from supervisor.core.ledger import Interval
 from supervisor.core.reason import Code, Reason
 from supervisor.core.words import say
+from supervisor.shell.history.files import FaultDone, History, Left, Steps
+from supervisor.shell.history.incidents import incidents
 from tests.unit.fault_injection.broken import KILL, LOSE, SETTING, broken, fault
 from tests.unit.fault_injection.files import Files, digest, incident, note, of_quorum, place, story
 
@@ -578,13 +578,13 @@ def test_every_promise_has_a_violation() -> None:
 
 
 def test_seconds_under_no_cause_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = promises.ledger
+    real = recovery.ledger
 
     def loses_one(*args: object) -> list[Interval]:
         found = real(*args)  # type: ignore[arg-type]
         return [i for i in found if i.end < 10] + [i for i in found if i.start > 12]
 
-    monkeypatch.setattr(promises, "ledger", loses_one)
+    monkeypatch.setattr(recovery, "ledger", loses_one)
     answer, sentences = judged(broken(story(tmp_path)), tmp_path)["badput_adds_up"]
     assert answer == "fail"
     assert any("s of 22.0 s are under a cause" in s for s in sentences)
@@ -652,7 +652,7 @@ def test_a_step_that_is_made_again_after_a_resume_from_disk_was_compared_all_the
     """Also when the fault before it has no other comparison: found by `make chaos`, whose torn checkpoint came next."""
     files = story(tmp_path)
     history = broken(files)
-    shared = promises.digests(history, 2)
+    shared = recovery.digests(history, 2)
     assert {stretch for stretch, _, _ in shared} == {0}
     at = max(at for at, _ in shared.values())
     (step,) = {step for (_, step, _), (t, _) in shared.items() if t == at}
@@ -664,7 +664,7 @@ def test_a_step_that_is_made_again_after_a_resume_from_disk_was_compared_all_the
         {"event": "digest", "t": at + 2.0, "step": step, "value": "z"},
     )
     history.steps += [Steps(group, 9, 0, "n1", lines) for group in (0, 1)]
-    found = {key: values for key, (_, values) in promises.digests(history, 2).items() if key[1] == step}
+    found = {key: values for key, (_, values) in recovery.digests(history, 2).items() if key[1] == step}
     assert found == {(0, step, 0): shared[0, step, 0][1], (1, step, 0): {"z"}}
 
 
@@ -736,7 +736,7 @@ def test_how_a_process_ended_that_two_faults_broke_is_not_asked(tmp_path: Path) 
 
 
 def test_the_faults_of_whoever_writes_are_those_of_the_catalogue() -> None:
-    assert {name for name, fault in FAULTS.items() if fault.writers} == promises.WRITERS
+    assert {name for name, fault in FAULTS.items() if fault.writers} == recovery.WRITERS
 
 
 def test_an_incident_that_is_over_with_its_group_needs_no_generation(tmp_path: Path) -> None:

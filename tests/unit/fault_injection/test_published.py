@@ -78,7 +78,7 @@ def test_the_expression_is_the_published_one() -> None:
 
 
 def test_the_data_file_has_a_source_for_each_and_what_is_not_found_is_said() -> None:
-    text = (resources.files("fault_injection.sim") / "data/papers/published.toml").read_text()
+    text = (resources.files("fault_injection.whatif") / "data/papers/published.toml").read_text()
     for body in tomllib.loads(text)["run"]:
         assert body["source"], body
         complete = {"gpus", "counted", "recovery_min"} <= body.keys()

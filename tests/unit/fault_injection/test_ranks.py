@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fault_injection.checkers import CHECKERS, check
-from fault_injection.history import History, Steps
+from fault_injection.checkers.consistency import CHECKERS, check
+from supervisor.shell.history.files import History, Steps
 from tests.unit.fault_injection.broken import KILL, SETTING, broken
 from tests.unit.fault_injection.files import answers, story
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fault_injection.badput import Span, ledger
-from fault_injection.checkers import CHECKERS, check
+from fault_injection.checkers.consistency import CHECKERS, check
 from fault_injection.demo.report import build, verdict
 from fault_injection.faults.acts import Injected
-from fault_injection.history import History
 from supervisor.core.ledger import Cause, totals
+from supervisor.shell.history.files import History
+from supervisor.shell.history.goodput import Span, ledger
 from tests.unit.fault_injection.files import KILL, LOSE, Files, digest, incident, line, place, seconds, step, story
 
 SPAN = Span(1.0, 23.0)

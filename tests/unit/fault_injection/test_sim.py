@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import history
-from fault_injection.incidents import incidents
 from fault_injection.sim import __main__ as command
 from fault_injection.sim import faults
 from fault_injection.sim.__main__ import read_plan
@@ -31,6 +29,8 @@ from fault_injection.sim.store import SimStore
 from fault_injection.sim.world import World, spec
 from supervisor.core import acting
 from supervisor.core.model import Kind
+from supervisor.shell.history import files
+from supervisor.shell.history.incidents import incidents
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, encode
 from tests.agents.nodes import trainer
@@ -498,7 +498,7 @@ def test_the_lines_of_a_run_say_as_files_what_they_say_in_memory(tmp_path: Path)
         folder = tmp_path / "nodes" / steps.node / "ranks" / name
         folder.mkdir(parents=True)
         (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps.lines))
-    on_disk = history.read("run", tmp_path, tmp_path)
+    on_disk = files.read("run", tmp_path, tmp_path)
     assert in_memory.decisions == on_disk.decisions
     assert in_memory.decisions
     assert (in_memory.processes, in_memory.signals) == (on_disk.processes, on_disk.signals)

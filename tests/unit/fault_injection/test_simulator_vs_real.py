@@ -10,8 +10,8 @@ import pytest
 from benchmarks import simulator_vs_real as benchmark
 from fault_injection.chaos import own
 from fault_injection.faults.catalogue import FAULTS
-from fault_injection.history import FaultDone, History, Process, Steps
 from fault_injection.sim.pace import pace
+from supervisor.shell.history.files import FaultDone, History, Process, Steps
 
 FAULT = FaultDone(
     number=1, name="sigkill", group=1, rank=0, generation=1, node="n2", step=5, began=110.0, made=110.2, evidence="SIGKILL",

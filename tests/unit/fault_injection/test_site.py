@@ -9,7 +9,7 @@ import pytest
 
 from fault_injection.faults import site
 from fault_injection.faults.catalogue import FAULTS
-from fault_injection.not_here import PACKAGES
+from fault_injection.testbed.unavailable import PACKAGES
 
 OF_A_NAMESPACE = {"agent_cut_off", "checkpoint_disk_full", "checkpoint_folder_gone", "disk_full", "node_silent"}
 

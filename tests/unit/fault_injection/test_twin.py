@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from fault_injection.chaos import certificate, replay, twin
-from fault_injection.history import FaultDone, History
-from fault_injection.recorded import load, save
+from fault_injection.chaos import certificate
+from fault_injection.checkers.history_file import load, save
+from fault_injection.parity import replay, twin
+from supervisor.shell.history.files import FaultDone, History
 from tests.helpers.waiting import eventually
 from tests.unit.fault_injection.broken import KILL, SETTING
 from tests.unit.fault_injection.toy_model import ToyRun, again

@@ -8,9 +8,9 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from fault_injection.chaos.twin import Retrained
-from fault_injection.history import History, Steps
+from fault_injection.parity.twin import Retrained
 from supervisor.core.spec import TitanSpec
+from supervisor.shell.history.files import History, Steps
 from tests.unit.fault_injection.broken import SETTING
 from titan_actor.twin import BEGINNING, EVERYBODY, Plan
 

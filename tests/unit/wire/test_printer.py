@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agents.health.checks import hand
-from fault_injection import ledger
 from fault_injection.demo import command as demo
+from supervisor.cli import ledger
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.shell import doctor, render
