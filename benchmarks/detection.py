@@ -50,10 +50,12 @@ from supervisor.core.spec import BudgetSpec, GroupsSpec, RunSpec, TitanSpec, Tor
 from supervisor.core.words import said, say
 from supervisor.ports.errors import Fatal
 from supervisor.ports.store import Item
-from supervisor.shell import client, cordons, hosts, runfile, status
-from supervisor.shell.etcd_server import start_etcd
-from supervisor.shell.status import RunStatus
-from supervisor.shell.store import connect
+from supervisor.shell.control import cordons
+from supervisor.shell.dev.etcd_server import start_etcd
+from supervisor.shell.etcd import connect
+from supervisor.shell.inspect import client, hosts, status
+from supervisor.shell.inspect.status import RunStatus
+from supervisor.shell.runfile import parse
 from supervisor.wire import keys
 from supervisor.wire.records import Health, NodeObserved, Registration, RunRecord, TrainerObserved, decode
 from tests.helpers.waiting import eventually
@@ -93,7 +95,7 @@ def spec(checkpoint_steps: int = CHECKPOINT_STEPS, hang_at_least_s: float = HANG
         groups=GroupsSpec(count=GROUPS, ranks_per_group=RANKS),
         torchft=TORCHFT,
     )
-    wrong = runfile.contradictions(made)
+    wrong = parse.contradictions(made)
     if wrong:
         raise Fatal("; ".join(wrong))
     return made

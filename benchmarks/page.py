@@ -15,9 +15,9 @@ from benchmarks.decide import describe, machine, once, reference
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Lighthouse, Memory
 from supervisor.core.spec import AllocationSpec, GroupsSpec, RunSpec
 from supervisor.ports.store import Changes, Item, Snapshot
-from supervisor.shell import projection
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page.watcher import Page
+from supervisor.shell.control import projection
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.web.watcher import Page
 from supervisor.wire import keys
 from supervisor.wire.records import (
     GateGroup,

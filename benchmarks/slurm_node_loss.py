@@ -41,8 +41,9 @@ from agents.shim import process
 from benchmarks.decide import machine
 from fault_injection.testbed import netns
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec, TitanSpec, TorchFTSpec
-from supervisor.shell import cordons, hosts
-from supervisor.shell.etcd_server import start_etcd
+from supervisor.shell.control import cordons
+from supervisor.shell.dev.etcd_server import start_etcd
+from supervisor.shell.inspect import hosts
 from supervisor.wire.address import free_ports
 from supervisor.wire.records import RunRecord, encode
 from supervisor.wire.security import load

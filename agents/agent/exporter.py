@@ -9,8 +9,8 @@ from agents.agent.names import LighthouseName, TrainerName, parse
 from agents.agent.node_view import View, kind
 from agents.agent.reporter import Standing
 from agents.health import exit_decoder
-from supervisor.shell.catalogue import CATALOGUE, CAUSES
-from supervisor.shell.metrics import Metrics, serve
+from supervisor.shell.metrics.catalogue import CATALOGUE, CAUSES
+from supervisor.shell.metrics.registry import Metrics, serve
 from supervisor.wire.records import Health, ProcessRecord, Progress
 from supervisor.wire.security import Security
 

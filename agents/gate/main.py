@@ -24,8 +24,8 @@ from agents.gate.lighthouse_child import FROZEN_S, GateFailed, Lighthouse
 from agents.gate.state import GateState
 from agents.threads.from_thread import from_thread
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
+from supervisor.shell.etcd.lease import boot_time
 from supervisor.shell.failpoints import reach
-from supervisor.shell.store.lease import boot_time
 from supervisor.wire import logged
 from supervisor.wire.aside import Aside
 from supervisor.wire.records import GateGroup, GateObserved, GatePresence

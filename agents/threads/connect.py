@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.ports.store import Store
-from supervisor.shell.store import EtcdStore, connect
+from supervisor.shell.etcd import EtcdStore, connect
 from supervisor.wire.security import Security
 
 log = logging.getLogger(__name__)

@@ -24,11 +24,11 @@ from fault_injection.parity import twin
 from fault_injection.sim.lane import commit
 from fault_injection.testbed.netns import Network
 from supervisor.ports.errors import Fatal, PortError
-from supervisor.shell import client
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.dev.home import system_folder
 from supervisor.shell.history import files as histories
 from supervisor.shell.history.files import FaultDone, History, Setting
-from supervisor.shell.home import system_folder
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 from supervisor.wire.version import DISTRIBUTION

@@ -26,8 +26,8 @@ from fault_injection.faults.fault import Site
 from fault_injection.testbed import netns
 from fault_injection.testbed.interrupts import interruptible
 from supervisor.cli.common import HOME, Etcd, Home, Json, SecurityFile, opened_store, sentences, show
-from supervisor.shell import runfile
 from supervisor.shell.history.files import History
+from supervisor.shell.runfile import parse
 from supervisor.wire import command_line
 from supervisor.wire.printer import Printer, print_line
 
@@ -140,7 +140,7 @@ def run_command(
             )
         name = "chaos" if name is None else name
         ranks = (loaded.ranks_per_group if loaded is not None else None) or 1
-        if wrong := runfile.contradictions(own.spec(name, ranks)):
+        if wrong := parse.contradictions(own.spec(name, ranks)):
             raise ScheduleError(wrong)
         campaign = Campaign(wanted=wanted, say=_say, ranks=ranks, out=out, dry_run=dry_run)
         network = netns.entered()

@@ -27,10 +27,11 @@ from supervisor.core.model import Grant, Memory, Rung
 from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Store
-from supervisor.shell import client, cordons, hosts, status, views
+from supervisor.shell.control import cordons, observe
+from supervisor.shell.control.leader import has_ended
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.history.files import Left, Seen
-from supervisor.shell.leading import has_ended
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.inspect import client, hosts, status
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -230,7 +231,7 @@ class LiveRun:
 
     def grants(self) -> Mapping[str, Grant]:
         with self._watcher.mirror() as mirror:
-            wanted = [a.key for a in views.memory(mirror, self.run).allocations.values() if a.state == "wanted"]
+            wanted = [a.key for a in observe.memory(mirror, self.run).allocations.values() if a.state == "wanted"]
             found = [(key, mirror.record(keys.grant(self.run, key), Grant)) for key in wanted]
         return {key: grant for key, grant in found if grant is not None}
 
@@ -256,7 +257,7 @@ class LiveRun:
 
     def left_out(self, group: int) -> bool:
         with self._watcher.mirror() as mirror:
-            return bool(views.memory(mirror, self.run).groups[group].left_out)
+            return bool(observe.memory(mirror, self.run).groups[group].left_out)
 
     def restart(self, group: int) -> None:
         def asked() -> bool:
@@ -345,7 +346,7 @@ class LiveRun:
         if ended or not held:
             return tuple(held)
         with self._watcher.mirror() as mirror:
-            known = views.memory(mirror, self.run).allocations
+            known = observe.memory(mirror, self.run).allocations
         return tuple(key for key in held if key not in known or known[key].state != "wanted")
 
     def stop(self, within_s: float) -> None:

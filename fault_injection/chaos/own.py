@@ -30,10 +30,10 @@ from supervisor.core.spec import (
     TitanSpec,
     TorchFTSpec,
 )
-from supervisor.shell import client
-from supervisor.shell import up as up_module
-from supervisor.shell.home import system_folder
-from supervisor.shell.store import connect
+from supervisor.shell.dev import up as up_module
+from supervisor.shell.dev.home import system_folder
+from supervisor.shell.etcd import connect
+from supervisor.shell.inspect import client
 from supervisor.wire.checkpoints import folder_of
 from supervisor.wire.programs import SEAM
 from supervisor.wire.security import Security

@@ -25,11 +25,12 @@ from supervisor.cli.common import HOME, Home, sentences
 from supervisor.cli.ledger import from_start_to_end
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
-from supervisor.shell import client, runfile
-from supervisor.shell import up as up_module
+from supervisor.shell.dev import up as up_module
+from supervisor.shell.etcd import connect
 from supervisor.shell.history import files
 from supervisor.shell.history.goodput import Span
-from supervisor.shell.store import connect
+from supervisor.shell.inspect import client
+from supervisor.shell.runfile import parse
 from supervisor.wire.printer import Printer
 from supervisor.wire.security import VARIABLE, Security
 
@@ -66,7 +67,7 @@ def demo(
     an allocation is taken away."""
     with sentences():
         name = name or _free_name(home)
-        wrong = runfile.contradictions(spec(name))
+        wrong = parse.contradictions(spec(name))
         if wrong:
             raise typer.BadParameter(wrong[0], param_hint="--name")
         if (home / name).exists():

@@ -13,8 +13,8 @@ from fault_injection.faults.fault import Scene, Target
 from fault_injection.faults.processes import DONE_WITHIN_S, end, go_on, house_of, listed_pids, state, stop, ticks_of
 from fault_injection.testbed.etcds import slow_disk
 from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell.etcd.errors import OutOfSpace
 from supervisor.shell.processes import is_running
-from supervisor.shell.store.errors import OutOfSpace
 
 FILL_BYTES = 1 << 20
 """Below etcd's limit of 1.5 MiB for a request."""

@@ -264,6 +264,6 @@ def recorded(world: World) -> files.History:
     ]
     found = files.of_lines(world.spec.name, world.journal, sorted(world.shims.items()), steps)
     # a leader that dies once its last decision is committed leaves no outcome of it, and the next may have nothing to
-    # decide. Then the count in the memory shows that it took effect (shell/journal.py)
+    # decide. Then the count in the memory shows that it took effect (shell/control/journal.py)
     found.reached = max(found.reached, world.checks.memory.decisions)
     return found

@@ -14,9 +14,9 @@ import grpc
 
 from fault_injection.testbed.unavailable import NotHere, missing
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.etcd_server import COMPACT_AFTER, find_server
-from supervisor.shell.store import connect
-from supervisor.shell.store.stubs import rpc
+from supervisor.shell.dev.etcd_server import COMPACT_AFTER, find_server
+from supervisor.shell.etcd import connect
+from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire import environment
 from supervisor.wire.address import free_ports
 from supervisor.wire.security import Security

@@ -13,8 +13,8 @@ from pathlib import Path
 from supervisor.core.model import Grant
 from supervisor.core.spec import SlurmSpec
 from supervisor.ports.errors import Fatal, PortError
-from supervisor.shell.engines.slurm_commands import PING_S, Commands, Job, Node, Refused, environment
-from supervisor.shell.engines.slurm_script import of_setting
+from supervisor.shell.engines.slurm.commands import PING_S, Commands, Job, Node, Refused, environment
+from supervisor.shell.engines.slurm.script import of_setting
 
 AWAY_S = 5.0
 """Seconds for which slurmctld stays stopped after `scontrol ping` was seen to fail."""

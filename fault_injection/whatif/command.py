@@ -22,8 +22,8 @@ from fault_injection.whatif.past import DAY_S, LONGEST_S
 from fault_injection.whatif.rates import Rates, Times, known, rates, times
 from supervisor.cli.common import sentences
 from supervisor.core.spec import RunSpec
-from supervisor.shell import runfile
 from supervisor.shell.history.schema import GROUPS
+from supervisor.shell.runfile import parse
 from supervisor.wire.printer import Printer
 
 GPUS_A_NODE = 8
@@ -164,7 +164,7 @@ def spec(groups: int, spares: int, policy: Path | None) -> RunSpec:
             if foreign := sorted(given.keys() - {"policy"}):
                 raise ValueError(f"only [policy] is looked at here, not {', '.join(foreign)}")
             body |= given
-        return runfile.parse(body)
+        return parse.parse(body)
     except (OSError, ValueError, RecursionError) as error:  # the last: a list in a list in a list
         raise typer.BadParameter(f"{policy}: {error}", param_hint="--policy") from None
 

@@ -20,14 +20,14 @@ from supervisor.cli.common import Json, sentences, show
 from supervisor.core.ledger import Cause, Interval, totals
 from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal
+from supervisor.shell.control.journal import read as read_journal
+from supervisor.shell.dev.home import system_folder
 from supervisor.shell.history.files import History, read
 from supervisor.shell.history.goodput import SHARE, SLACK_S, Span, does_not_add_up, in_short, ledger, windows
 from supervisor.shell.history.incident_cost import of_incidents
 from supervisor.shell.history.incidents import lasted, recovered_at
 from supervisor.shell.history.one_clock import retimed
 from supervisor.shell.history.outcomes import of_journal
-from supervisor.shell.home import system_folder
-from supervisor.shell.journal import read as read_journal
 from supervisor.wire.printer import Printer
 
 MOST = 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from tests.agents.nodes import Nodes
 from tests.helpers.etcd import folder, running, store
 

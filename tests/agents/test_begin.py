@@ -17,7 +17,7 @@ from agents.agent.reporter import Reporter
 from agents.shim.settings import Settings, parse
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.ports.store import Expect, Item, Snapshot, Store
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, NodeObserved, ProcessRecord, Registration, decode, encode
 from tests.agents.nodes import RUN, desire, trainer

@@ -25,7 +25,7 @@ from agents.shim.main import AGENT_FROZEN_S
 from agents.shim.process_table import Child
 from supervisor.core.spec import TorchFTSpec
 from supervisor.ports.store import Store
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import LighthouseDesired, LighthouseObserved, Registration, decode
 from tests.agents.nodes import Node, Nodes, desire, kill, observed, rank, running, trainer

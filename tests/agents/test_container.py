@@ -15,7 +15,7 @@ import pytest
 from agents.shim import process
 from agents.shim.main import LEAVING
 from supervisor.ports.store import Store
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from tests.agents.nodes import desire, observed, rank, trainer
 from tests.helpers.toys import TOYS

@@ -11,7 +11,7 @@ from agents.agent.exporter import Exporter
 from agents.agent.node_view import View
 from agents.agent.reporter import Standing
 from agents.shim.settings import Settings
-from supervisor.shell.catalogue import CATALOGUE
+from supervisor.shell.metrics.catalogue import CATALOGUE
 from supervisor.wire.records import Health, ProcessRecord, Progress
 
 

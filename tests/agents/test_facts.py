@@ -34,7 +34,7 @@ from fault_injection.testbed import netns
 from fault_injection.testbed.memory_cgroup import memory_cgroup
 from supervisor.core.spec import HangSpec
 from supervisor.ports.store import Store
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import Fact, Health, decode
 from tests.agents.nodes import Nodes

@@ -15,8 +15,8 @@ from agents.shim import process
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.core.spec import TorchFTSpec
 from supervisor.ports.store import Store
-from supervisor.shell.etcd_server import EtcdServer
-from supervisor.shell.store import connect
+from supervisor.shell.dev.etcd_server import EtcdServer
+from supervisor.shell.etcd import connect
 from supervisor.wire.records import Admission, LighthouseDesired, TrainerDesired
 from tests.agents.nodes import RUN, Node, Nodes, desire, gate, kill, observed, running, trainer
 from tests.helpers import etcd

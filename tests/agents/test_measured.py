@@ -11,7 +11,7 @@ import pytest
 from agents.agent.node_view import View
 from agents.agent.reporter import Reporter
 from agents.shim.settings import Settings
-from supervisor.shell import clocks
+from supervisor.shell.metrics import clock_skew
 from supervisor.wire import keys
 from supervisor.wire.records import Health, NodeObserved, ProcessRecord, Progress, Registration, decode, encode
 from tests.helpers.memory_store import MemoryStore
@@ -52,8 +52,11 @@ def test_the_time_of_etcds_answers_and_the_clock_are_in_the_record_of_health(
         item = store.get(keys.health("n1"))
         assert item is not None
         assert decode(item.value, Health).store_ms > 0
-        assert clocks.off(decode(item.value, Health), time.time()) == ""
-        assert clocks.off(decode(item.value, Health), time.time() + 3600.0) == "its clock is 60 min behind the one here"
+        assert clock_skew.off(decode(item.value, Health), time.time()) == ""
+        assert (
+            clock_skew.off(decode(item.value, Health), time.time() + 3600.0)
+            == "its clock is 60 min behind the one here"
+        )
     finally:
         thread.stop(give_back=True)
         thread.join(10)

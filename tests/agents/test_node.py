@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.store import Store
-from supervisor.shell import status
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.store import connect
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.etcd import connect
+from supervisor.shell.inspect import status
 from supervisor.wire import keys, rotated
 from supervisor.wire.records import CheckpointMark, Health, decode
 from tests.agents.nodes import RUN, Node, Nodes, desire, kill, observed, rank, registration, running, trainer

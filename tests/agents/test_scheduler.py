@@ -18,7 +18,7 @@ from agents.agent.shim_client import ShimClient, ShimLost, Watched
 from agents.shim import process, sockets
 from agents.shim.main import LEAVING
 from supervisor.ports.store import Store
-from supervisor.shell.store import connect
+from supervisor.shell.etcd import connect
 from supervisor.wire.address import towards
 from tests.agents.nodes import Node, Nodes, desire, kill, observed, rank, registration, running, trainer
 from tests.helpers import etcd

@@ -21,7 +21,7 @@ from agents.shim.main import AGENT_FROZEN_S, Shim
 from agents.shim.process_table import Child
 from agents.shim.settings import Settings, parse
 from supervisor.ports.store import Store
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import ExitObserved, Health, NodeObserved, ProcessRecord, decode
 from tests.agents.nodes import Nodes, desire, rank, running, trainer

@@ -13,7 +13,7 @@ import pytest
 from agents.shim import process
 from agents.shim.main import LEAVING
 from supervisor.ports.store import Store
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from tests.agents.nodes import Node, desire, kill, observed, rank, registration, running, trainer
 from tests.helpers.slurm import Slurm, available, slurm
 from tests.helpers.toys import TOYS

@@ -143,9 +143,9 @@ def test_what_hides_a_sets_order_is_let_through(tmp_path: Path) -> None:
 PLANTED_LAYERS = [
     (
         "supervisor/core/placement.py",
-        "from supervisor.shell import mirror",
+        "from supervisor.shell.control import state_cache as mirror",
         "supervisor.core is not allowed to import supervisor.shell",
-        "supervisor.core.placement -> supervisor.shell.mirror",
+        "supervisor.core.placement -> supervisor.shell.control.state_cache",
     ),
     (
         "supervisor/wire/keys.py",
@@ -155,9 +155,9 @@ PLANTED_LAYERS = [
     ),
     (
         "agents/agent/names.py",
-        "from supervisor.shell.loop import Loop",
-        "agents is not allowed to import supervisor.shell.loop",
-        "agents.agent.names -> supervisor.shell.loop",
+        "from supervisor.shell.control.loop import Loop",
+        "agents is not allowed to import supervisor.shell.control.loop",
+        "agents.agent.names -> supervisor.shell.control.loop",
     ),
     (
         "fault_injection/faults/acts.py",
@@ -166,10 +166,10 @@ PLANTED_LAYERS = [
         "fault_injection.faults.acts -> torch",
     ),
     (
-        "supervisor/shell/logs.py",
+        "supervisor/shell/inspect/logs.py",
         "import agents.health.exit_decoder",
         "supervisor is not allowed to import agents",
-        "supervisor.shell.logs -> agents.health.exit_decoder",
+        "supervisor.shell.inspect.logs -> agents.health.exit_decoder",
     ),
     (
         "agents/shim/process_table.py",
@@ -179,9 +179,9 @@ PLANTED_LAYERS = [
     ),
     (
         "titan_actor/cursor.py",
-        "from supervisor.shell import runfile",
+        "from supervisor.shell.runfile import parse as runfile",
         "titan_actor is not allowed to import supervisor.shell",
-        "titan_actor.cursor -> supervisor.shell.runfile",
+        "titan_actor.cursor -> supervisor.shell.runfile.parse",
     ),
 ]
 """File, planted code, the rule that it breaks, and the import that the lint must name."""

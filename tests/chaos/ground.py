@@ -25,12 +25,13 @@ from fault_injection.checkers import consistency
 from supervisor.core.model import Memory
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Retryable
-from supervisor.shell import client, status, views
+from supervisor.shell.control import observe
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.dev.home import endpoints_of, system_folder
+from supervisor.shell.etcd import EtcdStore, connect
 from supervisor.shell.history import files
-from supervisor.shell.home import endpoints_of, system_folder
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.inspect import client, status
 from supervisor.shell.processes import Process, with_environment
-from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import checkpoints, keys
 from supervisor.wire.programs import PART
 from supervisor.wire.records import RunRecord
@@ -153,7 +154,7 @@ class Ground:
 
     def memory(self) -> Memory:
         assert self.record is not None
-        return views.memory(self.mirror(), self.record.spec.name)
+        return observe.memory(self.mirror(), self.record.spec.name)
 
     def generations(self) -> tuple[int, ...]:
         return tuple(g.generation for g in self.memory().groups.values())

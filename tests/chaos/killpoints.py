@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.decide import machine
-from supervisor.shell.etcd_server import start_etcd
+from supervisor.shell.dev.etcd_server import start_etcd
 from tests.chaos.plans import WAYS, Plan, plan
 from tests.chaos.rounds import Lanes, Wrong
 

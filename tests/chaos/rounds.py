@@ -15,8 +15,8 @@ from typing import Any
 from fault_injection.checkers import consistency
 from supervisor.core.spec import RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.store import MAX_OPERATIONS
-from supervisor.shell.etcd_server import EtcdServer
-from supervisor.shell.store import connect
+from supervisor.shell.dev.etcd_server import EtcdServer
+from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
 from tests.chaos.plans import Plan

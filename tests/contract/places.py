@@ -18,9 +18,10 @@ from supervisor.core.model import Grant
 from supervisor.core.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Engine, Request
 from supervisor.ports.errors import Retryable
-from supervisor.shell.engines import local, slurm_commands
+from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
-from supervisor.shell.engines.slurm import SlurmEngine
+from supervisor.shell.engines.slurm import commands
+from supervisor.shell.engines.slurm.engine import SlurmEngine
 from tests.helpers.slurm import Slurm
 from tests.helpers.waiting import eventually
 
@@ -112,9 +113,9 @@ class SlurmPlace:
 
     def ask_and_lose_the_answer(self, request: Request) -> None:
         with self.instead("sbatch", 'REAL "$@" >/dev/null; exec sleep 60'), self._monkeypatch.context() as patch:
-            patch.setattr(slurm_commands, "COMMAND_S", 1.0)
+            patch.setattr(commands, "COMMAND_S", 1.0)
             engine = self.engine()
-            engine._commands = slurm_commands.Commands(1.0)
+            engine._commands = commands.Commands(1.0)
             with pytest.raises(Retryable):
                 engine.acquire(request)
 

@@ -14,8 +14,8 @@ import pytest
 
 from supervisor.ports.engine import RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.engines import slurm as engine_module
-from supervisor.shell.engines.slurm_commands import Commands
+from supervisor.shell.engines.slurm import engine as engine_module
+from supervisor.shell.engines.slurm.commands import Commands
 from tests.contract.places import WITHIN_S, SlurmPlace, become, executable, forgotten, grants, with_slurm
 from tests.helpers.slurm import GRACE_S
 from tests.helpers.waiting import eventually

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.ports.engine import RequestRefused
 from supervisor.ports.errors import Retryable
-from supervisor.shell.engines.slurm_commands import Commands
+from supervisor.shell.engines.slurm.commands import Commands
 from tests.contract.places import SlurmPlace
 from tests.helpers.slurm import available, slurm
 

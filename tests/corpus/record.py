@@ -22,7 +22,7 @@ from fault_injection.sim import run as sim
 from supervisor.core import decide as core
 from supervisor.core.model import Decision, Memory, Observed
 from supervisor.core.spec import RunSpec
-from supervisor.shell import inputs, journal, loop
+from supervisor.shell.control import decision_inputs, journal, loop
 from tests.corpus.file import INPUT, PATH, Recorded, read, write
 from tests.corpus.neutral import answer
 
@@ -55,7 +55,7 @@ class Chosen:
         ):
             return
         try:
-            given = json.loads(inputs.take(observed, spec, memory).body)
+            given = json.loads(decision_inputs.take(observed, spec, memory).body)
         except ValueError:
             return  # a test of what cannot be written
         self._shapes[shape] += 1
@@ -92,8 +92,8 @@ def simulated(chosen: Chosen) -> None:
 def journals(chosen: Chosen, folders: Sequence[Path]) -> None:
     for folder in folders:
         digests = {line["input"] for line in journal.read(folder / "journal.jsonl") if line.get("input")}
-        for kept in inputs.find(folder, digests).values():
-            if not isinstance(kept, inputs.LostInput):
+        for kept in decision_inputs.find(folder, digests).values():
+            if not isinstance(kept, decision_inputs.LostInput):
                 _offer(chosen, f"journal: {folder.name}", kept.given)
 
 
@@ -116,13 +116,13 @@ def of_unit_tests(chosen: Chosen) -> None:
                 _offer(chosen, f"test: {source}", given)
 
 
-def _captured(path: Path) -> Iterator[tuple[str, inputs.Input]]:
+def _captured(path: Path) -> Iterator[tuple[str, decision_inputs.Input]]:
     for line in path.read_text().splitlines():
         body = json.loads(line)
         yield body["source"], INPUT.validate_python(body["given"])
 
 
-def _offer(chosen: Chosen, source: str, given: inputs.Input) -> None:
+def _offer(chosen: Chosen, source: str, given: decision_inputs.Input) -> None:
     decision = core.decide(given.observed, given.spec, given.memory)
     chosen.offer(source, given.observed, given.spec, given.memory, decision)
 

@@ -11,7 +11,7 @@ import pytest
 from supervisor.core.decide import STAGES, Found
 from supervisor.core.model import Memory
 from supervisor.core.round import Round
-from supervisor.shell.inputs import Input
+from supervisor.shell.control.decision_inputs import Input
 from tests.corpus.file import INPUT, read
 from tests.corpus.test_corpus import PARTS
 

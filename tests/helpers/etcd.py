@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fault_injection.testbed.etcds import Cluster, cluster
-from supervisor.shell.etcd_server import EtcdServer, start_etcd
-from supervisor.shell.store import EtcdStore, connect
-from supervisor.shell.store.stubs import rpc
+from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.etcd.stubs import rpc
 from tests.helpers.waiting import eventually
 
 __all__ = ["Cluster", "cluster"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from supervisor.ports.errors import Fatal, Fenced, PortError, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Changes, Expect, Item, Snapshot
-from supervisor.shell.store.errors import LeaseLost
-from supervisor.shell.store.status import StoreStatus
+from supervisor.shell.etcd.errors import LeaseLost
+from supervisor.shell.etcd.status import StoreStatus
 
 
 @dataclass

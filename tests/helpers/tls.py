@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.ports.errors import Retryable
-from supervisor.shell.etcd_server import find_server
-from supervisor.shell.store import connect
+from supervisor.shell.dev.etcd_server import find_server
+from supervisor.shell.etcd import connect
 from supervisor.wire.address import free_ports
 from supervisor.wire.security import Security, load
 from tests.helpers.waiting import eventually

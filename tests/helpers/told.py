@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from supervisor.core.model import Decision, NodeView, RankView
-from supervisor.shell import projection
+from supervisor.shell.control import projection
 from supervisor.wire import keys
 from supervisor.wire.records import (
     CheckpointMark,

@@ -14,8 +14,9 @@ from typing import Any
 
 from supervisor.core.model import GroupMemory, Kind
 from supervisor.core.spec import BudgetSpec, RunSpec, TorchFTSpec
-from supervisor.shell import client, views
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import observe
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, NodeObserved, RunRecord
 from tests.helpers.waiting import eventually
@@ -119,7 +120,7 @@ class Outage:
 
     def standing(self) -> Standing:
         mirror = self.w.mirror()
-        memory = views.memory(mirror, self.record.spec.name)
+        memory = observe.memory(mirror, self.record.spec.name)
         seat = memory.lighthouse
         return Standing(
             phase=memory.phase,
@@ -145,7 +146,7 @@ class Outage:
         return self._commanded(mirror) & mirror.items.keys()
 
     def _commanded(self, mirror: Mirror) -> set[str]:
-        memory = views.memory(mirror, self.record.spec.name)
+        memory = observe.memory(mirror, self.record.spec.name)
         nodes = {memory.lighthouse.node, *(g.node for g in memory.groups.values())}
         gate = keys.gate_presence(memory.lighthouse.node, self.record.spec.name)
         return {gate, *(keys.registration(node) for node in nodes)}
@@ -197,11 +198,11 @@ class Outage:
     def exited(self, pid: int) -> bool:
         """Whether a node has said so of a trainer."""
         mirror = self.w.mirror()
-        seen = [mirror.record(keys.observed(node), NodeObserved) for node in views.node_names(mirror)]
+        seen = [mirror.record(keys.observed(node), NodeObserved) for node in observe.node_names(mirror)]
         return any(t.pid == pid and t.state == "exited" for view in seen if view is not None for t in view.trainers)
 
     def generation_wanted(self, group: int) -> int:
-        return views.memory(self.w.mirror(), self.record.spec.name).groups[group].generation
+        return observe.memory(self.w.mirror(), self.record.spec.name).groups[group].generation
 
     def restarted(self, group: int, before: Standing, kind: Kind = Kind.CRASH) -> None:
         """Waits until the group, and no other, runs in its next generation, for one reason that is over by then."""

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fault_injection.testbed import netns
-from supervisor.shell import client
-from supervisor.shell.etcd_server import start_etcd
+from supervisor.shell.dev.etcd_server import start_etcd
+from supervisor.shell.inspect import client
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire.records import RunRecord
 from supervisor.wire.security import load

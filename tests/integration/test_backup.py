@@ -14,8 +14,8 @@ import pytest
 from supervisor.core.model import Memory
 from supervisor.core.restored import GENERATIONS
 from supervisor.core.spec import TitanSpec
-from supervisor.shell import views
-from supervisor.shell.etcd_server import start_etcd
+from supervisor.shell.control import observe
+from supervisor.shell.dev.etcd_server import start_etcd
 from supervisor.wire import checkpoints, keys
 from supervisor.wire.records import CheckpointMark, NodeDesired, RunRecord, TrainerDesired, encode
 from tests.helpers.etcd import kill
@@ -58,7 +58,7 @@ def _complete(record: RunRecord, step: int, group: int, generation: int) -> str:
 
 
 def _memory(w: World, record: RunRecord) -> Memory:
-    return views.memory(w.mirror(), record.spec.name)
+    return observe.memory(w.mirror(), record.spec.name)
 
 
 def _wanted(w: World, record: RunRecord) -> list[TrainerDesired]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agents.shim import process
-from supervisor.shell.store import connect
+from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from supervisor.wire.address import free_port
 from supervisor.wire.records import LeaderRecord, RunRecord, decode

@@ -13,7 +13,8 @@ from fault_injection.doubles import clocks
 from fault_injection.testbed.unavailable import NotHere
 from supervisor.core.lasted import incident_s
 from supervisor.core.model import Kind, Rung
-from supervisor.shell import journal, status
+from supervisor.shell.control import journal
+from supervisor.shell.inspect import status
 from supervisor.wire.programs import SEAM
 from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually

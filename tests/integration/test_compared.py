@@ -21,7 +21,7 @@ from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Order
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.reason import Code, Reason
-from supervisor.shell import policy
+from supervisor.shell.runfile import live_policy
 from tests.helpers.reasons import values
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
@@ -105,7 +105,7 @@ def test_a_stall_that_all_groups_share_ends_nobody(run: Run) -> None:
 def test_a_slow_group_is_acted_on_as_the_policy_says(run: Run, rung: Rung, group: int) -> None:
     bench, other = run.bench, 1 - group
     bench.settle()
-    policy.set_policy(bench.w.store, bench.record, [f"first_rung.straggler={rung.name.lower()}"], "a test")
+    live_policy.set_policy(bench.w.store, bench.record, [f"first_rung.straggler={rung.name.lower()}"], "a test")
     try:
         eventually(
             lambda: all(rank.compute_past_s > 0 for g in range(GROUPS) for rank in bench.ranks(g)),
@@ -128,7 +128,7 @@ def test_a_slow_group_is_acted_on_as_the_policy_says(run: Run, rung: Rung, group
         assert run.acted(count) == [incident], "what was slow is slow no more"
         assert run.generations()[other] == generations[other]
     finally:
-        policy.set_policy(bench.w.store, bench.record, ["first_rung.straggler=ride_through"], "the test is over")
+        live_policy.set_policy(bench.w.store, bench.record, ["first_rung.straggler=ride_through"], "the test is over")
 
 
 def test_a_group_of_which_a_full_disk_tells_nothing_is_no_hang_and_leaves_it_when_it_fails(run: Run) -> None:

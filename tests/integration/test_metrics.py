@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.catalogue import CATALOGUE
+from supervisor.shell.metrics.catalogue import CATALOGUE
 from supervisor.wire import keys
 from supervisor.wire.records import FaultsMade, LeaderRecord, Registration, encode
 from tests.helpers.prometheus import BINARY, Prometheus, prometheus

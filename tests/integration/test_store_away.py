@@ -22,11 +22,11 @@ import pytest
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.core.model import Kind
 from supervisor.ports.errors import Retryable
-from supervisor.shell import client
-from supervisor.shell.etcd_server import find_server, start_etcd
-from supervisor.shell.store import connect
-from supervisor.shell.store.errors import OutOfSpace
-from supervisor.shell.store.stubs import rpc
+from supervisor.shell.dev.etcd_server import find_server, start_etcd
+from supervisor.shell.etcd import connect
+from supervisor.shell.etcd.errors import OutOfSpace
+from supervisor.shell.etcd.stubs import rpc
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from tests.helpers import etcd
 from tests.helpers.relay import Relay, relay

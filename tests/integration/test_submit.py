@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from supervisor.ports.errors import Retryable
-from supervisor.shell import client, status
-from supervisor.shell.etcd_server import EtcdServer, start_etcd
-from supervisor.shell.identity import system_id
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.status import RunStatus
-from supervisor.shell.store import EtcdStore, connect
-from supervisor.shell.views import memory
+from supervisor.shell.control.observe import memory
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.control.system_id import system_id
+from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.inspect import client, status
+from supervisor.shell.inspect.status import RunStatus
 from supervisor.wire import keys
 from supervisor.wire.address import free_ports
 from supervisor.wire.records import LeaderRecord

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.home import system_folder
+from supervisor.shell.dev.home import system_folder
 from tests.chaos.ground import Cell, Ground, played
 from tests.helpers.waiting import eventually
 

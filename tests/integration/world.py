@@ -18,14 +18,14 @@ from supervisor.core.model import Incident
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Retryable
 from supervisor.ports.store import Snapshot
-from supervisor.shell import client, status
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
-from supervisor.shell.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.etcd import EtcdStore, connect
 from supervisor.shell.history import files as history
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.inspect import client, status
+from supervisor.shell.inspect.status import RunStatus
 from supervisor.shell.processes import is_running, start_ticks
-from supervisor.shell.status import RunStatus
-from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import keys
 from supervisor.wire.records import Control, NodeObserved, RunRecord, TrainerObserved
 from supervisor.wire.security import Security

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from supervisor.shell.home import endpoints_of
-from supervisor.shell.page.watcher import clock_in
-from supervisor.shell.store import connect
+from supervisor.shell.dev.home import endpoints_of
+from supervisor.shell.etcd import connect
+from supervisor.shell.web.watcher import clock_in
 from supervisor.wire import keys
 from tests.helpers import browser as browsers
 from tests.helpers.browser import Browser

@@ -10,9 +10,9 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 from supervisor.core.model import ControlView, StuckView
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page.server import Server, serve, url_of
-from supervisor.shell.page.watcher import Page
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.web.server import Server, serve, url_of
+from supervisor.shell.web.watcher import Page
 from supervisor.wire import keys
 from supervisor.wire.records import Account, encode
 from supervisor.wire.security import Security

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page.history import History, Point
-from supervisor.shell.page.server import serve, url_of
-from supervisor.shell.page.watcher import Page
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.web.history import History, Point
+from supervisor.shell.web.server import serve, url_of
+from supervisor.shell.web.watcher import Page
 from supervisor.wire import keys
 from supervisor.wire.security import Security
 from tests.helpers.browser import Browser

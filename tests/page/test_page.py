@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.page.calls import STILL_S
+from supervisor.shell.web.calls import STILL_S
 from supervisor.wire import keys
 from tests.helpers.browser import Browser
 from tests.helpers.relay import relay

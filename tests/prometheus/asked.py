@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.boards import BOARDS
-from supervisor.shell import prometheus
+from supervisor.shell.dev import prometheus
 from supervisor.wire.address import free_port
 from supervisor.wire.security import Security
 from tests.helpers.waiting import eventually

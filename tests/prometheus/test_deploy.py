@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from dashboards import rules
-from supervisor.shell import prometheus
+from supervisor.shell.dev import prometheus
 from supervisor.wire.address import free_port
 from supervisor.wire.security import Security
 from tests.helpers.waiting import eventually

@@ -16,11 +16,11 @@ import pytest
 from dashboards import rules
 from fault_injection.demo.command import spec
 from supervisor.core.model import Incident
-from supervisor.shell import client, status
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.dev.home import endpoints_of, system_folder
 from supervisor.shell.engines.local import LocalEngine
-from supervisor.shell.home import endpoints_of, system_folder
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.store import EtcdStore, connect
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.inspect import client, status
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 from tests.helpers.waiting import eventually

@@ -36,8 +36,9 @@ from supervisor.core.reason import ONE_CAUSE
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec
 from supervisor.core.words import say
 from supervisor.ports.store import Item, Snapshot
-from supervisor.shell import cordons, projection, views
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import cordons, projection
+from supervisor.shell.control import observe as views
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult
 from supervisor.wire.records import Cordon, NodeCheck, NodeDesired, TrainerDesired, decode, encode

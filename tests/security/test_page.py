@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from supervisor.shell.page.server import READ_BY, Server, serve, url_of
-from supervisor.shell.page.watcher import Page
+from supervisor.shell.web.server import READ_BY, Server, serve, url_of
+from supervisor.shell.web.watcher import Page
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.tls import Certificates
 from tests.helpers.tls_client import client_context, dial, metrics, without_certificate

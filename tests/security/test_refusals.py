@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.store import connect
+from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, Registration
 from supervisor.wire.security import load

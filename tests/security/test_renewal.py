@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.errors import PortError, Retryable
-from supervisor.shell.store import EtcdStore, connect
+from supervisor.shell.etcd import EtcdStore, connect
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, NodeObserved, Registration
 from supervisor.wire.security import read_certificate

@@ -10,9 +10,9 @@ import pytest
 
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Expect, Store
-from supervisor.shell.auth import init_auth
-from supervisor.shell.store import EtcdStore, connect
-from supervisor.shell.store.stubs import rpc
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.etcd.auth import init_auth
+from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire import keys
 from tests.helpers.tls import Certificates, TlsEtcd, tls_etcd
 from tests.helpers.waiting import eventually

@@ -13,7 +13,7 @@ import pytest
 
 from agents.shim import process
 from supervisor.core.spec import TitanSpec
-from supervisor.shell import bundle
+from supervisor.shell.inspect import bundle
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, Registration, RunRecord
 from tests.helpers.prometheus import BINARY, prometheus

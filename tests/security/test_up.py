@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.store import connect
+from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from tests.helpers.tls import TlsEtcd
 from tests.helpers.waiting import eventually

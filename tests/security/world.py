@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from supervisor.shell.auth import init_auth
+from supervisor.shell.etcd.auth import init_auth
 from supervisor.wire import keys
 from supervisor.wire.records import GateObserved, RunRecord
 from tests.helpers.tls import Certificates, TlsEtcd, tls_etcd

@@ -21,8 +21,8 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 from supervisor.core.spec import BudgetSpec, PolicySpec
 from supervisor.ports.store import Expect
-from supervisor.shell import loop, projection
-from supervisor.shell.store.election import Leadership
+from supervisor.shell.control import loop, projection
+from supervisor.shell.etcd.election import Leadership
 from supervisor.wire.records import NodeDesired, ProcessRecord, TrainerDesired
 from tests.helpers.reasons import codes
 

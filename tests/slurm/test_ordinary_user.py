@@ -18,11 +18,11 @@ import pytest
 
 from supervisor.core.model import Kind, Rung
 from supervisor.core.restored import ENDED
-from supervisor.shell import client
-from supervisor.shell.engine_driver import REFUSED_PAUSES_S
-from supervisor.shell.engines.slurm import POLL_S
-from supervisor.shell.etcd_server import start_etcd
-from supervisor.shell.identity import system_id
+from supervisor.shell.control.engine_driver import REFUSED_PAUSES_S
+from supervisor.shell.control.system_id import system_id
+from supervisor.shell.dev.etcd_server import start_etcd
+from supervisor.shell.engines.slurm.engine import POLL_S
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
 from tests.helpers import ordinary_user as user

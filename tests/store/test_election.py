@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.errors import Fenced, Retryable
-from supervisor.shell.etcd_server import EtcdServer
-from supervisor.shell.store import Election, EtcdStore, Leadership, connect
+from supervisor.shell.dev.etcd_server import EtcdServer
+from supervisor.shell.etcd import Election, EtcdStore, Leadership, connect
 from tests.helpers.etcd import running
 from tests.helpers.relay import relay
 from tests.helpers.stopping import frozen

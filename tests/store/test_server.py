@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell import etcd_server as module
-from supervisor.shell.etcd_server import EtcdServer, find_server, start_etcd
+from supervisor.shell.dev import etcd_server as module
+from supervisor.shell.dev.etcd_server import EtcdServer, find_server, start_etcd
+from supervisor.shell.etcd import connect
 from supervisor.shell.processes import start_ticks
-from supervisor.shell.store import connect
 from tests.helpers.etcd import kill, running
 from tests.helpers.waiting import eventually
 
@@ -224,7 +224,7 @@ def test_settings_in_the_environment_do_not_reach_it(tmp_path: Path, monkeypatch
 
 def test_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from supervisor.shell.etcd_server import start_etcd\n"
+        "import sys; from pathlib import Path; from supervisor.shell.dev.etcd_server import start_etcd\n"
         f"s = start_etcd(Path({str(tmp_path)!r}), die_with_parent=True)\n"
         "print(s.pid, s.process.ticks, flush=True); sys.stdin.read()"
     )

@@ -9,9 +9,9 @@ import pytest
 
 from supervisor.ports.errors import Retryable
 from supervisor.ports.store import Changes, Watch
-from supervisor.shell.etcd_server import EtcdServer
-from supervisor.shell.store import EtcdStore, connect
-from supervisor.shell.store.watch import IDLE_S
+from supervisor.shell.dev.etcd_server import EtcdServer
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.etcd.watch import IDLE_S
 from tests.helpers.etcd import cluster, kill, running
 from tests.helpers.relay import relay
 from tests.helpers.stopping import frozen

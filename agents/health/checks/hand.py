@@ -16,7 +16,7 @@ from agents.health.checks.neighbours import neighbours
 from agents.health.checks.network import Peer
 from agents.health.checks.node import arguments, collect, outcome
 from supervisor.ports.store import Store
-from supervisor.shell.store import connect
+from supervisor.shell.etcd import connect
 from supervisor.wire import environment, keys
 from supervisor.wire.checks import CheckResult
 from supervisor.wire.person import who

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from supervisor.shell.clocks import OFF_S
+from supervisor.shell.metrics.clock_skew import OFF_S
 
 if TYPE_CHECKING:
     from supervisor.shell.history.files import Process
 
 SET_S = 1.0
 """A wall clock that moved by this many seconds against the run clock was set; the leader uses the same
-(supervisor/shell/loop.py)."""
+(supervisor/shell/control/loop.py)."""
 
 STARTS = ("start", "place")
 

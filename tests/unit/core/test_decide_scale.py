@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.core.model import Memory
 from supervisor.ports.store import MAX_OPERATIONS
-from supervisor.shell.projection import memory_records
+from supervisor.shell.control.projection import memory_records
 from tests.unit.core.world import World
 
 GROUPS = 120

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
-from supervisor.shell.waiting import held
+from supervisor.shell.inspect.pending_reasons import held
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World
 

@@ -9,7 +9,7 @@ import pytest
 from supervisor.core.model import Confidence, Kind, Rung, StuckView
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import HangSpec
-from supervisor.shell.waiting import held
+from supervisor.shell.inspect.pending_reasons import held
 from tests.helpers.reasons import values
 from tests.unit.core.world import World
 

@@ -11,7 +11,7 @@ from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import Confidence, Kind, Rung, StuckView
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
-from supervisor.shell.waiting import held
+from supervisor.shell.inspect.pending_reasons import held
 from tests.helpers.reasons import values
 from tests.unit.core.world import World
 

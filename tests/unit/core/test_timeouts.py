@@ -16,7 +16,7 @@ from supervisor.core import timeouts
 from supervisor.core.bounds import Row
 from supervisor.core.measured import NOTHING, Measured, remembered, together
 from supervisor.core.spec import AllocationSpec, GroupsSpec, RunSpec
-from supervisor.shell import runfile
+from supervisor.shell.runfile import parse
 from tests.unit.core.world import World
 
 SPEC = RunSpec(name="run")
@@ -143,7 +143,7 @@ def test_an_engine_whose_word_comes_too_late_is_named_though_no_key_would_help()
 # --- what is sensible ---
 
 
-@pytest.mark.parametrize("spec", [SPEC, SLURM, *(runfile.load(path) for path in EXAMPLES)], ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", [SPEC, SLURM, *(parse.load(path) for path in EXAMPLES)], ids=lambda s: s.name)
 @pytest.mark.parametrize("seen", [NOTHING, SEEN], ids=["new", "seen"])
 def test_the_defaults_and_the_examples_fit(spec: RunSpec, seen: Measured) -> None:
     assert [each.sentence for each in timeouts.rows(spec, seen) if each.state != "fits"] == []
@@ -195,7 +195,7 @@ def test_every_row_has_a_reason_and_is_a_key_of_the_run_file() -> None:
     for each in timeouts.rows(SLURM, SEEN):
         assert each.best.why
         assert each.measured or each.best.why.startswith("a choice") or each.key == "policy.cut_off_stop_s"
-        assert not each.settable or each.key in runfile.all_keys()
+        assert not each.settable or each.key in parse.all_keys()
 
 
 # --- the solver against itself ---

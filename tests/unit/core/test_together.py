@@ -14,7 +14,7 @@ from supervisor.core.engines import TRAITS
 from supervisor.core.model import CordonView, GpuFact, RankView, StuckView
 from supervisor.core.round import MAX_CHANGES
 from supervisor.core.spec import SlurmSpec
-from supervisor.shell.waiting import held
+from supervisor.shell.inspect.pending_reasons import held
 from tests.unit.core.world import World
 
 LOCAL_WORD_S = TRAITS["local"].word_s

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.core import unsaved
 from supervisor.core.unsaved import BEHIND
-from supervisor.shell.waiting import held
+from supervisor.shell.inspect.pending_reasons import held
 from tests.unit.core.world import World
 
 EVERY = 50

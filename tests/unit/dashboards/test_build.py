@@ -13,7 +13,7 @@ from dashboards import build
 from dashboards.boards import BOARDS, VARIABLES, Board
 from dashboards.panels import Panel
 from supervisor.core.model import Verdict
-from supervisor.shell.catalogue import CAUSES, GROUP_PHASES
+from supervisor.shell.metrics.catalogue import CAUSES, GROUP_PHASES
 
 ALL = build.files()
 PANELS = [pytest.param(panel, id=f"{board.title}: {panel.title}") for board in BOARDS for panel in board.panels]

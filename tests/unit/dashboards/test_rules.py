@@ -11,7 +11,7 @@ import pytest
 from dashboards import rules
 from dashboards.expressions import BRIDGED
 from dashboards.rules import Alert
-from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S, Level
+from supervisor.shell.web.calls import AWAY_S, CALLS, STILL_S, Level
 
 ROOT = Path(__file__).parents[3]
 ALERTS = rules.alerts()

@@ -9,8 +9,8 @@ import pytest
 
 from fault_injection.sim import leaders, run
 from fault_injection.sim.faults import Fault
-from supervisor.shell import why
-from supervisor.shell.journal import Journal
+from supervisor.shell.control.journal import Journal
+from supervisor.shell.inspect import decision_replay
 
 BREAKS = ("crash", "error", "freeze", "node_lost", "unplugged", "allocation_taken", "split")
 """Faults that have an incident."""
@@ -33,10 +33,10 @@ def test_each_incident_of_a_simulated_run(kind: str, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(leaders, "_Kept", Kept)
     assert run.run(1, 4, [Fault(20.0, kind, 1, 6.0)]).broken == ()
-    found = why.incidents(tmp_path / "journal.jsonl")
+    found = decision_replay.incidents(tmp_path / "journal.jsonl")
     assert found
     for incident in found.values():
-        told = why.why(incident, tmp_path / "journal.jsonl")
+        told = decision_replay.why(incident, tmp_path / "journal.jsonl")
         assert told.decided
-        assert told.same, "\n".join(why.page(told))
+        assert told.same, "\n".join(decision_replay.page(told))
         assert {a.verdict for a in told.again} == {"same"}

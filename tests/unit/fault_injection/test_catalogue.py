@@ -27,7 +27,7 @@ from fault_injection.in_rank.hooks import BIT, Obeying
 from supervisor.core.model import Grant
 from supervisor.core.spec import AllocationSpec
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.store.errors import OutOfSpace
+from supervisor.shell.etcd.errors import OutOfSpace
 from supervisor.wire.checkpoints import MARKER
 from supervisor.wire.records import CheckpointMark, encode
 from tests.helpers.waiting import eventually

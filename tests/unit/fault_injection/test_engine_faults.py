@@ -26,7 +26,7 @@ from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
-from supervisor.shell.engines.slurm_commands import Node
+from supervisor.shell.engines.slurm.commands import Node
 from tests.helpers.waiting import eventually
 from tests.integration.world import toy_spec
 

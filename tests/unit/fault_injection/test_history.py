@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.journal import Journal
+from supervisor.shell.control.journal import Journal
 from tests.unit.fault_injection.files import Files, answers, place, story
 
 

@@ -27,9 +27,9 @@ from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Orders
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Incident, Kind, Lighthouse, Memory, Rung
 from supervisor.ports.errors import Fatal
-from supervisor.shell import runfile
 from supervisor.shell.history.files import Left
 from supervisor.shell.processes import pid_namespace, start_ticks
+from supervisor.shell.runfile import parse
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Fact,
@@ -471,7 +471,7 @@ def test_a_run_that_does_not_allow_it_is_refused(world: World) -> None:
 
 def test_the_run_that_is_started_to_be_broken_can_be_launched_and_allows_it() -> None:
     made = own.spec("chaos")
-    assert runfile.contradictions(made) == []
+    assert parse.contradictions(made) == []
     assert made.chaos == "allowed"
     assert made.titan.digest_interval_steps > 0, "the groups' states are compared"
 

@@ -13,10 +13,10 @@ import pytest
 from fault_injection.checkers import history_file
 from supervisor.core.ledger import Cause, of_lines, totals
 from supervisor.core.model import GroupMemory, Incident, Kind, Memory, NodeView, Observed, RankView, Rung
-from supervisor.shell.accounts import Accounts
 from supervisor.shell.history.files import Decided, History, Steps
 from supervisor.shell.history.goodput import Span, ledger
-from supervisor.shell.telemetry import LOOK_S
+from supervisor.shell.metrics.live_goodput import Accounts
+from supervisor.shell.metrics.telemetry import LOOK_S
 from tests.unit.fault_injection.files import resumed
 
 RECORDED = Path(__file__).parent / "recorded_run" / "history.jsonl.gz"

@@ -17,12 +17,12 @@ from fault_injection.demo import report
 from fault_injection.faults.acts import Injected
 from supervisor import cli
 from supervisor.cli import ledger, look
-from supervisor.shell import views
+from supervisor.shell.control import observe
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.history.files import read
 from supervisor.shell.history.goodput import Span
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page.snapshot import Live, snapshot
-from supervisor.shell.page.terminal import ENDLESS, Drawing, clock, lasted
+from supervisor.shell.web.snapshot import Live, snapshot
+from supervisor.shell.web.terminal import ENDLESS, Drawing, clock, lasted
 from supervisor.wire import keys
 from tests.helpers.memory_store import MemoryStore
 from tests.integration.world import LEASE_S
@@ -43,7 +43,7 @@ class Told:
         for key, value in kept["records"].items():
             store.put(key, value.encode())
         self.mirror = Mirror(store.list(keys.PREFIX))
-        self.page = snapshot(self.mirror, views.runs(self.mirror)["toy"], Live(now=2e9))
+        self.page = snapshot(self.mirror, observe.runs(self.mirror)["toy"], Live(now=2e9))
         self.ledger = ledger.of_run(self.folder)
         self.report: dict[str, Any] = kept["report"]
         self.faults = [Injected(**fault) for fault in kept["faults"]]

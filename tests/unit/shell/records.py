@@ -21,8 +21,8 @@ from supervisor.core.model import (
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import AllocationSpec, RunSpec
 from supervisor.ports.store import Expect, Item, Snapshot
-from supervisor.shell import projection
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import projection
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord, encode
 from tests.helpers.memory_store import MemoryStore

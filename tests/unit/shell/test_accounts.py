@@ -24,8 +24,8 @@ from supervisor.core.model import (
 )
 from supervisor.core.reason import Code, Reason
 from supervisor.core.straggler import Slow
-from supervisor.shell.accounts import HELD_S, Accounts, Told, cause_of, told
-from supervisor.shell.catalogue import GROUP_PHASES
+from supervisor.shell.metrics.catalogue import GROUP_PHASES
+from supervisor.shell.metrics.live_goodput import HELD_S, Accounts, Told, cause_of, told
 from supervisor.wire import keys
 from supervisor.wire.records import NodeObserved, Progress, TrainerObserved, encode
 from tests.unit.shell.records import INCIDENT, mirror_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from supervisor.ports.store import Changes, Item
-from supervisor.shell.audit import audit
+from supervisor.shell.control.audit import audit
 from supervisor.wire import keys
 from supervisor.wire.records import Control, encode, version_of
 from tests.unit.shell.records import mirror_of, registration, run_values

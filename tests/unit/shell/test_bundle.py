@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
-from supervisor.shell import bundle
+from supervisor.shell.inspect import bundle
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from tests.unit.shell.records import mirror_of, run_values

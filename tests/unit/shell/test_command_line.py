@@ -18,10 +18,10 @@ from supervisor import cli
 from supervisor.cli import common, look, policy, runs, system
 from supervisor.cli import hosts as hosts_commands
 from supervisor.ports.errors import Retryable
-from supervisor.shell import client, hosts
-from supervisor.shell.home import system_folder
-from supervisor.shell.up_lock import alone
-from supervisor.shell.up_parts import Up
+from supervisor.shell.dev.home import system_folder
+from supervisor.shell.dev.up_lock import alone
+from supervisor.shell.dev.up_parts import Up
+from supervisor.shell.inspect import client, hosts
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from tests.helpers.memory_store import MemoryStore

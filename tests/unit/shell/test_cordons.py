@@ -10,8 +10,10 @@ import pytest
 
 from supervisor.core.model import AllocationMemory, CordonView, Grant, GroupMemory, Kind, Suspicion
 from supervisor.ports.errors import Fatal
-from supervisor.shell import auth, backup, cordons, hosts, projection, render, status, views
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import cordons, observe, projection
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.etcd import auth, backup
+from supervisor.shell.inspect import hosts, render, status
 from supervisor.wire import keys
 from supervisor.wire.records import Cordon, GateGroup, GateObserved, GatePresence, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
@@ -78,7 +80,7 @@ def test_a_key_that_is_none_of_ours_bars_nothing() -> None:
 
 def test_it_is_a_part_of_what_is_observed() -> None:
     mirror = mirror_of({**run_values(), **person()})
-    assert views.observed(mirror, "run", MEMORY, 1.0, 1.0).cordons == cordons.seen_by(mirror, "run")
+    assert observe.observed(mirror, "run", MEMORY, 1.0, 1.0).cordons == cordons.seen_by(mirror, "run")
 
 
 # --- the leader ---
@@ -142,14 +144,14 @@ def test_the_leader_writes_what_it_holds_against_a_host_with_its_memory_and_lets
     assert _cordons(store) == [key]
     (together,) = [puts for puts in store.commits if key in puts]
     assert keys.memory("run", "run") in together, "one transaction"
-    memory = views.memory(Mirror(store.list(keys.PREFIX)), "run")
+    memory = observe.memory(Mirror(store.list(keys.PREFIX)), "run")
     assert list(memory.cordons) == ["n9"]
     loop.step()
     assert sum(key in puts for puts in store.commits) == 1, "written once"
     hosts.uncordon(store, Mirror(store.list(keys.PREFIX)), "n9")
     loop.step()
     assert _cordons(store) == [], "nor again"
-    assert views.memory(Mirror(store.list(keys.PREFIX)), "run").cordons == {}
+    assert observe.memory(Mirror(store.list(keys.PREFIX)), "run").cordons == {}
 
 
 # --- a person ---

@@ -19,14 +19,14 @@ from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.model import GroupMemory, Lighthouse, Memory
 from supervisor.core.spec import PolicySpec, RunSpec
 from supervisor.ports.store import Item, Snapshot
-from supervisor.shell import doctor
-from supervisor.shell.doctor import environment, machine, ports, store, system, timeouts, trust
-from supervisor.shell.doctor.finding import Finding
-from supervisor.shell.home import system_folder
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.store import StoreStatus
-from supervisor.shell.store.convert import range_of
-from supervisor.shell.up_lock import POOL_LOCK
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.dev.home import system_folder
+from supervisor.shell.dev.up_lock import POOL_LOCK
+from supervisor.shell.etcd import StoreStatus
+from supervisor.shell.etcd.convert import range_of
+from supervisor.shell.inspect import doctor
+from supervisor.shell.inspect.doctor import environment, machine, ports, store, system, timeouts, trust
+from supervisor.shell.inspect.doctor.finding import Finding
 from supervisor.wire import keys
 from supervisor.wire.records import (
     GateGroup,

@@ -11,8 +11,8 @@ import pytest
 
 from agents.shim.main import AGENT_LAST_WORDS_S
 from agents.shim.settings import Settings
-from supervisor.shell.doctor import addresses, folders, slurm
-from supervisor.shell.doctor.finding import Finding
+from supervisor.shell.inspect.doctor import addresses, folders, slurm
+from supervisor.shell.inspect.doctor.finding import Finding
 
 WANTED = {"SLURM_CONF": "/x"}
 JOB = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}

@@ -14,9 +14,9 @@ import pytest
 from supervisor.core.model import AllocationMemory, Grant
 from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
-from supervisor.shell import engine_driver
-from supervisor.shell.engine_driver import BACKOFF_MAX_S, FATAL_PAUSE_S, EngineDriver
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import engine_driver
+from supervisor.shell.control.engine_driver import BACKOFF_MAX_S, FATAL_PAUSE_S, EngineDriver
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import RecordError, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore

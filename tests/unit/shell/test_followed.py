@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell import followed
-from supervisor.shell.followed import Followed, begun
+from supervisor.shell.inspect import log_follower
+from supervisor.shell.inspect.log_follower import Followed, begun
 from supervisor.wire import rotated
 
 
@@ -65,8 +65,8 @@ def test_a_log_that_is_cut_off_and_has_no_number_yet_is_read_from_its_copy(log: 
 def test_a_line_without_end_is_shown_in_pieces_and_no_look_reads_all(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed, "PIECE_BYTES", 10)
-    monkeypatch.setattr(followed, "READ_BYTES", 40)
+    monkeypatch.setattr(log_follower, "PIECE_BYTES", 10)
+    monkeypatch.setattr(log_follower, "READ_BYTES", 40)
     write(log, "é" * 100)  # two bytes each
     file, looks = Followed(log), []
     while not looks or file.behind:

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.ports.errors import Fatal
 from supervisor.ports.store import Item
-from supervisor.shell.identity import LENGTH, system_id
+from supervisor.shell.control.system_id import LENGTH, system_id
 from supervisor.wire import keys
 from supervisor.wire.records import System, encode
 from tests.helpers.memory_store import MemoryStore

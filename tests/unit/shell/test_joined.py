@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from supervisor import cli
 from supervisor.cli import common, look
 from supervisor.core.spec import GroupsSpec, RunSpec
-from supervisor.shell import followed, joined
-from supervisor.shell.joined import Entry, Joined, render
+from supervisor.shell.inspect import log_follower
+from supervisor.shell.inspect import merged_log as joined
+from supervisor.shell.inspect.merged_log import Entry, Joined, render
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
@@ -339,7 +340,7 @@ def test_a_group_or_a_rank_that_the_run_has_not_is_said_to_be_none(
 def test_more_than_one_look_reads_comes_before_the_ranks_end(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     log = machine.joined(group=1, rank=0)
     log.new()
-    monkeypatch.setattr(followed, "READ_BYTES", 64)
+    monkeypatch.setattr(log_follower, "READ_BYTES", 64)
     machine.log("n1", 1, 2, 0, *(f"line {n}" for n in range(100)), "[/data/x] it crashes")
     machine.shim("n1", 10.0, "exited", "run.1.2.0", exit_code=1, signal=None, oom=False, told="")
     entries, looks = log.new(), 1

@@ -13,9 +13,9 @@ import pytest
 
 from supervisor.core.model import Action, Decision, Observed
 from supervisor.core.spec import RunSpec
-from supervisor.shell import journal as journal_module
-from supervisor.shell.inputs import Given
-from supervisor.shell.journal import Journal, read
+from supervisor.shell.control import journal as journal_module
+from supervisor.shell.control.decision_inputs import Given
+from supervisor.shell.control.journal import Journal, read
 from tests.unit.shell.records import INCIDENT, MEMORY
 
 OBSERVED = Observed(revision=9, now=12.34567, store_stable_s=1.0)
@@ -164,11 +164,11 @@ def test_an_input_that_cannot_be_written_stops_nothing(
 def test_a_disk_that_stalls_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("supervisor.shell.journal.ANSWERS_WITHIN_S", 0.05)
-    monkeypatch.setattr("supervisor.shell.journal.LINES", 4)
+    monkeypatch.setattr("supervisor.shell.control.journal.ANSWERS_WITHIN_S", 0.05)
+    monkeypatch.setattr("supervisor.shell.control.journal.LINES", 4)
     journal, answers = Journal(tmp_path / "journal.jsonl"), threading.Event()
     journal.event("first")
-    monkeypatch.setattr("supervisor.shell.journal._ends_a_line", lambda file: answers.wait(30))
+    monkeypatch.setattr("supervisor.shell.control.journal._ends_a_line", lambda file: answers.wait(30))
     journal._first = True
     try:
         with caplog.at_level(logging.INFO):
@@ -190,7 +190,7 @@ def test_a_disk_that_stalls_is_not_waited_for(
 
 
 def test_a_slow_disk_takes_the_last_lines_of_a_term(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.shell.journal.ANSWERS_WITHIN_S", 0.01)
+    monkeypatch.setattr("supervisor.shell.control.journal.ANSWERS_WITHIN_S", 0.01)
     journal, answers, before = Journal(tmp_path / "journal.jsonl"), threading.Event(), threading.active_count()
     journal._aside.ask(lambda: answers.wait(30))
     for number in range(3):
@@ -213,8 +213,8 @@ def test_the_end_of_a_term_does_not_wait_for_a_disk_that_stalls(tmp_path: Path) 
 
 def test_inputs_that_wait_for_a_disk_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a thousand groups is a megabyte."""
-    monkeypatch.setattr("supervisor.shell.journal.ANSWERS_WITHIN_S", 0.0)
-    monkeypatch.setattr("supervisor.shell.journal.INPUTS", 3)
+    monkeypatch.setattr("supervisor.shell.control.journal.ANSWERS_WITHIN_S", 0.0)
+    monkeypatch.setattr("supervisor.shell.control.journal.INPUTS", 3)
     journal, answers = Journal(tmp_path / "journal.jsonl"), threading.Event()
     journal._aside.ask(lambda: answers.wait(30))
     try:

@@ -12,10 +12,10 @@ import pytest
 from supervisor.core.model import AllocationMemory, Checkpoint, Grant, Kind, Memory, Suspicion
 from supervisor.core.spec import PolicySpec
 from supervisor.ports.store import Changes, Expect, Snapshot
-from supervisor.shell import cordons, projection, views
-from supervisor.shell.audit import audit
-from supervisor.shell.engine_driver import EngineDriver
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import cordons, observe, projection
+from supervisor.shell.control.audit import audit
+from supervisor.shell.control.engine_driver import EngineDriver
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult
 from supervisor.wire.records import (
@@ -171,10 +171,10 @@ class Supervisor:
     def decided(self) -> None:
         """As the loop writes what was decided: of a memory only what changed, of what nodes are to run only what differs."""
         run = self.chance.choice(RUNS)
-        record = views.runs(self.mirror).get(run)
+        record = observe.runs(self.mirror).get(run)
         try:
-            memory = views.memory(self.mirror, run)
-        except views.Unreadable:
+            memory = observe.memory(self.mirror, run)
+        except observe.Unreadable:
             return
         if record is None:
             return
@@ -225,18 +225,18 @@ def told(mirror: Mirror, driver: EngineDriver) -> dict[str, Any]:
 
     def seen(run: str) -> Any:
         try:
-            memory = views.memory(mirror, run)
-        except views.Unreadable as error:
+            memory = observe.memory(mirror, run)
+        except observe.Unreadable as error:
             return sorted(str(error).split(": ", 1)[1].split("; "))
-        return memory, list(memory.groups), views.observed(mirror, run, memory, 7.0, 8.0)
+        return memory, list(memory.groups), observe.observed(mirror, run, memory, 7.0, 8.0)
 
     driver.offer(mirror, Term())  # type: ignore[arg-type]
-    runs = views.runs(mirror)
+    runs = observe.runs(mirror)
     return {
         "runs": list(runs.items()),
         "seen": {run: seen(run) for run in runs},
-        "runs on": {run: views.runs_on(mirror, run) for run in RUNS},
-        "nodes": views.node_names(mirror),
+        "runs on": {run: observe.runs_on(mirror, run) for run in RUNS},
+        "nodes": observe.node_names(mirror),
         "hosts": cordons.by_host(mirror),
         "freed": cordons.freed_by_checks(mirror),
         "offered": (driver._wanted.allocations, driver._wanted.grants) if driver._wanted else None,

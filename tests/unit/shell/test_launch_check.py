@@ -17,7 +17,7 @@ from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import client
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
 from tests.helpers.memory_store import MemoryStore

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common
-from supervisor.shell import logs
+from supervisor.shell.inspect import logs
 from supervisor.wire import keys, rotated
 from supervisor.wire.records import RunRecord, encode
 from tests.helpers.memory_store import MemoryStore

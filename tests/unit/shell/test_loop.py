@@ -17,12 +17,12 @@ from supervisor.core.model import Action, AllocationMemory, Decision, Kind, Memo
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Retryable
 from supervisor.ports.store import MAX_OPERATIONS
-from supervisor.shell import inputs, loop, projection
-from supervisor.shell.engine_driver import EngineDriver
-from supervisor.shell.journal import read
-from supervisor.shell.loop import Loop
-from supervisor.shell.program import program
-from supervisor.shell.telemetry import Telemetry
+from supervisor.shell.control import decision_inputs, loop, projection
+from supervisor.shell.control.build_info import program
+from supervisor.shell.control.engine_driver import EngineDriver
+from supervisor.shell.control.journal import read
+from supervisor.shell.control.loop import Loop
+from supervisor.shell.metrics.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Account,
@@ -174,8 +174,8 @@ def test_what_was_decided_on_is_kept_and_its_digest_is_written_with_the_memory(
     digest = decode(puts[keys.decision("run", 5)], Digest)
     assert (digest.decision, digest.epoch, digest.program) == (5, leader.epoch, program())
     assert (digest.actions, digest.incidents) == (("start:1:3",), ("i1",))
-    kept = inputs.find(tmp_path, {digest.input})[digest.input]
-    assert isinstance(kept, inputs.Kept)
+    kept = decision_inputs.find(tmp_path, {digest.input})[digest.input]
+    assert isinstance(kept, decision_inputs.Kept)
     assert kept.given.memory == replace(MEMORY, incidents={})  # as the store of this test holds it
     intent = next(line for line in read(tmp_path / "journal.jsonl") if line["entry"] == "intent")
     assert (intent["input"], intent["policy"]) == (digest.input, 0)
@@ -189,7 +189,7 @@ def test_a_round_that_does_nothing_or_what_a_healthy_run_does_keeps_nothing(
     monkeypatch.setattr(loop, "decide", lambda *_: decision)
     _loop(store).step()
     assert store.get(keys.decision("run", 5)) is None
-    assert not (tmp_path / inputs.NAMES[0]).exists()
+    assert not (tmp_path / decision_inputs.NAMES[0]).exists()
     assert "input" not in list(read(tmp_path / "journal.jsonl"))[-2]
 
 
@@ -213,7 +213,7 @@ def test_a_decision_whose_fate_is_not_known_is_kept_too(
     monkeypatch.setattr(store, "commit", away)
     leader.step()
     intent = next(line for line in read(tmp_path / "journal.jsonl") if line["entry"] == "intent")
-    assert isinstance(inputs.find(tmp_path, {intent["input"]})[intent["input"]], inputs.Kept)
+    assert isinstance(decision_inputs.find(tmp_path, {intent["input"]})[intent["input"]], decision_inputs.Kept)
 
 
 def test_that_the_store_was_away_is_journaled_when_it_goes_and_when_it_comes(

@@ -12,9 +12,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from supervisor.core.ledger import Cause
 from supervisor.core.model import Kind, Rung, Verdict
-from supervisor.shell.catalogue import CATALOGUE, IDENTITIES, RECOVERY, Metric
-from supervisor.shell.exposition import answer, exposed
-from supervisor.shell.metrics import Metrics
+from supervisor.shell.metrics.catalogue import CATALOGUE, IDENTITIES, RECOVERY, Metric
+from supervisor.shell.metrics.exposition import answer, exposed
+from supervisor.shell.metrics.registry import Metrics
 
 
 def filled() -> Metrics:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell import parts
-from supervisor.shell.parts import Part, Process, adopted, spawned
+from supervisor.shell.dev import parts
+from supervisor.shell.dev.parts import Part, Process, adopted, spawned
 from tests.helpers.waiting import eventually
 
 SLEEP = ["-c", "import time; time.sleep(600)"]

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.core.model import Action, Checkpoint, Decision, GroupMemory, Memory
 from supervisor.core.spec import GroupsSpec
-from supervisor.shell import projection
+from supervisor.shell.control import projection
 from supervisor.wire import keys
 from supervisor.wire.records import CheckpointMark, Digest, NodeDesired, TrainerDesired, decode
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC

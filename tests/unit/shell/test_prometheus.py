@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell import prometheus
-from supervisor.shell.leading import keep_port
+from supervisor.shell.control.leader import keep_port
+from supervisor.shell.dev import prometheus
+from supervisor.shell.dev.prometheus import config, start
+from supervisor.shell.dev.up_parts import Up
 from supervisor.shell.processes import is_running, start_ticks
-from supervisor.shell.prometheus import config, start
-from supervisor.shell.up_parts import Up
 from supervisor.wire.address import free_port
 from supervisor.wire.security import Security
 from tests.helpers import site

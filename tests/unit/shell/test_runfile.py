@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from supervisor.core.spec import RunSpec
-from supervisor.shell import runfile
-from supervisor.shell.runfile import RunFileError, parse
+from supervisor.shell.runfile import parse as runfile
+from supervisor.shell.runfile.parse import RunFileError, parse
 
 
 def problems(body: dict[str, Any]) -> list[str]:

@@ -10,8 +10,7 @@ import pytest
 
 from supervisor.core.model import Grant
 from supervisor.ports.errors import Retryable
-from supervisor.shell.engines.slurm import _grant
-from supervisor.shell.engines.slurm_commands import (
+from supervisor.shell.engines.slurm.commands import (
     Commands,
     Job,
     Node,
@@ -20,6 +19,7 @@ from supervisor.shell.engines.slurm_commands import (
     parse_jobs,
     parse_nodes,
 )
+from supervisor.shell.engines.slurm.engine import _grant
 
 JOB_22 = {
     "cluster": "lab",

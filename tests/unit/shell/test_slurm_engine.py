@@ -12,9 +12,10 @@ import pytest
 from supervisor.core.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.engines import slurm, slurm_submission
-from supervisor.shell.engines.slurm import SlurmEngine
-from supervisor.shell.engines.slurm_commands import Job, Node, NumberUnknown, Refused
+from supervisor.shell.engines.slurm import engine as slurm
+from supervisor.shell.engines.slurm import submission
+from supervisor.shell.engines.slurm.commands import Job, Node, NumberUnknown, Refused
+from supervisor.shell.engines.slurm.engine import SlurmEngine
 from supervisor.wire.security import Security
 
 COMMENT = "supervisor/abc/a1"
@@ -82,7 +83,7 @@ class Commands:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (slurm, slurm_submission):
+    for module in (slurm, submission):
         monkeypatch.setattr(module, "ONCE_MORE_S", 0.0)
     monkeypatch.setattr(slurm, "load", lambda path: Security())
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from supervisor.ports.store import Item, Snapshot
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.standing import newer_records, why_not
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.control.version_guard import newer_records, why_not
 from supervisor.wire import keys, records
 from supervisor.wire.records import Control, Restoring, encode
 

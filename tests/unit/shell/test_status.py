@@ -15,10 +15,11 @@ from rich.console import Console, RenderableType
 
 from supervisor.core import words
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory, Resumed
-from supervisor.shell import clocks, render, status
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.inspect import render, status
+from supervisor.shell.inspect.status import RunStatus
+from supervisor.shell.metrics import clock_skew
 from supervisor.shell.processes import pid_namespace, start_ticks
-from supervisor.shell.status import RunStatus
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Account,
@@ -350,7 +351,7 @@ def test_the_leader_is_off_where_most_nodes_say_so(ahead: tuple[float, ...], off
         told[keys.health(name)] = encode(Health(node=name, unix_s=NOW - by, **about))  # type: ignore[arg-type]
         if number < len(ahead):  # the last one is dead: what it said last tells nothing
             told |= registration(name)
-    assert clocks.leader_off_s(mirror_of(told), NOW) == off_s
+    assert clock_skew.leader_off_s(mirror_of(told), NOW) == off_s
 
 
 def test_json_has_sentences_for_reasons() -> None:

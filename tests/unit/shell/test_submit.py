@@ -14,9 +14,10 @@ import pytest
 from supervisor.core.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import submit
-from supervisor.shell.engines import slurm_script, slurm_submission
-from supervisor.shell.engines.slurm_commands import Job, NumberUnknown, Refused
+from supervisor.shell.engines.slurm import control_plane as submit
+from supervisor.shell.engines.slurm import script as slurm_script
+from supervisor.shell.engines.slurm import submission
+from supervisor.shell.engines.slurm.commands import Job, NumberUnknown, Refused
 from supervisor.wire import environment as decided
 from supervisor.wire import keys
 from supervisor.wire.security import Security
@@ -76,7 +77,7 @@ class Slurm:
 def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> submit.ControlPlane:
     for name in ("POLL_S", "ONCE_MORE_S"):
         monkeypatch.setattr(submit, name, 0.0)
-    monkeypatch.setattr(slurm_submission, "ONCE_MORE_S", 0.0)
+    monkeypatch.setattr(submission, "ONCE_MORE_S", 0.0)
     spec = SlurmSpec(
         partition="cpu", account="llm", gres="gpu:8", constraint="h100", flags=("--reservation=x",), time_limit="1-0",
         warn_s=120, setup="module load python",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.targets import KEPT_S, Kept, known, listed, of_page
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.metrics.http_sd import KEPT_S, Kept, known, listed, of_page
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
 from tests.unit.shell.records import mirror_of, registration

@@ -12,12 +12,12 @@ from supervisor.core.cordons import REPEATED_S
 from supervisor.core.model import Decision, Kind, Rung
 from supervisor.core.round import Round
 from supervisor.ports.errors import Retryable
-from supervisor.shell.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RUNGS
-from supervisor.shell.loop import SILENCE_S
-from supervisor.shell.program import version
-from supervisor.shell.store.status import StoreStatus
-from supervisor.shell.store_watch import StoreWatch
-from supervisor.shell.telemetry import FAULTS, OVER_S, Records, Telemetry
+from supervisor.shell.control.build_info import version
+from supervisor.shell.control.loop import SILENCE_S
+from supervisor.shell.etcd.metrics import StoreWatch
+from supervisor.shell.etcd.status import StoreStatus
+from supervisor.shell.metrics.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RUNGS
+from supervisor.shell.metrics.telemetry import FAULTS, OVER_S, Records, Telemetry
 from tests.unit.core.world import World
 from tests.unit.shell.records import INCIDENT, MEMORY
 
@@ -305,7 +305,7 @@ def test_a_store_that_says_nothing_is_down() -> None:
 
 def test_a_loop_that_turns_no_more_is_told_while_its_lease_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     at = [100.0]
-    monkeypatch.setattr("supervisor.shell.telemetry.time.monotonic", lambda: at[0])
+    monkeypatch.setattr("supervisor.shell.metrics.telemetry.time.monotonic", lambda: at[0])
     t = Telemetry()
 
     def silent_s() -> float | None:

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import signals, up, up_lock, up_parts
+from supervisor.shell import signals
+from supervisor.shell.dev import up, up_lock, up_parts
+from supervisor.shell.dev.home import system_folder
+from supervisor.shell.dev.up_lock import alone
+from supervisor.shell.dev.up_parts import Up
 from supervisor.shell.engines.local import PoolNode
-from supervisor.shell.home import system_folder
 from supervisor.shell.processes import Process
 from supervisor.shell.signals import Notice
-from supervisor.shell.up_lock import alone
-from supervisor.shell.up_parts import Up
 from supervisor.wire import address as wire_address
 from supervisor.wire.records import LeaderRecord
 from supervisor.wire.security import Security, SecurityError

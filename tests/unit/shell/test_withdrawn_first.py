@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.shell import views
-from supervisor.shell.loop import Loop
+from supervisor.shell.control import observe
+from supervisor.shell.control.loop import Loop
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, decode
 
@@ -19,7 +19,7 @@ def test_a_node_that_lost_its_group_is_told_before_the_others(monkeypatch: pytes
     loop: Any = Loop.__new__(Loop)
     loop._mirror = SimpleNamespace(items={left: SimpleNamespace(value=b"old")}, keys=lambda prefix: [left])
     loop._look_again, loop.now = {}, lambda: 7.0
-    monkeypatch.setattr(views, "runs_on", lambda mirror, run: [])
+    monkeypatch.setattr(observe, "runs_on", lambda mirror, run: [])
 
     puts = loop._difference("run", {"memory": b"m"}, {keys.desired(f"n{k}", "run"): b"new" for k in range(5)}, 3)
 

@@ -76,7 +76,7 @@ def test_the_agents_help_imports_nothing_heavy(tmp_path: Path) -> None:
     found = imported(tmp_path, "agents.cli", "--help")
     assert found & HEAVY == set()
     assert not {
-        m for m in ours(found) if m.startswith(("supervisor.shell.store", "agents.health.checks", "agents.agent"))
+        m for m in ours(found) if m.startswith(("supervisor.shell.etcd", "agents.health.checks", "agents.agent"))
     }
 
 
@@ -84,7 +84,7 @@ def test_the_agents_help_imports_nothing_heavy(tmp_path: Path) -> None:
 def test_the_help_of_a_command_imports_nothing_that_acts(tmp_path: Path, command: str) -> None:
     found = imported(tmp_path, "supervisor.cli", *command.split(), "--help")
     assert found & {"torch", "grpc", "google", "jinja2", "prometheus_client"} == set()
-    assert not {m for m in ours(found) if m.startswith(("supervisor.shell.store", "supervisor.wire.records"))}
+    assert not {m for m in ours(found) if m.startswith(("supervisor.shell.etcd", "supervisor.wire.records"))}
 
 
 @pytest.mark.parametrize("command", ["status", "stop", "uncordon n1"])

@@ -15,9 +15,9 @@ from fault_injection.demo import command as demo
 from supervisor.cli import ledger
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.reason import Code, Reason
-from supervisor.shell import doctor, render
-from supervisor.shell.doctor.finding import bad
-from supervisor.shell.status import LighthouseStatus, NodeStatus, RunStatus
+from supervisor.shell.inspect import doctor, render
+from supervisor.shell.inspect.doctor.finding import bad
+from supervisor.shell.inspect.status import LighthouseStatus, NodeStatus, RunStatus
 from supervisor.wire.checks import CheckResult
 from supervisor.wire.printer import Printer, print_line
 

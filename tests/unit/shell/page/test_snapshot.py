@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from supervisor.core.model import ControlView, Kind, StuckView
-from supervisor.shell import views
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page import merge
-from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S
-from supervisor.shell.page.snapshot import INCIDENTS, Live, snapshot
-from supervisor.shell.store.errors import NOSPACE_MEND
+from supervisor.shell.control import observe
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.etcd.errors import NOSPACE_MEND
+from supervisor.shell.web import merge
+from supervisor.shell.web.calls import AWAY_S, CALLS, STILL_S
+from supervisor.shell.web.snapshot import INCIDENTS, Live, snapshot
 from supervisor.wire import keys
 from supervisor.wire.records import Account, encode
 from tests.helpers.told import ToldWorld
@@ -37,7 +37,7 @@ def look(w: ToldWorld, **live: Any) -> dict[str, Any]:
     """The snapshot, as a browser gets it."""
     w.tell()
     mirror = Mirror(w.store.list(keys.PREFIX))
-    record = views.runs(mirror)["run"]
+    record = observe.runs(mirror)["run"]
     known = {"now": CLOCK_AT + w.now, "clock_at": {"run": CLOCK_AT}, "clocks": {"run": w.now}, **live}
     found = snapshot(mirror, record, Live(**known))
     assert None not in list(_values(found)), "a null would be read as a removal"
@@ -519,7 +519,7 @@ def test_a_memory_that_cannot_be_read_is_the_whole_news() -> None:
     w = world()
     w.store.commit({keys.memory("run", "run"): b"{"})
     mirror = Mirror(w.store.list(keys.PREFIX))
-    found = snapshot(mirror, views.runs(mirror)["run"], Live(now=1.0))
+    found = snapshot(mirror, observe.runs(mirror)["run"], Live(now=1.0))
     assert found["headline"]["level"] == "bad"
     assert "cannot be read" in found["get_up"]["why"][0]
     assert "groups" not in found
@@ -544,7 +544,7 @@ def test_whatever_record_is_gone_or_torn_the_page_goes_on(harm: str) -> None:
             value = b"{" if harm == "torn" else b'{"$kind":"Other","$version":1}'
             items = (*items, replace(item, value=value))
         mirror = Mirror(replace(whole, items=items))
-        found = snapshot(mirror, views.runs(mirror)["run"], Live(now=1.0))
+        found = snapshot(mirror, observe.runs(mirror)["run"], Live(now=1.0))
         assert found["headline"]["text"], item.key
         if harm != "gone" and "/memory/" in item.key:
             assert found["get_up"]["level"] == "now", item.key

@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from supervisor.core.model import ControlView
-from supervisor.shell.page.terminal import ENDLESS, PLAIN, SIGNS, Drawing, lasted
+from supervisor.shell.web.terminal import ENDLESS, PLAIN, SIGNS, Drawing, lasted
 from tests.unit.shell.page.test_snapshot import CLOCK_AT, look, unsaved, world
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from supervisor.ports.errors import Retryable
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page import watcher
-from supervisor.shell.page.calls import AWAY_S, STILL_S
-from supervisor.shell.page.history import Since
-from supervisor.shell.page.watcher import UNREAD_EVERY_S, Page
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.web import watcher
+from supervisor.shell.web.calls import AWAY_S, STILL_S
+from supervisor.shell.web.history import Since
+from supervisor.shell.web.watcher import UNREAD_EVERY_S, Page
 from supervisor.wire import keys
 from supervisor.wire.records import Cordon, encode
 from tests.helpers.told import ToldWorld
