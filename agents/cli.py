@@ -29,23 +29,26 @@ app = command_line.program("supervisor-agent", "Run one node: its shim, agent an
 def run(
     node: Annotated[str, typer.Option(help="Name of this node, unique in the etcd.")],
     home: Annotated[Path, typer.Option(help="Folder for the records and logs. Checkpoints are below it too.")],
-    etcd: Annotated[str, typer.Option(help="HOST:PORT of etcd, several with commas.")],
+    etcd: Annotated[str, typer.Option(help="HOST:PORT of etcd; separate several by commas.")],
     host: Annotated[str, typer.Option(help="The machine, as its scheduler names it. Default: the node's name.")] = "",
     address: Annotated[
-        str, typer.Option(help="Address at which other nodes reach this one. auto: the one that faces the first etcd.")
+        str,
+        typer.Option(help="Address at which other nodes reach this one. auto: the address that faces the first etcd."),
     ] = "127.0.0.1",
     role: Annotated[
-        str, typer.Option(help="trainer, or service, which carries the lighthouse and no ranks.")
+        str, typer.Option(help="trainer, or service: a service host carries the lighthouse and no ranks.")
     ] = "trainer",
     allocation: Annotated[str, typer.Option(help="Key of the allocation that gave this node.")] = "",
     slots: Annotated[int, typer.Option(help="Number of ranks that fit.")] = 1,
     lease_s: Annotated[int, typer.Option(help="Silence after which the node counts as lost, in whole seconds.")] = 5,
-    report_s: Annotated[float, typer.Option(help="How often to report progress. Changes are reported at once.")] = 5.0,
+    report_s: Annotated[
+        float, typer.Option(help="Seconds between reports of progress. Changes are reported at once.")
+    ] = 5.0,
     metrics_port: Annotated[int, typer.Option(help="Port of the Prometheus metrics. 0: a free one.")] = 0,
-    grace_s: Annotated[float, typer.Option(help="Time from TERM to KILL when the node itself is stopped.")] = 5.0,
-    cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower starts, less memory.")] = False,
+    grace_s: Annotated[float, typer.Option(help="Seconds from TERM to KILL when the node itself is stopped.")] = 5.0,
+    cold: Annotated[bool, typer.Option("--cold", help="Use no warm processes: slower starts, less memory.")] = False,
     security: Annotated[
-        str, typer.Option(envvar=VARIABLE, help="The security file (docs/SECURITY.md). Without it: loopback only.")
+        str, typer.Option(envvar=VARIABLE, help="Security file (docs/SECURITY.md). Without it: loopback only.")
     ] = "",
 ) -> None:
     """Run a node until TERM. Exits 2 for bad input, 1 if another shim, a port or a full disk is in the way."""
@@ -90,17 +93,15 @@ def check(
             help="A node that ran here. The result goes to etcd; a host that passes is freed (docs/NODES.md)."
         ),
     ] = "",
-    etcd: Annotated[str, typer.Option(help="HOST:PORT of etcd, several with commas: it knows the other nodes.")] = "",
-    ranks: Annotated[
-        int, typer.Option(min=1, help="Number of ranks that must fit, each with a device of its own.")
-    ] = 1,
-    security: Annotated[
-        str, typer.Option(envvar=VARIABLE, help="The security file of the node or of an operator.")
+    etcd: Annotated[
+        str, typer.Option(help="HOST:PORT of etcd, which lists the other nodes; separate several by commas.")
     ] = "",
+    ranks: Annotated[int, typer.Option(min=1, help="Number of ranks that must fit, each with its own device.")] = 1,
+    security: Annotated[str, typer.Option(envvar=VARIABLE, help="Security file of the node or of an operator.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine's devices, memory, disk and network. Devices are checked for right results too. Exits 0 if no check failed,
-    1 if one failed or could not be made."""
+    """Check this machine's devices, memory, disk and network. Also checks that devices compute right results. Exits 0 if no check
+    failed, 1 if one failed or could not run."""
     # imported only here: a node must become the shim at once, and grpc takes longer to import than all the rest
     from agents.health.checks import hand
     from supervisor.ports.errors import PortError
@@ -108,7 +109,7 @@ def check(
 
     endpoints = tuple(part.strip() for part in etcd.split(",") if part.strip())
     if node and not endpoints:
-        process.say("--node needs --etcd: the result goes there")
+        process.say("--node needs --etcd: the result is written there")
         raise typer.Exit(2)
     try:
         for endpoint in endpoints:

@@ -82,7 +82,7 @@ INCIDENTS = (
         name="Fault injected",
         expression=since(f"supervisor_injected_faults_total{{{RUN}}}", "fault", "1m") + " > 0",
         title="chaos: {{fault}}",
-        text="made on purpose",
+        text="injected on purpose",
         colour="purple",
     ),
 )
@@ -125,7 +125,7 @@ FLEET = Board(
             _stat("Open incidents", "sum(supervisor_incidents_open)", red_from=1),
             _stat("Nodes", "count(agent_info)"),
             _stat("Spare nodes", "sum(supervisor_spare_nodes)"),
-            _stat("Cordoned hosts, of one run", "max(supervisor_cordoned_hosts)", red_from=1),
+            _stat("Cordoned hosts, most in one run", "max(supervisor_cordoned_hosts)", red_from=1),
         ),
         "Runs": (
             Panel(
@@ -133,7 +133,7 @@ FLEET = Board(
                 kind="bars",
                 unit="percentunit",
                 queries=(("max by (run) (supervisor_ettr_ratio)", "{{run}}"),),
-                about="Since the launch of each.",
+                about="Since the launch of each run.",
             ),
             _lines("Committed steps per second", PER_S, (f"max by (run) (sum by (run, group) (rate(trainer_commits_total[{RATE}])))", "{{run}}")),
             _lines("Tokens per second", "none", ("sum by (run) (trainer_tokens_per_second)", "{{run}}")),
@@ -143,7 +143,7 @@ FLEET = Board(
             _lines("Nodes by verdict", "none", ("sum by (verdict) (supervisor_nodes)", "{{verdict}}"), colours=_VERDICTS),
             _lines("Problems that nodes report", "none", (f"topk(20, max by (node) (agent_problems{{{NODE}}}))", "{{node}}")),
             _lines("Disk free", "bytes", (f"bottomk(20, min by (node) (agent_disk_free_bytes{{{NODE}}}))", "{{node}}")),
-            _lines("Memory that can be had", "bytes", (f"bottomk(20, min by (node) (agent_memory_available_bytes{{{NODE}}}))", "{{node}}")),
+            _lines("Memory available", "bytes", (f"bottomk(20, min by (node) (agent_memory_available_bytes{{{NODE}}}))", "{{node}}")),
             _lines(
                 "Processes started", "none",
                 (f"sum by (kind, how) (increase(agent_process_starts_total{{{NODE}}}[{RATE}]))", "{{kind}}, {{how}}"),
@@ -165,7 +165,7 @@ RUN_BOARD = Board(
         "Now": (
             _stat(
                 "Effective training time", f"max(supervisor_ettr_ratio{{{RUN}}})", "percentunit", green_from=0.9,
-                about="Since the launch, whoever led: what the page says too.",
+                about="Since the launch, under all leaders; the status page shows the same.",
             ),
             _stat("Committed step", f"max(supervisor_committed_steps{{{RUN}}})"),
             _stat("Newest checkpoint", f"max(supervisor_checkpoint_step{{{RUN}}})"),
@@ -187,16 +187,16 @@ RUN_BOARD = Board(
                 stack=StackingMode.PERCENT,
                 colours=OF_CAUSE,
                 queries=((f"sum by (cause) (rate(supervisor_group_seconds_total{{{RUN}}}[{RATE}])) > 0", "{{cause}}"),),
-                about="All but productive is badput. As the leader sees it; `trainer_seconds_total` is what the trainers say. "
-                "What passed without a process is counted when it is over, so it stands up to a minute late here.",
+                about="All causes but productive are badput. The leader's view; `trainer_seconds_total` is the trainers' view. "
+                "Time without a process is counted once it ends, so it appears up to a minute late.",
             ),
             Panel(
-                title="Badput in this time by cause",
+                title="Badput in the chosen time by cause",
                 kind="bars",
                 unit="s",
                 span=8,
                 queries=((f"sort_desc({_BADPUT} > 0)", "{{cause}}"),),
-                about="Group-seconds. With all of a run in the time that is chosen, these and the productive ones are its groups' whole time.",
+                about="Group-seconds. If the chosen time covers the whole run, these and the productive seconds add up to all group time.",
             ),
             _lines(
                 "Productive share by group", "percentunit",
@@ -206,7 +206,7 @@ RUN_BOARD = Board(
                     f"or max by (group) (supervisor_generation{{{RUN}, {GROUP}}}) * 0",
                     "group {{group}}",
                 ),
-                about="0: it has no process that could.",
+                about="0: the group has no process that could train.",
             ),
             _lines("Groups by phase", "none", (f"max by (phase) (supervisor_groups{{{RUN}}})", "{{phase}}"), colours=_PHASES),
         ),
@@ -214,17 +214,17 @@ RUN_BOARD = Board(
             _lines(
                 "Step time", "s",
                 (f"max by (group) (sum by (group, rank) (trainer_step_seconds{{{RUN}, {GROUP}}}))", "group {{group}}"),
-                about="Of the slowest rank. Marked: incidents, and faults made on purpose.",
+                about="Time of the slowest rank. Marks: incidents, and injected faults.",
             ),
             _lines("Step time by phase", "s", (f"max by (phase) (trainer_step_seconds{{{RUN}, {GROUP}}})", "{{phase}}")),
             _lines("Loss", "none", (f"max by (group) (trainer_loss{{{RUN}, {GROUP}}})", "group {{group}}")),
             _lines("Gradient norm", "none", (f"max by (group) (trainer_gradient_norm{{{RUN}, {GROUP}}})", "group {{group}}")),
             _lines("Tokens per second", "none", (f"sum by (group) (trainer_tokens_per_second{{{RUN}, {GROUP}}})", "group {{group}}")),
-            _lines("MFU", "percentunit", (f"avg by (group) (trainer_mfu_ratio{{{RUN}, {GROUP}}})", "group {{group}}"), about="Empty where there is no GPU."),
+            _lines("MFU", "percentunit", (f"avg by (group) (trainer_mfu_ratio{{{RUN}, {GROUP}}})", "group {{group}}"), about="Empty without a GPU."),
         ),
         "Quorum": (
             _lines("Groups in the quorum", "none", (f"max by (group) (trainer_quorum_participants{{{RUN}, {GROUP}}})", "as group {{group}} sees it")),
-            _lines("Quorum id", "none", (f"max(trainer_quorum_id{{{RUN}}})", "id"), about="It grows with every change of membership."),
+            _lines("Quorum id", "none", (f"max(trainer_quorum_id{{{RUN}}})", "id"), about="The id grows with every change of membership."),
             _lines("Commits per second", PER_S, (f"sum by (group) (rate(trainer_commits_total{{{RUN}, {GROUP}}}[{RATE}]))", "group {{group}}")),
             _lines(
                 "Steps not committed", "none",
@@ -258,7 +258,7 @@ RECOVERY = Board(
             _stat("Incidents since the launch", f"sum({_CLOSED})"),
             _stat("Open now", f"max(supervisor_incidents_open{{{RUN}}})", red_from=1),
             _stat("Mean time between incidents", f"{_RUNNING_S} / sum({since(_CLOSED, 'kind', RANGE)} > 0)", "s"),
-            _stat("Faults made on purpose", f"sum(supervisor_injected_faults_total{{{RUN}}}) or vector(0)"),
+            _stat("Faults injected", f"sum(supervisor_injected_faults_total{{{RUN}}}) or vector(0)"),
             Panel(
                 title="Mean time to recovery by phase, since the launch",
                 kind="lines",
@@ -271,22 +271,22 @@ RECOVERY = Board(
                         "{{phase}}",
                     ),
                 ),
-                about="detect: how long it had lasted when it counted as a failure. act: until the new processes were seen. rejoin: until it committed again.",
+                about="detect: from the first sign until it counted as a failure. decide: until the decision. act: until the new processes were seen. rejoin: until the group committed again.",
             ),
             _lines(
-                "Recovery, longest of a half and of nine tenths", "s",
-                (f"histogram_quantile(0.5, sum by (le) ({_RECOVERY}))", "half"),
-                (f"histogram_quantile(0.9, sum by (le) ({_RECOVERY}))", "nine tenths"),
-                about="The dots are incidents: `supervisor explain ID` tells of one.", exemplars=True,
+                "Time to recovery: median and 90th percentile", "s",
+                (f"histogram_quantile(0.5, sum by (le) ({_RECOVERY}))", "median"),
+                (f"histogram_quantile(0.9, sum by (le) ({_RECOVERY}))", "90th percentile"),
+                about="Dots are incidents: `supervisor explain ID` explains one.", exemplars=True,
             ),
             _lines(
                 "Heal: loading the peers' state", "s",
-                (f"histogram_quantile(0.9, {_HEALS})", "nine tenths"),
-                about="Of the heals within the length of the time that is chosen, before each point.",
+                (f"histogram_quantile(0.9, {_HEALS})", "90th percentile"),
+                about="Each point covers the heals of a period before it, as long as the chosen time.",
             ),
             _lines("Incidents since the launch by rung", "none", (f"sum by (rung) ({_CLOSED})", "{{rung}}")),
         ),
-        "Mean time between failures, in this time": (
+        "Mean time between failures, in the chosen time": (
             Panel(
                 title="By kind", kind="bars", unit="s",
                 queries=((f"sort({_RUNNING_S} / ({since(_CLOSED, 'kind', RANGE)} > 0))", "{{kind}}"),),
@@ -294,10 +294,10 @@ RECOVERY = Board(
             Panel(
                 title="By node", kind="bars", unit="s",
                 queries=((f"bottomk(20, {_RUNNING_S} / ({since(_ON_NODES, 'node', RANGE)} > 0))", "{{node}}"),),
-                about="The twenty worst.",
+                about="The twenty worst nodes.",
             ),
         ),
-        "What is spent": (
+        "Worst nodes and budgets": (
             Panel(
                 title="Worst nodes: incidents since the launch", kind="bars", unit="none",
                 queries=((f"topk(10, sum by (node) ({_ON_NODES}))", "{{node}}"),),
@@ -329,29 +329,29 @@ CONTROL_PLANE = Board(
             _stat("Breakers open", "sum(supervisor_breaker_held)", red_from=1),
         ),
         "Deciding": (
-            _lines("A round of decide takes", "s", *_quantiles("supervisor_decide_seconds")),
-            _lines("Writing a decision takes", "s", *_quantiles("supervisor_commit_seconds")),
+            _lines("Time of one round of decide", "s", *_quantiles("supervisor_decide_seconds")),
+            _lines("Time to write a decision", "s", *_quantiles("supervisor_commit_seconds")),
             _lines("Decisions per second", PER_S, (f"sum by (run) (rate(supervisor_decisions_total[{RATE}]))", "{{run}}")),
             _lines("Actions", "none", (f"sum by (action) (increase(supervisor_actions_total[{RATE}]))", "{{action}}")),
-            _lines("Failures only observed, last hour", "none", (since("supervisor_shadow_incidents_total", "run, rung", "1h"), "{{run}}: {{rung}}")),
-            _lines("Paused, or only observing", "none", ("max by (run) (supervisor_paused)", "{{run}} paused"), ("max by (run) (supervisor_observe)", "{{run}} observes")),
+            _lines("Failures only observed in the last hour", "none", (since("supervisor_shadow_incidents_total", "run, rung", "1h"), "{{run}}: {{rung}}")),
+            _lines("Paused or observing runs", "none", ("max by (run) (supervisor_paused)", "{{run}} paused"), ("max by (run) (supervisor_observe)", "{{run}} observes")),
         ),
         "etcd": (
-            _lines("etcd takes", "s", *_quantiles("supervisor_store_seconds")),
-            _lines("Its watch has said nothing for", "s", ("max by (instance) (supervisor_watch_silent_seconds)", "{{instance}}"), ("max(supervisor_loop_silent_seconds)", "the loop that leads")),
-            _lines("Size of its database", "bytes", ("max(supervisor_store_size_bytes)", "size")),
-            _lines("A node's report takes", "s", *_quantiles("agent_report_seconds", f"{{{NODE}}}")),
+            _lines("Time that etcd takes to answer", "s", *_quantiles("supervisor_store_seconds")),
+            _lines("Silence of etcd's watch", "s", ("max by (instance) (supervisor_watch_silent_seconds)", "{{instance}}"), ("max(supervisor_loop_silent_seconds)", "leading loop")),
+            _lines("Size of etcd's database", "bytes", ("max(supervisor_store_size_bytes)", "size")),
+            _lines("Time to write a node's report", "s", *_quantiles("agent_report_seconds", f"{{{NODE}}}")),
         ),
         "Agents": (
             _lines("Agents by version", "none", ("count by (version) (agent_info)", "{{version}}")),
             _lines(
-                "Agents without etcd, without a lease", "none",
+                "Agents without etcd or without a lease", "none",
                 (f"count(agent_store_up{{{NODE}}} == 0) or vector(0)", "without etcd"),
                 (f"count(agent_lease_held{{{NODE}}} == 0) or vector(0)", "without a lease"),
-                about="As agents say that Prometheus reaches; who is not registered any more is asked for an hour.",
+                about="Reported by the agents that Prometheus reaches. It scrapes an agent for an hour after its registration ends.",
             ),
             _lines("Reports per second", PER_S, (f"sum(rate(agent_reports_total{{{NODE}}}[{RATE}]))", "written"), (f"sum(rate(agent_report_failures_total{{{NODE}}}[{RATE}]))", "failed")),
-            _lines("Groups at the gate, by what it hears", "none", ("sum by (run, hearing) (agent_gate_groups)", "{{run}}: {{hearing}}")),
+            _lines("Groups at the gate by what it hears", "none", ("sum by (run, hearing) (agent_gate_groups)", "{{run}}: {{hearing}}")),
         ),
     },
 )  # fmt: skip

@@ -83,7 +83,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             f"unless on (run) (resets({steps}[{hour}:]) > 0\n"
             f"and on (run) max_over_time({steps}[{hour}:]) <= max_over_time({steps}[{hour}:] offset {hour})))",
             for_s=STILL_S - recent_s,
-            summary="run {{ $labels.run }} gets no further: no step for a quarter of an hour, or only old ones again for an hour",
+            summary="run {{ $labels.run }} does not progress: no step for 15 minutes, or only repeated steps for an hour",
         ),
         Alert(
             name="EttrLow",
@@ -92,14 +92,14 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             # its first groups started an hour ago: time in a queue before that is no time in which it should train
             f"and on (run) max_over_time((max by (run) (supervisor_generation))[{recent}:] offset {hour}) > 0",
             for_s=30 * MINUTE_S,
-            summary="run {{ $labels.run }} trained in only {{ $value | humanizePercentage }} of its last hour",
+            summary="run {{ $labels.run }} trained for only {{ $value | humanizePercentage }} of the last hour",
         ),
         Alert(
             name="BudgetNearlySpent",
             expression="min by (run, rung) (supervisor_budget_left) <= 1\n"
             "and min by (run, rung) (supervisor_budget_left) < min by (run, rung) (supervisor_budget_allowed)",
             for_s=0,
-            summary="run {{ $labels.run }} has {{ $value }} of its budget for {{ $labels.rung }} left",
+            summary="run {{ $labels.run }} has {{ $value }} uses left in its {{ $labels.rung }} budget",
         ),
         Alert(
             name="NoSpares",
@@ -108,7 +108,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             'and on (run) max by (run) (supervisor_run_phase{phase="running"}) == 1\n'
             "and on (run) max by (run) (supervisor_generation) > 0",  # not for a run that waits for its first nodes
             for_s=10 * MINUTE_S,
-            summary="run {{ $labels.run }} has no spare node: the next lost node waits for an allocation",
+            summary="run {{ $labels.run }} has no spare node: replacing the next lost node needs a new allocation",
         ),
         Alert(
             name="CheckpointsBehind",
@@ -117,7 +117,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             'and on (run) max by (run) (supervisor_run_phase{phase="running"}) == 1',
             # where three intervals take less, a disk that was full for a moment needs no look in the morning
             for_s=5 * MINUTE_S,
-            summary="run {{ $labels.run }} has {{ $value }} steps that no checkpoint holds: the loss of all its groups at once loses them",
+            summary="run {{ $labels.run }} has {{ $value }} steps in no checkpoint: losing all groups at once would lose them",
         ),
         Alert(
             name="FlappingNode",
@@ -129,13 +129,13 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             name="NoLeader",
             expression="max(supervisor_leader) == 0",
             for_s=AWAY_S,
-            summary="supervisors run, and none of them leads: failures are not repaired",
+            summary="supervisors run, but none leads: failures are not repaired",
         ),
         Alert(
             name="StoreAway",
             expression="max(supervisor_store_up) == 0",
             for_s=AWAY_S,
-            summary="etcd answers no supervisor: nothing is decided",
+            summary="etcd does not answer any supervisor: nothing is decided",
         ),
         Alert(
             name="StoreSlow",
@@ -145,19 +145,19 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
                 for name in ("supervisor_store_seconds", "supervisor_commit_seconds", "agent_report_seconds")
             ),
             for_s=5 * MINUTE_S,
-            summary="etcd takes {{ $value | humanizeDuration }} to answer: leases may lapse",
+            summary="etcd takes {{ $value | humanizeDuration }} to answer: leases may expire",
         ),
         Alert(
             name="StoreOutOfSpace",
             expression="max(supervisor_store_alarms) > 0",
             for_s=0,
-            summary="etcd has raised an alarm: it takes no writes until a person mends it",
+            summary="etcd has raised an alarm: it accepts no writes until a person clears it",
         ),
         Alert(
             name="StoreLarge",
             expression=f"max(supervisor_store_size_bytes) > {STORE_LARGE_BYTES}",
             for_s=5 * MINUTE_S,
-            summary="etcd's database has {{ $value | humanize1024 }}B: at its quota it takes no writes",
+            summary="etcd's database is {{ $value | humanize1024 }}B large: at its quota it accepts no writes",
         ),
         Alert(
             name="LighthouseAway",
@@ -165,38 +165,38 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             "and on (run) max by (run) (supervisor_generation) > 0\n"
             "unless on (run) max by (run) (agent_gate_groups) >= 0",
             for_s=AWAY_S,
-            summary="no node tells of a gate of run {{ $labels.run }}: without a lighthouse no group steps",
+            summary="no node reports a gate of run {{ $labels.run }}: without a lighthouse no group steps",
         ),
         Alert(
             name="AgentVersionSkew",
             expression="count(count by (version) (agent_info) or count by (version) (supervisor_info)) > 1",
             for_s=6 * HOUR_S,
-            summary="{{ $value }} versions of supervisors and agents have run side by side for hours",
+            summary="supervisors or agents have run in {{ $value }} versions side by side for hours",
         ),
         Alert(
             name="SupervisorBlind",
             # if all of etcd is silent the lease is lost and no supervisor leads: StoreAway and NoLeader cover that
             expression=f"absent(supervisor_leader)\nor max(supervisor_loop_silent_seconds) > {LOOP_SILENT_S:g}",
             for_s=MINUTE_S,
-            summary="no supervisor answers Prometheus, or the one that leads keeps its place and does nothing",
+            summary="no supervisor answers Prometheus, or the leader keeps its lease but does nothing",
         ),
         Alert(
             name="BreakerOpen",
             expression="max by (run) (supervisor_breaker_held) == 1",
             for_s=0,
-            summary="many nodes or groups of run {{ $labels.run }} failed at once: held, until they are back or a person decides",
+            summary="many nodes or groups of run {{ $labels.run }} failed at once: the breaker holds until they are back or a person decides",
         ),
         Alert(
             name="ShadowWouldHaveKilled",
             expression=f"{since(_KILLS, 'run, rung', hour)} > 0",
             for_s=0,
-            summary="run {{ $labels.run }}: {{ $value }} times {{ $labels.rung }} would have been done in the last hour, and was only observed",
+            summary="run {{ $labels.run }}: in the last hour {{ $labels.rung }} was due {{ $value }} times, and was only observed",
         ),
         Alert(
             name="Watchdog",
             expression="vector(1)",
             for_s=0,
-            summary="always fires: when it is heard no more, Prometheus or Alertmanager is gone",
+            summary="always fires: if it stops, Prometheus or Alertmanager is down",
         ),
     )
 

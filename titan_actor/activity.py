@@ -27,7 +27,7 @@ class ActivityFile:
             with path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), wire.LAYOUT.size)
         except OSError as error:
-            log.warning("%s cannot be written (%s): a hang of this rank is seen by its step alone", path, error)
+            log.warning("%s cannot be written (%s): only its steps show a hang of this rank", path, error)
 
     @contextmanager
     def during(self, name: wire.Activity) -> Iterator[None]:

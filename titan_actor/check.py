@@ -40,7 +40,7 @@ def main() -> int:
     try:
         spec = decode(sys.stdin.read(), RunRecord).spec
     except RecordError as error:
-        print(f"stdin is no RunRecord: {error}", file=sys.stderr)
+        print(f"stdin is not a RunRecord: {error}", file=sys.stderr)
         return 2
     found = problems(spec.titan, spec.groups)
     json.dump({"problems": found}, answer, default=str)

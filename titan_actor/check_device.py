@@ -84,7 +84,7 @@ def seen() -> tuple[int, list[str]]:
 def on_cpu() -> Iterator[CheckResult]:
     """Yields the results of a machine without devices."""
     yield CheckResult(
-        name="device", outcome="skipped", evidence="no NVIDIA device for us here: ranks calculate on processors"
+        name="device", outcome="skipped", evidence="no NVIDIA device is visible here: ranks compute on CPUs"
     )
     a, b = factors(ON_CPU)
     yield product("matmul", ON_CPU, lambda: a @ b)
@@ -95,7 +95,7 @@ def on_gpu(ranks: int, there: int, broken: list[str]) -> Iterator[CheckResult]:
     import torch
 
     if torch.version.cuda is None:
-        said = f"{there} NVIDIA devices, and a torch without CUDA: ranks calculate on processors"
+        said = f"{there} NVIDIA devices, but a torch without CUDA: ranks compute on CPUs"
         yield CheckResult(name="device", outcome="skipped", evidence=said)
         return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -147,7 +147,7 @@ def _one(torch: Any, number: int) -> Iterator[CheckResult]:
         best = min(best, time.monotonic() - began)
     name = f"device memory {number}"
     if not bool(torch.equal(source, target)):
-        yield CheckResult(name=name, outcome="failed", evidence="what was copied is not what is there")
+        yield CheckResult(name=name, outcome="failed", evidence="the copy differs from the original")
     else:
         yield floored(name, GPU_MEMORY_BYTES / best / 1e9, GPU_MEMORY_FLOOR, "GB/s", "copied")
 

@@ -54,7 +54,9 @@ class Cursor:
             log.warning("the place in the data is lost: %s: %s", found, error)
             return ""
         if state["world_size"] != self._loader.dp_world_size:
-            log.warning("the place in the data is of another number of ranks (%s): starting anew", state["world_size"])
+            log.warning(
+                "the place in the data is for another number of ranks (%s): starting again", state["world_size"]
+            )
             return ""
         self._loader.load_state_dict({**places, "world_size": state["world_size"]})
         return found.parent.name
@@ -78,5 +80,5 @@ class Cursor:
             self._full = False
         except OSError as error:
             if not self._full:
-                log.warning("the place in the data is not kept: %s", error)
+                log.warning("the place in the data is not saved: %s", error)
             self._full = True

@@ -75,7 +75,7 @@ def _field(line: str, text_field: str, place: str) -> str:
     try:
         return str(json.loads(line)[text_field])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{place} is no JSON object with {text_field!r}") from error
+        raise DataError(f"{place} is not a JSON object with {text_field!r}") from error
 
 
 def documents(files: list[str], text_field: str) -> Iterator[tuple[str, dict[str, str]]]:

@@ -96,7 +96,7 @@ class Ledger:
                 self._full = False
             except OSError as error:
                 if not self._full:
-                    log.warning("steps.jsonl must wait for room: %s", error)
+                    log.warning("steps.jsonl waits for free space: %s", error)
                 self._full = True
 
 

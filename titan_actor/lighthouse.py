@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--join-timeout-ms", type=int, required=True)
     parser.add_argument("--heartbeat-timeout-ms", type=int, required=True)
     parser.add_argument(
-        "--quorum-tick-ms", type=int, default=20, help="how often it looks; a drop waits up to one more"
+        "--quorum-tick-ms", type=int, default=20, help="time between two looks; a drop takes up to one more"
     )
     options = parser.parse_args(arguments)
     os.environ.setdefault("RUST_LOG", "warn")
@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
             beats.set(beat_list(line))
             print(json.dumps({"late_s": round(beats.late_s, 3)}), flush=True)
         except (ValueError, KeyError, TypeError) as error:
-            print(f"not a line of the gate's: {error}: {line[:200]!r}", file=sys.stderr, flush=True)
+            print(f"not a line from the gate: {error}: {line[:200]!r}", file=sys.stderr, flush=True)
     # the native server's threads do not end on their own
     os._exit(0)
 

@@ -305,7 +305,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         # all ranks must decide alike, and one of them may have ended its part already
         busy = self.agreement.on(Wishes(checkpoint=self.checkpoints.busy)).checkpoint
         if busy and not last:
-            log.warning("the checkpoint of step %d is left out: the one before is still being written", step)
+            log.warning("the checkpoint of step %d is skipped: the one before is still being written", step)
             return
         with self.activity.during("save"):
             self.checkpoints.wait()

@@ -407,7 +407,7 @@ def _config(titan: TitanSpec, whole: bool = False) -> Any:
     for name in ("tensor", "context", "pipeline", "expert"):
         if getattr(made.parallelism, f"{name}_parallel_degree") > 1:
             raise Unlike(
-                f"parallelism.{name}_parallel_degree is above 1: the twin knows FSDP alone", NoTwin.PARALLELISM
+                f"parallelism.{name}_parallel_degree is above 1: the twin supports only FSDP", NoTwin.PARALLELISM
             )
     made.dump_folder = tempfile.gettempdir()
     made.fault_tolerance.enable = False

@@ -168,7 +168,7 @@ def _fork_twice(request: dict[str, Any]) -> int:
             if descriptor >= 0:
                 os.close(descriptor)
     if not told:
-        raise OSError("the process between ended before it forked")
+        raise OSError("the intermediate process ended before it forked")
     return int(told)
 
 

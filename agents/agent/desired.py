@@ -92,7 +92,7 @@ class DesiredWatch(EtcdThread):
         changed: Callable[[Wanted], None],
         security: Security | None = None,
     ) -> None:
-        super().__init__("desired", "the watch of what is desired goes on", etcd, security)
+        super().__init__("desired", "the watch of the desired state goes on", etcd, security)
         self._node = node
         self._runs_here = runs_here
         self._changed = changed

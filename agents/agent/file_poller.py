@@ -50,7 +50,7 @@ class Looks:
         """Returns a fact that the ranks here cannot be seen, once a busy disk no longer explains it."""
         if self._stalled_at is None or now - self._stalled_at < DEADLINE_S or not self._view.running():
             return ()
-        sentence = f"what the ranks here do is not seen: {self._folder} does not answer"
+        sentence = f"cannot see what the ranks here do: {self._folder} does not answer"
         return (Fact(kind="ranks_unseen", subject=str(self._folder), evidence=sentence),)
 
 

@@ -29,6 +29,7 @@ from agents.agent.node_view import View
 from agents.agent.rank_commands import RankCommands
 from agents.agent.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
 from agents.agent.reporter import Callbacks, Reporter
+from agents.agent.reporter import Reporter
 from agents.agent.shim_client import ShimClient, ShimLost, ShimRefused, Watched
 from agents.agent.shim_client import record as to_record
 from agents.agent.start_queue import Starts

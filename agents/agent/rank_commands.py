@@ -36,7 +36,7 @@ async def ask(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     try:
         answer = json.loads(line)
     except ValueError as error:
-        raise OSError(f"answered {line[:200]!r}, which is no JSON") from error
+        raise OSError(f"answered {line[:200]!r}, which is not JSON") from error
     if not isinstance(answer, dict) or not answer.get("ok"):
         raise OSError(f"answered {line[:200]!r}")
     return answer
@@ -87,7 +87,7 @@ class RankCommands:
             await ask(self._folder, request)
         except OSError as error:
             name = self._folder.name
-            log.info("%s did not take %s: %s; trying again", name, request, error, extra=about(name))
+            log.info("%s did not accept %s: %s; trying again", name, request, error, extra=about(name))
             return
         log.info("%s took %s", self._folder.name, request, extra=about(self._folder.name))
         for name, value in told.items():

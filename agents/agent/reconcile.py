@@ -97,9 +97,9 @@ def _unwanted(desired: Mapping[str, NodeDesired], known: _Known) -> Iterator[Sto
             continue
         wanted = _newest_wanted(desired, name)
         if wanted is None:
-            yield Stop(record.name, "it is not to run on this node")
+            yield Stop(record.name, "it must not run on this node")
         elif wanted > name.generation:
-            yield Stop(record.name, f"generation {wanted} takes its place")
+            yield Stop(record.name, f"generation {wanted} replaces it")
         elif isinstance(name, LighthouseName) and _is_to_close(desired[name.run], name):
             yield Stop(record.name, "the supervisor closes it")
         # an older desired generation is a stale record: what runs is newer than its writer knew
@@ -166,8 +166,8 @@ def _trainer(trainer: TrainerDesired, known: _Known, allocation: str) -> Iterato
 
 def _not_ours(trainer: TrainerDesired, allocation: str) -> str:
     return (
-        f"run {trainer.run} group {trainer.group} generation {trainer.generation} is wanted here of allocation "
-        f"{trainer.allocation}, and this node is of {allocation}: not started; the supervisor will place it anew"
+        f"run {trainer.run} group {trainer.group} generation {trainer.generation} is wanted here by allocation "
+        f"{trainer.allocation}, but this node is of {allocation}: not started; the supervisor will place it again"
     )
 
 

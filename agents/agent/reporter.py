@@ -239,7 +239,7 @@ class Reporter(EtcdThread):
         if found.lease not in (0, self._own_last_lease()):
             self._wait_as_second(store, found)
             raise Fenced(
-                f"another agent is registered as node {self._registration.node}: waiting for its lease to lapse (a "
+                f"another agent is registered as node {self._registration.node}: waiting for its lease to expire (a "
                 "node's name must be given to one --home only)"
             )
         return found.mod_revision

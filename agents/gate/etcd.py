@@ -170,7 +170,7 @@ class Publisher(EtcdThread):
         whose lease lapsed. A gate whose event loop hangs is not present, whatever this thread still does."""
         if not self._alive():
             if self._lease is not None and not self._lease.lost:
-                log.error("the gate's event loop stands still: giving its presence up")
+                log.error("the gate's event loop stands still: giving up its presence")
                 self._lease.revoke()
             return
         if self._stop_now.is_set() or (self._lease is not None and not self._lease.lost):

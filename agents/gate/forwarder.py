@@ -349,7 +349,7 @@ def _is_the_gate(forward: Forward, writer: asyncio.StreamWriter) -> bool:
     met, wanted = common_name(writer.get_extra_info("ssl_object")), node_name(forward.gate_node)
     if met != wanted:
         _say_once(
-            forward, f"what answers at {forward.gate} is not the gate: its certificate is of {met!r}, not {wanted!r}"
+            forward, f"the server at {forward.gate} is not the gate: its certificate is of {met!r}, not {wanted!r}"
         )
     return met == wanted
 

@@ -54,9 +54,7 @@ class Lighthouse:
             line = await asyncio.wait_for(self._process.stdout.readline(), STARTS_WITHIN_S)
             self.port = int(json.loads(line)["port"])
         except (TimeoutError, ValueError, KeyError, TypeError) as error:
-            raise GateFailed(
-                f"the lighthouse did not say where it listens ({type(error).__name__}: {error})"
-            ) from error
+            raise GateFailed(f"the lighthouse did not report its address ({type(error).__name__}: {error})") from error
         self._answered_at = asyncio.get_running_loop().time()
         self._listening = asyncio.create_task(self._listen(self._process.stdout))
         return asyncio.create_task(self._process.wait())

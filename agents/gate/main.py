@@ -178,7 +178,9 @@ class Gate:
     def _obey(self, orders: Orders) -> None:
         self._answered = orders.asked
         if orders.retired:
-            log.warning("another has the seat of lighthouse %d, or it is to close: ending", self._options.generation)
+            log.warning(
+                "another gate has the seat of lighthouse %d, or this one must close: ending", self._options.generation
+            )
             self._state.retired = True
             self._ending.set()
         for group, generation in sorted(self._state.admit(orders.admitted, self._loop.time())):
@@ -213,7 +215,7 @@ class Gate:
         now = self._loop.time()
         if self._state.judge_etcd(self._watch.silent_s, self._answered >= self._asked, now):
             if self._state.closed:
-                log.warning("etcd is silent and a group is lost: closed, as nobody can say which generation is current")
+                log.warning("etcd is silent and a group is lost: closed, because the current generation is not known")
                 self._asked = self._watch.read_again()
             else:
                 log.warning("etcd is back and was read again: open")
@@ -301,12 +303,12 @@ class Gate:
         try:
             who = json.loads(header)
             if who["run"] != self._options.run:
-                raise ValueError(f"it is of run {who['run']!r}")
+                raise ValueError(f"it belongs to run {who['run']!r}")
             node = str(who["node"])
             if self._security.tls:
                 shown = common_name(writer.get_extra_info("ssl_object"))
                 if shown != node_name(node):
-                    raise ValueError(f"it says that it is node {node}, with the certificate of {shown!r}")
+                    raise ValueError(f"it claims to be node {node}, but shows the certificate of {shown!r}")
             return Visitor(node, int(who["group"]), int(who["generation"]), reader, writer)
         except (ValueError, KeyError, TypeError) as error:
             log.warning("closed a connection from %s: %s", writer.get_extra_info("peername"), error)

@@ -255,7 +255,7 @@ class Shim:
         try:
             pid = await self._warm.fork(request["launch"], request["log"], environment)
         except ForkError as error:
-            process.say(f"the warm process gave no trainer for {request['name']}: {error}; starting it cold")
+            process.say(f"the warm process forked no trainer for {request['name']}: {error}; starting it cold")
             self._kill_strangers()
             return None
         finally:
@@ -312,7 +312,7 @@ class Shim:
             return False
         self._table.remember("signalled", child, signal=int(number), why=why)
         if number in (signal.SIGTERM, signal.SIGKILL):
-            child.told, self._sent[name] = why or "a reason was not given", int(number)
+            child.told, self._sent[name] = why or "no reason was given", int(number)
         return process.signal_session(child.pid, child.start_ticks, number)
 
     # --- requests ---

@@ -114,7 +114,7 @@ class Table:
         for path in sorted(self._folder.glob("*.json")):
             child = _read(path)
             if child is None:
-                sentences.append(f"ignored {path}: it is no process record")
+                sentences.append(f"ignored {path}: it is not a process record")
                 continue
             if (child.pid, child.start_ticks) in left:
                 sentences.append(f"killed {child.name} (pid {child.pid}), left over from an earlier shim of this node")

@@ -73,20 +73,20 @@ class Settings:
         """Returns a sentence about the first setting that is wrong, or None."""
         for option, name in (("node", self.node), ("host", self.host or self.node)):
             if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", name):
-                return f"--{option} {name!r}: a name is letters, digits, dots, dashes and underscores, 63 at most"
+                return f"--{option} {name!r}: a name must be letters, digits, dots, dashes and underscores, 63 at most"
         for endpoint in self.etcd or ("",):
             try:
                 host_and_port(endpoint)
             except ValueError:
                 return f"--etcd {endpoint!r}: each endpoint is HOST:PORT, as in 127.0.0.1:2379 or https://etcd-0:2379"
         if self.role not in ("trainer", "service"):
-            return f"--role {self.role!r}: it is trainer or service"
+            return f"--role {self.role!r}: it must be trainer or service"
         if self.role == "trainer" and self.slots < 1:
             return f"--slots {self.slots}: a trainer node has room for at least one rank"
         if self.lease_s < 1 or self.report_s <= 0 or self.grace_s < 0:
-            return "--lease-s, --report-s and --grace-s: a time is above 0"
+            return "--lease-s, --report-s and --grace-s: a time must be above 0"
         if not 0 <= self.metrics_port < 65536:
-            return f"--metrics-port {self.metrics_port}: a port is 0 (any free one) to 65535"
+            return f"--metrics-port {self.metrics_port}: a port must be 0 (any free one) to 65535"
         if not self.address:
             return "--address is empty: give the address at which the other nodes reach this one"
         return self._unsafe()

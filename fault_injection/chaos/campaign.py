@@ -158,7 +158,7 @@ class Campaign:
 def refuse_if_there(folder: Path) -> None:
     """Raises Fatal if the folder of an older run is there."""
     if folder.exists():
-        raise Fatal(f"{folder} is there already: choose another --name, or remove it")
+        raise Fatal(f"{folder} already exists: choose another --name, or remove it")
 
 
 def refuse_if_left(folder: Path) -> None:

@@ -70,7 +70,7 @@ def list_command(as_json: Json = False) -> None:
             table.add_row(f"{numbers[why]} ({many} fault{'s' if many > 1 else ''})", why)
         console.print(table)
     possible = len(FAULTS) - reasons.total()
-    print_line(f"{possible} of {len(FAULTS)} faults can be made here. In brackets: the incident that is right.")
+    print_line(f"{possible} of {len(FAULTS)} faults can be made here. In brackets: the expected incident.")
 
 
 def _rows() -> Table:
@@ -80,16 +80,20 @@ def _rows() -> Table:
 
 
 Name = Annotated[str | None, typer.Option(help="Name of the run that it starts. Default: chaos.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for plan, history and report. Default: the run's own.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for plan, history and report. Default: the run's folder.")]
 
 
 @chaos.command("run", epilog="Example: supervisor chaos run fault_injection/schedules/short.toml --seed 7")
 def run_command(
     schedule: Annotated[
         Path | None,
-        typer.Argument(metavar="SCHEDULE", help="TOML (docs/CHAOS.md). Without one, the seed draws --faults of them."),
+        typer.Argument(
+            metavar="SCHEDULE", help="Schedule in TOML (docs/CHAOS.md). Without one, the seed draws --faults faults."
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Chooses the victims. Default: the schedule's own, or 0.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed that chooses the victims. Default: the schedule's seed, or 0.")
+    ] = None,
     faults: Annotated[
         int | None,
         typer.Option(
@@ -101,12 +105,14 @@ def run_command(
     ] = None,
     run: Annotated[
         str,
-        typer.Option("--run", "-r", help="A live run to break. Default: start one here, in a system of its own."),
+        typer.Option("--run", "-r", help="A live run to break. Default: start one here, in its own system."),
     ] = "",
     name: Name = None,
     out: Out = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, and break nothing.")] = False,
-    cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower recoveries, less memory.")] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Use no warm processes: slower recoveries, less memory.")
+    ] = False,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
@@ -124,11 +130,13 @@ def run_command(
         loaded = load(schedule) if schedule is not None else None  # before anything is started
         if loaded is not None and (faults is not None or every_steps is not None):
             raise ScheduleError(
-                [f"--faults and --every-steps are of a seed's own faults, and {schedule} names them: leave out one"]
+                [
+                    f"--faults and --every-steps apply to faults that a seed draws, but {schedule} lists the faults: leave out one"
+                ]
             )
         if run and (name is not None or cold):
             raise ScheduleError(
-                [f"--name and --cold are of a run that is started here, and --run breaks {run}: leave out one"]
+                [f"--name and --cold apply to a run that is started here, but --run breaks {run}: leave out one"]
             )
         name = "chaos" if name is None else name
         ranks = (loaded.ranks_per_group if loaded is not None else None) or 1
@@ -152,7 +160,7 @@ def replay_command(
     run: Annotated[str, typer.Option("--run", "-r", help="A live run to break. Default: start one here.")] = "",
     name: Name = None,
     out: Out = None,
-    cold: Annotated[bool, typer.Option("--cold", help="No warm processes.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Use no warm processes.")] = False,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
@@ -164,7 +172,9 @@ def replay_command(
         left_open = [f.name for f in named if f.group is None or f.rank is None]
         if left_open or loaded.rate or loaded.each:
             raise ScheduleError(
-                [f"{plan} is no plan: it names no victim for {left_open[0] if left_open else 'its rates'}; run it"]
+                [
+                    f"{plan} is not a plan: it names no victim for {left_open[0] if left_open else 'its rates'}; use `chaos run`"
+                ]
             )
     run_command(
         schedule=plan, seed=None, faults=None, every_steps=None, run=run, name=name, out=out, dry_run=False, cold=cold, etcd=etcd,
@@ -203,7 +213,7 @@ def check_command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="history.jsonl of a chaos run.")],
     as_json: Json = False,
 ) -> None:
-    """Judge histories from their files, checker by checker. Exits 1 unless all pass; 2 if a file is no history, after judging
+    """Judge histories from their files, checker by checker. Exits 1 unless all pass; 2 if a file is not a history, after judging
     the others."""
     judged, unread = {}, False
     with sentences():

@@ -59,7 +59,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     name: Annotated[str, typer.Option(help="Name of the run. Default: demo, or the next free one, as demo-2.")] = "",
     home: Home = HOME,
-    cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower recoveries.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Use no warm processes: slower recoveries.")] = False,
     easy: Annotated[
         bool, typer.Option("--easy", help="Lose the node by killing its processes, even where its network can be cut.")
     ] = False,
@@ -72,7 +72,7 @@ def demo(
         if wrong:
             raise typer.BadParameter(wrong[0], param_hint="--name")
         if (home / name).exists():
-            raise Fatal(f"{home / name} is there already: choose another --name, or remove it")
+            raise Fatal(f"{home / name} already exists: choose another --name, or remove it")
         inside = netns.entered()
         easier = "" if inside is not None else "asked for by --easy" if easy else netns.available()
         if inside is not None or easier:

@@ -44,19 +44,19 @@ def main() -> int:
         print(f"interrupted{_kept(kept)}", file=sys.stderr)
         return 1
     except BrokenProcessPool:
-        print(f"a process that played seeds has ended, perhaps for want of memory{_kept(kept)}", file=sys.stderr)
+        print(f"a process that played seeds has died, perhaps out of memory{_kept(kept)}", file=sys.stderr)
         return 1
     except OSError as error:
         if kept is None:
             raise
-        what = "what it held before is still there; mend that, and go on with --go-on"
-        print(f"the results cannot be written to {kept.path} any more ({error.strerror}): {what}", file=sys.stderr)
+        what = "its earlier results are kept; free the disk or path, then go on with --go-on"
+        print(f"cannot write results to {kept.path} any more ({error.strerror}): {what}", file=sys.stderr)
         return 1
     return 1 if bad else 0
 
 
 def _kept(kept: Kept | None) -> str:
-    return "" if kept is None else "; what was played is kept: go on with --go-on"
+    return "" if kept is None else "; the results so far are kept: go on with --go-on"
 
 
 def _seeds(asked: argparse.Namespace, kept: Kept | None) -> range:
@@ -65,8 +65,8 @@ def _seeds(asked: argparse.Namespace, kept: Kept | None) -> range:
         return range(asked.first, asked.first + asked.seeds)
     if kept.missing:
         raise LaneError(
-            f"{kept.path} lacks {len(kept.missing)} seeds below {kept.next}, the first is {kept.missing[0]}: --go-on would leave them out, "
-            "so begin anew"
+            f"{kept.path} lacks {len(kept.missing)} seeds below {kept.next}, the first is {kept.missing[0]}: --go-on would skip them, "
+            "so start again without it"
         )
     if kept.next >= asked.seeds:
         print(f"{kept.path} holds seeds 0 to {kept.next - 1} already: nothing is left to play", file=sys.stderr)
@@ -82,7 +82,7 @@ def _those_that_broke(broken: Sequence[tuple[int, Sequence[Fault]]], kept: Kept)
         if result.broken:
             print(failure(result), flush=True)
     if broken:
-        say = f"{kept.path} holds {len(broken)} seeds that broke before; played again, {len(kept.broken)} of them do"
+        say = f"{kept.path} held {len(broken)} broken seeds; played again, {len(kept.broken)} of them still break"
         print(say, file=sys.stderr)
     return len(kept.broken)
 
@@ -123,29 +123,29 @@ def _lane(seeds: range, nodes: int, jobs: int, kept: Kept | None) -> int:
 
 def _asked() -> argparse.Namespace:
     asks = argparse.ArgumentParser(prog="python -m fault_injection.sim", description=main.__doc__)
-    asks.add_argument("--seeds", type=_positive, help=f"how many (default {SEEDS}); with --go-on: in all")
-    asks.add_argument("--first", type=int, default=0, help="the first of them (default 0)")
-    asks.add_argument("--nodes", type=_positive, default=50, help="nodes of the run, spares among them (default 50)")
-    asks.add_argument("--jobs", type=_positive, default=1, help="processes (default 1)")
-    asks.add_argument("--out", type=Path, help="a JSON file of results, written as they come")
+    asks.add_argument("--seeds", type=_positive, help=f"number of seeds (default {SEEDS}); with --go-on: in total")
+    asks.add_argument("--first", type=int, default=0, help="first seed (default 0)")
+    asks.add_argument("--nodes", type=_positive, default=50, help="nodes of the run, spares included (default 50)")
+    asks.add_argument("--jobs", type=_positive, default=1, help="number of processes (default 1)")
+    asks.add_argument("--out", type=Path, help="JSON file to which results are written as they come")
     asks.add_argument(
         "--go-on",
         action="store_true",
-        help="with --out: those that broke once more, then after the last seed that is in it",
+        help="with --out: replay its broken seeds, then go on after its last seed",
     )
-    asks.add_argument("--seed", type=int, help="this one alone, with its plan and what became of it")
+    asks.add_argument("--seed", type=int, help="play only this seed, and print its plan and outcome")
     asks.add_argument(
-        "--plan", type=Path, help="with --seed: a file of faults, one JSON object a line, in its plan's place"
+        "--plan", type=Path, help="with --seed: file of faults that replaces its plan, one JSON object a line"
     )
     found = asks.parse_args()
     if found.plan is not None and found.seed is None:
-        asks.error("--plan needs --seed: the chance of that seed is played")
+        asks.error("--plan needs --seed: the seed gives the random numbers")
     if found.go_on and found.out is None:
-        asks.error("--go-on needs --out: the file that is to be gone on with")
+        asks.error("--go-on needs --out: the file to continue")
     if found.go_on and found.first:
-        asks.error("--go-on begins after the last seed that is in the file: leave out --first")
+        asks.error("--go-on starts after the last seed in the file: leave out --first")
     if found.seed is not None and (found.seeds or found.out is not None or found.first or found.jobs != 1):
-        asks.error("--seed plays one seed, of which no file is kept: leave out --seeds, --out, --first and --jobs")
+        asks.error("--seed plays one seed and keeps no file: leave out --seeds, --out, --first and --jobs")
     found.seeds = found.seeds or SEEDS
     if found.nodes < 2:
         asks.error("--nodes must be at least 2: one trains, one is a spare")
@@ -201,7 +201,7 @@ def _faults(text: str) -> Sequence[Fault]:
             try:
                 found.append(_fault(json.loads(line)))
             except json.JSONDecodeError as error:
-                raise ValueError(f"line {number} is no JSON object ({error})") from error
+                raise ValueError(f"line {number} is not a JSON object ({error})") from error
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from error
     return sorted(found)
@@ -210,7 +210,7 @@ def _faults(text: str) -> Sequence[Fault]:
 def _fault(told: object) -> Fault:
     wanted = {field.name for field in fields(Fault)}
     if not isinstance(told, dict) or wanted != told.keys():
-        raise ValueError(f"a fault is one JSON object with {', '.join(sorted(wanted))}, and nothing else")
+        raise ValueError(f"a fault must be one JSON object with {', '.join(sorted(wanted))}, and no other keys")
     if told["kind"] not in PLANNED:
         raise ValueError(f"there is no fault {told['kind']!r}; known: {', '.join(PLANNED)}")
     if type(told["target"]) is not int or told["target"] < 0:

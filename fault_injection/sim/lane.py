@@ -134,7 +134,7 @@ class Kept:
     def _try(self) -> None:
         """Rejects a file that cannot be written before hours are played."""
         if self.path.exists() and not self.path.is_file():
-            raise LaneError(f"{self.path} is no file: name one for the results")
+            raise LaneError(f"{self.path} is not a file: give the path of one for the results")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._aside.touch()

@@ -15,6 +15,7 @@ from supervisor.ports.errors import Fenced, Retryable
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.journal import Journal
 from supervisor.shell.control.loop import Loop, Machine
+from supervisor.shell.control.loop import Loop
 from supervisor.shell.etcd import LEASE_S, Election
 from supervisor.shell.etcd.election import Leadership
 from supervisor.shell.metrics.live_goodput import Accounts

@@ -51,9 +51,9 @@ def simulate(
             min=2 * GPUS_A_NODE, max=GPUS_A_NODE * GROUPS, help="GPUs of the run; a group is a node of eight."
         ),
     ] = 16_384,
-    days: Annotated[float, typer.Option(min=0.1, max=LONGEST_S / DAY_S, help="How long the run trains.")] = 54.0,
+    days: Annotated[float, typer.Option(min=0.1, max=LONGEST_S / DAY_S, help="Days that the run trains.")] = 54.0,
     rate: Annotated[str, typer.Option("--rates", help=f"Failure rates: {', '.join(known())}.")] = "llama3",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of such runs. Two or more give an interval.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of simulated runs. Two or more give an interval.")] = 3,
     policy: Annotated[
         list[Path] | None, typer.Option(help="A TOML file with [policy], as in a run file. Repeat it to compare.")
     ] = None,
@@ -79,12 +79,13 @@ def simulate(
                 source = context.get_parameter_source(name)
                 if source is not None and source.name == "COMMANDLINE":
                     raise typer.BadParameter(
-                        "it is of failures by chance, and --journal names its own: leave out one", param_hint=option
+                        "it applies to random failures, but --journal gives recorded ones: leave out one",
+                        param_hint=option,
                     )
             _what_if(journal, policy or [])
             return
         if math.isnan(days):
-            raise typer.BadParameter("nan is no number of days", param_hint="--days")
+            raise typer.BadParameter("nan is not a number of days", param_hint="--days")
         if out is not None:
             _try(out)
         try:
@@ -130,7 +131,7 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
 def _try(path: Path) -> None:
     """Rejects a file that cannot be written before anything is played."""
     if path.exists() and not path.is_file():
-        raise typer.BadParameter(f"{path} is no file: name one", param_hint="--out")
+        raise typer.BadParameter(f"{path} is not a file: give the path of one", param_hint="--out")
     _write_aside(path, "").unlink()
 
 
@@ -227,7 +228,7 @@ def compared(found: past.Past, outcomes: Mapping[str, Outcome]) -> Table:
     row("group-seconds lost to them", f"{lost_s:.1f}", lambda o: f"{sum(o.badput.values()):.1f}")
     row("ETTR", f"{1 - lost_s / whole_s:.2%}", lambda o: f"{o.ettr:.2%}")
     row("groups placed on another node", "", lambda o: str(o.spares))
-    row("allocations asked for", "", lambda o: str(o.asked))
+    row("allocations requested", "", lambda o: str(o.asked))
     row("halts", "", lambda o: str(o.halts))
     table.add_section()
     for cause in _largest(o.badput for o in outcomes.values()):
@@ -266,10 +267,10 @@ def report(name: str, outcomes: Sequence[Outcome]) -> Table:
         table.add_row(what, format(mean, form), "one seed" if half is None else f"± {format(half, form)}")
 
     row("ETTR", [o.ettr for o in outcomes], ".4%")
-    row("ETTR if each failure stopped everybody", [whole(o, times()) for o in outcomes], ".2%")
+    row("ETTR if each failure stopped all groups", [whole(o, times()) for o in outcomes], ".2%")
     row("failures", [o.failures for o in outcomes], ".1f")
     row("groups placed on another node", [o.spares for o in outcomes], ".1f")
-    row("allocations asked for", [o.asked for o in outcomes], ".1f")
+    row("allocations requested", [o.asked for o in outcomes], ".1f")
     row("halts", [o.halts for o in outcomes], ".1f")
     table.add_section()
     for cause in _largest(o.badput for o in outcomes):
@@ -296,7 +297,7 @@ def difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Table:
 
     row("ETTR", lambda o: 100 * o.ettr, " %")
     row("groups placed on another node", lambda o: o.spares)
-    row("allocations asked for", lambda o: o.asked)
+    row("allocations requested", lambda o: o.asked)
     row("halts", lambda o: o.halts)
     for cause in _largest(o.badput for o in (*ours, *theirs)):
         row(f"badput: {cause}", lambda o, cause=cause: 100 * _share(o, o.badput.get(cause, 0.0)), " %")  # type: ignore[misc]
@@ -320,5 +321,5 @@ def _introduction(chosen: Rates, gpus: int, days: float, seeds: int) -> str:
     groups, hours = gpus // GPUS_A_NODE, chosen.mttf_s(gpus) / 3600
     return (
         f"{gpus} GPUs as {groups} groups of a node, {spares_of(groups)} spares, {days:g} days, {seeds} seeds; a failure "
-        f"every {hours:.2f} h.\nRates: {chosen.title} ({chosen.source}).\nWhat takes how long otherwise: fault_injection/whatif/data/times.toml."
+        f"every {hours:.2f} h.\nRates: {chosen.title} ({chosen.source}).\nOther durations: fault_injection/whatif/data/times.toml."
     )

@@ -62,7 +62,9 @@ def _log_level() -> str:
     if level not in LEVELS:
         from supervisor.wire.printer import print_line
 
-        print_line(f"supervisor: SUPERVISOR_LOG = {level!r}: it is one of {', '.join(LEVELS)}", err=True)
+        print_line(
+            f"supervisor: SUPERVISOR_LOG = {level!r} is no log level; set it to one of {', '.join(LEVELS)}", err=True
+        )
         sys.exit(2)
     return level
 

@@ -50,7 +50,7 @@ def text_option(given: Any) -> Any:
     try:
         "".join(given).encode()
     except UnicodeEncodeError:
-        raise typer.BadParameter("it is no UTF-8: the terminal may be set to another encoding") from None
+        raise typer.BadParameter("it is not valid UTF-8: set the terminal to UTF-8") from None
     return given
 
 
@@ -59,19 +59,19 @@ Etcd = Annotated[
     typer.Option(
         envvar="SUPERVISOR_ETCD",
         callback=endpoints_option,
-        help="HOST:PORT of etcd, several with commas. Default: that of the `supervisor up` in --home.",
+        help="HOST:PORT of etcd; separate several by commas. Default: the etcd of the `supervisor up` in --home.",
     ),
 ]
 Home = Annotated[Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs.")]
 Run = Annotated[
     str,
     typer.Option(
-        "--run", "-r", help="Name of the run. Default: the newest; to change one, the only one that is not over."
+        "--run", "-r", help="Name of the run. Default: the newest run; to change a run, the only one that is not over."
     ),
 ]
 SecurityFile = Annotated[
     str,
-    typer.Option("--security", envvar=VARIABLE, help="The security file (docs/SECURITY.md). Default: that of `up`."),
+    typer.Option("--security", envvar=VARIABLE, help="Security file (docs/SECURITY.md). Default: the one of `up`."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 HOME = Path("runs")
@@ -146,18 +146,18 @@ def _away(home: Path, endpoints: Sequence[str]) -> str:
     where = ", ".join(endpoints)
     if runs_in(home):
         return (
-            f"the etcd of the `supervisor up` in {home} does not answer at {where}. `up` starts it again as soon as it can, and "
-            "prints what is in the way; training goes on meanwhile"
+            f"the etcd of the `supervisor up` in {home} does not answer at {where}. `up` restarts it as soon as it can, and "
+            "prints what prevents it; training goes on meanwhile"
         )
-    return f"the etcd of {home} does not answer at {where}, and no `supervisor up` runs there: `supervisor up` starts it again"
+    return f"the etcd of {home} does not answer at {where}, and no `supervisor up` runs there: start it with `supervisor up`"
 
 
 def _not_given(home: Path) -> str:
     return (
         # an `up` without nodes of its own got its etcd as an option and notes none
-        f"no `supervisor up` in {home} has noted its etcd, and none answers at {DEFAULT}, the default: "
-        "give the --home of one that runs, or --etcd, or set SUPERVISOR_ETCD; for a first run, `supervisor up` starts an etcd. "
-        f"The files of a run outlive its etcd: supervisor ledger {home / 'NAME'}, supervisor explain ID --journal {home / 'NAME' / 'journal.jsonl'}"
+        f"no etcd found: no `supervisor up` in {home} has recorded one, and none answers at the default, {DEFAULT}. "
+        "Give --etcd, the --home of a running `up`, or set SUPERVISOR_ETCD; for a first run, `supervisor up` starts an etcd. "
+        f"To read a run's files without etcd: supervisor ledger {home / 'NAME'}, supervisor explain ID --journal {home / 'NAME' / 'journal.jsonl'}"
     )
 
 

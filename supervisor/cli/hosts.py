@@ -19,7 +19,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(commands)
 
 
-Because = Annotated[str, typer.Option(callback=text_option, help="Why: `supervisor nodes` and `status` show it.")]
+Because = Annotated[
+    str, typer.Option(callback=text_option, help="The reason, which `supervisor nodes` and `status` show.")
+]
 Host = Annotated[
     str, typer.Argument(metavar="HOST", help="The host, or a node on it, as `supervisor nodes` names them.")
 ]
@@ -33,7 +35,7 @@ Drained = Annotated[
 
 @commands.command(epilog='Example: supervisor cordon n2 --because "its disk is failing"')
 def cordon(host: Host, because: Because, etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
-    """Place no more groups on a host; what runs there stays. Holds for every run, until `uncordon`."""
+    """Place no more groups on a host; what runs there stays. Applies to every run until `uncordon`."""
     _kept_away(host, because, etcd, home, security, drain=False)
 
 
@@ -45,7 +47,7 @@ def drain(host: Drained, because: Because, etcd: Etcd = "", home: Home = HOME, s
 
 @commands.command(epilog="Example: supervisor uncordon n2 n7")
 def uncordon(hosts_: Hosts, etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
-    """Allow groups on hosts again. Holds for every run, and for cordons by a person, by incidents and by failed checks."""
+    """Allow groups on hosts again. Applies to every run, and to cordons by a person, by incidents and by failed checks."""
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.control.state_cache import Mirror
         from supervisor.shell.inspect import hosts
@@ -55,7 +57,7 @@ def uncordon(hosts_: Hosts, etcd: Etcd = "", home: Home = HOME, security: Securi
 
 def _kept_away(host: str, because: str, etcd: str, home: Path, security: str, *, drain: bool) -> None:
     if not because.strip():
-        raise typer.BadParameter("say why: others will ask", param_hint="--because")
+        raise typer.BadParameter("give a reason: `supervisor nodes` and `status` show it", param_hint="--because")
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.control.state_cache import Mirror
         from supervisor.shell.inspect import hosts

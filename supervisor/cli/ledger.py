@@ -53,15 +53,15 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Account for every second of a run, by cause. Shows where each group's time went and what each incident cost. It reads
-    the files of the run alone, and no etcd.
+    only the files of the run, not etcd.
 
-    Each second belongs to one incident at most, the newest; seconds of no incident have a row of their own.
+    Each second belongs to at most one incident, the newest; seconds without an incident have their own row.
 
-    The account runs from the first decision to the end of the run, as its journal says. For a run that goes on it ends now;
-    for one that no `supervisor up` carries and whose files are silent for minutes, at its last sign of life. The time from a
-    halt to its resume is left out.
+    The account runs from the first decision to the end of the run, as its journal says. For a run that goes on, it ends now.
+    If no `supervisor up` carries the run and its files are silent for minutes, it ends at the last sign of life. The time
+    from a halt to its resume is left out.
 
-    Exits 1 if the sums differ from the run's time, or if files of nodes or generations that trained are not on this machine."""
+    Exits 1 if the sums differ from the run's time, or if files of nodes or generations that trained are missing here."""
     with sentences():
         found = of_run(folder)
     show(found, as_json, _Printed(found))
@@ -85,7 +85,7 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
     lines = retimed(lines, history.processes, history.newest())
     whole = lasts(lines, time.time() if now is None else now)
     if whole is None:
-        raise Fatal(f"run {name}: nothing was decided yet: its journal has no decision")
+        raise Fatal(f"run {name}: its journal has no decision yet")
     whole = _heard(whole, lines, history, system)
     span, in_flight_s = _span(history, whole)
     ledgers = {g: ledger(history, g, span) for g in sorted({g for d in history.decisions for g in d.groups})}

@@ -49,7 +49,7 @@ FOLLOW_S = 0.25
 def status_command(
     run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False
 ) -> None:
-    """Show a run's groups, steps, loss, quorum and budgets. Also its spares, and what is wrong or waited for."""
+    """Show a run's groups, steps, loss, quorum and budgets. Also shows spares, problems, and what the run waits for."""
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.control.state_cache import Mirror
         from supervisor.shell.inspect import render, status
@@ -61,8 +61,8 @@ def status_command(
 
 @commands.command("top", epilog="Example: supervisor top --run demo")
 def top_command(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
-    """Show a run live in the terminal. Says first if it trains and if a person is needed, then groups, incidents, nodes and
-    budgets. Ctrl-C ends it. Into a pipe, it prints once."""
+    """Show a run live in the terminal. Shows first if it trains and if a person must act; then groups, incidents, nodes and
+    budgets. Ctrl-C ends it. In a pipe, it prints once."""
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.signals import ended_by_signals
         from supervisor.shell.web import top
@@ -86,7 +86,9 @@ def incidents(
     run: Run = "",
     shadow: Annotated[
         bool,
-        typer.Option("--shadow", help="Only what observe mode would have done (policy.mode), and how it ended."),
+        typer.Option(
+            "--shadow", help="List only what observe mode (policy.mode) would have done, and how each failure ended."
+        ),
     ] = False,
     etcd: Etcd = "",
     home: Home = HOME,
@@ -121,21 +123,21 @@ def incidents(
 
 
 @commands.command(
-    epilog="Example: supervisor explain i2 --run demo. Exit code 0: the same decision today; 1: another one, or unknown."
+    epilog="Example: supervisor explain i2 --run demo. Exit code 0: the decision would be the same today; 1: it would differ, or is unknown."
 )
 def explain(
     incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Id, as `supervisor incidents` prints it.")],
     run: Run = "",
     journal: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Read this journal and no etcd, as for a run whose etcd is gone."),
+        typer.Option(metavar="FILE", help="Read this journal instead of etcd, for a run whose etcd is gone."),
     ] = None,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
     as_json: Json = False,
 ) -> None:
-    """Explain an incident: what was seen and done, and why. Also when, what else was considered, and if the same decision
+    """Explain an incident: what was seen and done, and why. Also shows the times, the alternatives, and if the same decision
     would be made today."""
     from rich.text import Text
 
@@ -143,7 +145,7 @@ def explain(
     from supervisor.shell.inspect import decision_replay as why_module
 
     if journal is not None and run:
-        raise typer.BadParameter("a journal is of one run: leave --run out", param_hint="--run")
+        raise typer.BadParameter("a journal holds one run: leave out --run", param_hint="--run")
     with sentences():
         if journal is not None:
             found = _named(incident, why_module.incidents(journal), f"the journal {journal}")
@@ -171,17 +173,19 @@ def _named(incident: str, known: dict[str, Incident], where: str) -> Incident:
 @commands.command("logs", epilog="Example: supervisor logs -f --group 1 --lines 50")
 def logs_command(
     run: Run = "",
-    group: Annotated[int | None, typer.Option(help="Only this group.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Rank within the group. Default: 0; with --follow, all.")] = None,
+    group: Annotated[int | None, typer.Option(help="Show only this group.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Rank within the group. Default: 0; with --follow, all ranks.")
+    ] = None,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=1, help="Lines of each log; with --follow, of all together.")
+        int, typer.Option("--lines", "-n", min=1, help="Lines of each log; with --follow, of all logs together.")
     ] = 20,
     follow: Annotated[
         bool,
         typer.Option(
             "--follow",
             "-f",
-            help="All ranks in one log, over all generations, with ends and incidents; until Ctrl-C.",
+            help="Follow all ranks and generations as one log, with process ends and incidents, until Ctrl-C.",
         ),
     ] = False,
     etcd: Etcd = "",
@@ -223,7 +227,7 @@ def _with_lines(tail: LogTail) -> dict[str, Any]:
 
 def _no_logs(name: str, home: Path) -> NoReturn:
     print_line(
-        f"supervisor: no logs of run {name} below {home}: they are on the nodes that ran it, each in its agent's --home",
+        f"supervisor: no logs of run {name} below {home}: look on a node that ran it, with the --home of its agent",
         err=True,
     )
     raise typer.Exit(1)
@@ -263,7 +267,7 @@ def support_bundle(
     home: Home = HOME,
     security: SecurityFile = "",
 ) -> None:
-    """Pack a run's state, journal and logs into an archive. It holds no secrets, and can be sent to others."""
+    """Pack a run's state, journal and logs into an archive. It holds no secrets, so it can be shared."""
     with opened_mirror(etcd, home, security) as mirror:
         from supervisor.shell.inspect import bundle, client
 

@@ -67,18 +67,18 @@ def set_policy(
         typer.Argument(
             metavar="KEY=VALUE...",
             callback=text_option,
-            help="A key below [policy] of the run file, and its value: hang.factor=20.",
+            help="A key of [policy] in the run file, and its new value: hang.factor=20.",
         ),
     ],
-    because: Annotated[str, typer.Option(callback=text_option, help="Why: the journal keeps it.")],
+    because: Annotated[str, typer.Option(callback=text_option, help="The reason, which the journal records.")],
     run: Run = "",
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
 ) -> None:
-    """Change the policy of a live run: all the changes, or none. They are checked like a run file, versioned and journaled."""
+    """Change the policy of a live run: all changes, or none. They are checked like a run file, versioned and journaled."""
     if not because.strip():
-        print_line("supervisor: --because is empty: say why", err=True)
+        print_line("supervisor: --because is empty: give a reason", err=True)
         raise typer.Exit(2)
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.control import webhook

@@ -51,12 +51,13 @@ def launch(
     security: SecurityFile = "",
     check: Annotated[bool, typer.Option("--check", help="Only check the run file.")] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Start no group until there is a node for each (allocation.wait_for_all).")
+        bool, typer.Option("--wait", help="Start no group until each has a node (allocation.wait_for_all).")
     ] = False,
 ) -> None:
     """Check a run file and start its run."""
     from supervisor.shell.engines.registry import Context, before_launch
     from supervisor.shell.inspect import client
+    from supervisor.shell.runfile import timeout_fit
 
     spec = _checked_spec(file)
     if wait:
@@ -69,7 +70,7 @@ def launch(
         print_line(f"supervisor: {note}", err=True)
     if check:
         _note_what_is_short(spec)
-        print_line(f"{file}: run {spec.name!r} is right")
+        print_line(f"{file}: run {spec.name!r} is valid")
         return
     with opened_store(etcd, home, security) as store:
         _refuse_unsafe(file, store, spec)
@@ -91,16 +92,17 @@ def submit(
     home: Annotated[
         Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs, on a disk that all hosts share.")
     ] = HOME,
-    supervisors: Annotated[int, typer.Option(min=1, help="Jobs of the control plane, each on a host of its own.")] = 2,
+    supervisors: Annotated[int, typer.Option(min=1, help="Number of control-plane jobs, each on its own host.")] = 2,
     partition: Annotated[
         str, typer.Option(help="Partition of these jobs, such as one without GPUs. Default: the run file's.")
     ] = "",
     wait_s: Annotated[
-        float, typer.Option(min=0, help="How long to wait for Slurm to start them; after it they stay in the queue.")
+        float,
+        typer.Option(min=0, help="Seconds to wait for Slurm to start the jobs; after that they stay in the queue."),
     ] = 600.0,
     security: SecurityFile = "",
 ) -> None:
-    """Start the control plane as Slurm jobs, and a run on it. A second time, it goes on with what is there (docs/SLURM.md)."""
+    """Start the control plane as Slurm jobs, and a run on it. A repeated `submit` keeps the jobs and the run that exist (docs/SLURM.md)."""
     from supervisor.shell.control.system_id import system_id
     from supervisor.shell.engines.registry import Context, before_launch
     from supervisor.shell.engines.slurm import control_plane as submitting
@@ -111,7 +113,8 @@ def submit(
     spec = _checked_spec(file)
     if spec.allocation.engine != SlurmEngine.name:
         print_line(
-            f'supervisor: {file}: allocation.engine = "{spec.allocation.engine}": submit is for "slurm"', err=True
+            f'supervisor: {file}: allocation.engine = "{spec.allocation.engine}": submit needs "slurm"; for other engines use `supervisor launch`',
+            err=True,
         )
         raise typer.Exit(2)
 
@@ -173,7 +176,7 @@ def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
     like, seen = timeout_fit.of_one_like_it(Mirror(store.list(keys.PREFIX)), spec)
     problems = [row.sentence for row in timeouts.unsafe(spec, seen)]
     for problem in problems:
-        print_line(f"supervisor: {file}: {problem} (as run {like} was seen, which trained the same)", err=True)
+        print_line(f"supervisor: {file}: {problem} (measured in run {like}, which trained the same)", err=True)
     if problems:
         print_timeouts(spec.name, timeouts.rows(spec, seen))
         raise typer.Exit(2)
@@ -202,13 +205,13 @@ def resume(
     name: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, as with --run.")] = "",
     run: Run = "",
     because: Annotated[
-        str, typer.Option(callback=text_option, help="Why a halted run may go on: the journal keeps it.")
+        str, typer.Option(callback=text_option, help="Why a halted run may go on; the journal records it.")
     ] = "",
     they_are_down: Annotated[
         bool,
         typer.Option(
             "--they-are-down",
-            help="You have looked: nothing runs any more on those nodes of the run that are silent.",
+            help="Confirm that you have checked: nothing runs any more on the silent nodes of the run.",
         ),
     ] = False,
     etcd: Etcd = "",
@@ -224,7 +227,7 @@ def resume(
         record = run_to_change(mirror, name or run, "resume", resumable=True)
         if status.run_status(mirror, record).phase == "halted" and not because.strip():
             print_line(
-                f"supervisor: run {record.spec.name} is halted; say why it may go on: "
+                f"supervisor: run {record.spec.name} is halted; give a reason to resume it: "
                 f'supervisor resume {record.spec.name} --because "..." (what happened: supervisor incidents)',
                 err=True,
             )
@@ -262,7 +265,7 @@ def restart(
     home: Home = HOME,
     security: SecurityFile = "",
 ) -> None:
-    """Restart the processes of a group on its node. The other groups go on; it is charged to no budget."""
+    """Restart the processes of a group on its node. The other groups go on, and no budget is charged."""
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.control.state_cache import Mirror
         from supervisor.shell.inspect import client

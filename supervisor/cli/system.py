@@ -39,8 +39,8 @@ Nodes = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Local nodes that the engine may give. Default: 4, or the pool of the home. Given more than a running `up` has, "
-        "raises its pool. 0: only a supervisor and a service host.",
+        help="Number of local nodes. Default: 4, or as many as this home had. A number above that of a running `up` "
+        "enlarges its pool. 0: only a supervisor and a service host.",
         show_default=False,
     ),
 ]
@@ -52,7 +52,7 @@ def up(
     etcd: Annotated[
         str,
         typer.Option(
-            envvar="SUPERVISOR_ETCD", callback=endpoints_option, help="HOST:PORT of an etcd. Default: one is started."
+            envvar="SUPERVISOR_ETCD", callback=endpoints_option, help="HOST:PORT of an etcd. Default: start one."
         ),
     ] = "",
     home: Home = HOME,
@@ -62,16 +62,16 @@ def up(
     address: Annotated[
         str,
         typer.Option(
-            help="Address of the service host and, with --nodes 0, of the page. auto: the one that faces the first etcd."
+            help="Address of the service host and, with --nodes 0, of the page. auto: the address that faces the first etcd."
         ),
     ] = "127.0.0.1",
     node_folder: Annotated[
         Path | None, typer.Option(help="Folder on this machine for the service host's records. Default: in --home.")
     ] = None,
-    cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower starts, less memory.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Use no warm processes: slower starts, less memory.")] = False,
     security: Annotated[
         str,
-        typer.Option(envvar=VARIABLE, help="The security file. Those of the nodes, node-NAME.toml, are beside it."),
+        typer.Option(envvar=VARIABLE, help="Security file. The nodes' files, node-NAME.toml, are beside it."),
     ] = "",
     with_prometheus: Annotated[
         bool, typer.Option("--with-prometheus", help="Start a Prometheus too, where one is installed.")
@@ -92,7 +92,7 @@ def up(
         count = nodes if nodes is not None else up_module.pool_size(home) or 4
     if not etcd and (count == 0 or address == AUTO):
         what = "--nodes 0" if count == 0 else f"--address {AUTO}"
-        raise typer.BadParameter(f"{what} needs the --etcd of the system that it is a part of", param_hint="--etcd")
+        raise typer.BadParameter(f"{what} needs --etcd: the etcd of the system to join", param_hint="--etcd")
     pool = [PoolNode(name=f"n{i + 1}") for i in range(count)]
     terminal = Terminal(system_folder(home) / "up.log")
     on_notice = (
@@ -125,8 +125,8 @@ def up(
 
 @commands.command(epilog="Example: supervisor down --home runs")
 def down(home: Home = HOME) -> None:
-    """End what `up` started, after a last checkpoint. Does what Ctrl-C does to the `supervisor up` of this home, and ends what
-    a killed `up` has left."""
+    """End what `up` started, after a last checkpoint. Acts like Ctrl-C on the `supervisor up` of this home, and ends what
+    a killed `up` has left behind."""
     from supervisor.shell.dev import up as up_module
     from supervisor.shell.signals import Terminal
 
@@ -140,20 +140,25 @@ def run(
     etcd: Annotated[
         str,
         typer.Option(
-            envvar="SUPERVISOR_ETCD", callback=endpoints_option, help="HOST:PORT of etcd, several with commas."
+            envvar="SUPERVISOR_ETCD", callback=endpoints_option, help="HOST:PORT of etcd; separate several by commas."
         ),
     ],
     home: Annotated[Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs, as for `up`.")] = HOME,
-    lease_s: Annotated[int, typer.Option(min=2, help="How long a dead leader blocks the standby.")] = LEASE_S,
+    lease_s: Annotated[
+        int, typer.Option(min=2, help="Seconds after which a standby replaces a dead leader.")
+    ] = LEASE_S,
     metrics_address: Annotated[str, typer.Option(help="Address on which the page and /metrics listen.")] = "127.0.0.1",
     metrics_port: Annotated[
-        int, typer.Option(help="Port of both. 0: the one of the last start in this home, else a free one.")
+        int,
+        typer.Option(
+            help="Port of the page and /metrics. 0: the port of the last start in this home, else a free one."
+        ),
     ] = 0,
     security: SecurityFile = "",
 ) -> None:
     """Run one supervisor: it leads, or stands by. A standby leads once the leader is gone. `up` starts one for you.
 
-    With SUPERVISOR_LOG_FORMAT=json in its environment, its log is JSON lines; so are the logs of agents and gates."""
+    SUPERVISOR_LOG_FORMAT=json in its environment makes its log JSON lines, and those of agents and gates."""
     from supervisor.shell import service
 
     with sentences():
@@ -166,10 +171,12 @@ def run(
     "init-auth", epilog="Example: supervisor init-auth --security certs/root.toml --node n1 --node n2 --node host"
 )
 def init_auth_command(
-    node: Annotated[list[str] | None, typer.Option(help="A node that gets a user. Repeat it for more nodes.")] = None,
+    node: Annotated[
+        list[str] | None, typer.Option(help="Node that gets a user. Repeat the option for more nodes.")
+    ] = None,
     etcd: Etcd = "",
     security: Annotated[
-        str, typer.Option("--security", envvar=VARIABLE, help="The security file with the certificate of `root`.")
+        str, typer.Option("--security", envvar=VARIABLE, help="Security file with the certificate of `root`.")
     ] = "",
 ) -> None:
     """Create etcd's users and roles and enable its checks. Run it again for more nodes."""
@@ -190,7 +197,7 @@ def backup(
     home: Home = HOME,
     security: SecurityFile = "",
 ) -> None:
-    """Save the state of all runs to a file. `restore` needs it when the data of etcd is lost."""
+    """Save the state of all runs to a file. `restore` loads it after etcd has lost its data."""
     from supervisor.shell.etcd import backup as backups
 
     with opened_store(etcd, home, security) as store:

@@ -27,11 +27,11 @@ class DataSpec:
     """The source of the training text."""
 
     source: Literal["python-stdlib", "folder"] = setting(
-        "python-stdlib", "the standard library's own source is on every machine, so a first run needs no download"
+        "python-stdlib", "Python's standard library is on every machine, so a first run needs no download"
     )
     path: str = setting("", "local folder of .txt, .jsonl or .parquet files; needed when source is folder")
     text_field: str = setting(
-        "text", "the column of jsonl and parquet files that holds the text, as most data sets name it"
+        "text", "column of jsonl and parquet files that holds the text; most data sets use this name"
     )
 
 
@@ -42,19 +42,19 @@ class TitanSpec:
     recipe: str = setting(
         "llama3-debug", "a shipped recipe, or MODULE:FUNCTION that returns a TorchTitan FaultTolerantTrainer config"
     )
-    steps: int = setting(1000, "committed steps to train for; small enough to end while somebody watches")
-    seed: int = setting(1234, "any fixed number: the replicas must start from the same one to be comparable")
+    steps: int = setting(1000, "committed steps to train for; the default is small enough to watch to its end")
+    seed: int = setting(1234, "any fixed number; replicas are comparable only if they start from the same seed")
     overrides: dict[str, Any] = setting(
-        dict, "path.to.field = value, checked against the fields and types of the config; none by default"
+        dict, "path.to.field = value; checked against the fields and types of TorchTitan's config"
     )
     data: DataSpec = setting(DataSpec, "see [titan.data]")
     checkpoint_interval_steps: int = setting(
-        50, "a whole-run loss costs at most this many steps; peers heal each other, so disk is the last resort"
+        50, "losing all groups at once costs at most this many steps; peers heal each other, so disk is the last resort"
     )
-    checkpoints_kept: int = setting(2, "the newest, and one more in case a reader is still on the older one")
+    checkpoints_kept: int = setting(2, "the newest checkpoint, and one more for a reader that still uses the older one")
     digest_interval_steps: int = setting(
         0,
-        "hash parameters, optimizer and learning rate every N committed steps to compare replicas; 0 is off: it costs time",
+        "committed steps between comparisons of replicas, by a hash of parameters, optimizer and learning rate; 0 disables them, because hashing costs time",
     )
 
 
@@ -62,10 +62,10 @@ class TitanSpec:
 class GroupsSpec:
     """The replica groups."""
 
-    count: int = setting(2, "two is the least with which training survives the loss of one")
-    ranks_per_group: int = setting(1, "one process holds the model unless it is too large for one")
+    count: int = setting(2, "two is the fewest with which training survives the loss of one")
+    ranks_per_group: int = setting(1, "one process, unless the model is too large for it")
     min_groups: int = setting(
-        1, "fewest groups that may step together; 1 keeps training through every loss but the last"
+        1, "fewest groups that may step together; with 1, training goes on until the last group is lost"
     )
 
 
@@ -73,29 +73,31 @@ class GroupsSpec:
 class SlurmSpec:
     """The request to Slurm for a node: one job each. An empty value leaves Slurm's default."""
 
-    partition: str = setting("", "sbatch --partition; a cluster has its own default")
+    partition: str = setting("", "sbatch --partition; empty: the cluster's default")
     account: str = setting("", "sbatch --account")
     qos: str = setting("", "sbatch --qos")
     constraint: str = setting("", "sbatch --constraint")
     gres: str = setting("", 'sbatch --gres, as "gpu:8"')
-    exclusive: bool = setting(True, "training has a host for itself; false: several jobs may share one")
-    time_limit: str = setting("", 'sbatch --time, as "2-00:00:00"; a job near its limit is replaced before it')
+    exclusive: bool = setting(True, "each job has a host of its own; false: jobs may share a host")
+    time_limit: str = setting("", 'sbatch --time, as "2-00:00:00"; a job is replaced before it reaches its limit')
     warn_s: int = setting(
-        300, "Slurm warns a job this long before its limit: time for a successor to start and heal, or for a checkpoint"
+        300,
+        "seconds before its limit at which Slurm warns a job: time for a successor to start and heal, or for a checkpoint",
     )
-    flags: tuple[str, ...] = setting((), 'further flags of sbatch, as ["--reservation=llm"]')
+    flags: tuple[str, ...] = setting((), 'further flags for sbatch, as ["--reservation=llm"]')
     setup: str = setting(
         "",
-        'shell lines before the agent starts, as "module load python"; never a secret: source a file that only you can read',
+        'shell lines before the agent starts, as "module load python"; no secrets here: source a file that only you can read',
     )
     agent_command: str = setting(
-        "", "what starts the agent, as in a container; by default that of the supervisor's own environment"
+        "",
+        "command that starts the agent, for example in a container; empty: the agent of the supervisor's environment",
     )
     node_folder: str = setting(
-        "", "folder on each node for logs and records, not shared; by default one of the user's below /tmp"
+        "", "local folder on each node for logs and records; empty: a folder of the user below /tmp"
     )
     drain_suspects: bool = setting(
-        True, "tell Slurm to drain a host that failed, where the user may: others would be given it"
+        True, "drain a failed host in Slurm, if the user may, so that Slurm gives it to no one else"
     )
 
 
@@ -103,12 +105,14 @@ class SlurmSpec:
 class AllocationSpec:
     """The machines, and the engine that gives them."""
 
-    engine: EngineName = setting("local", "processes on this machine, for a first run; slurm: a job a node")
-    nodes: int = setting(2, "one node a group")
-    spares: int = setting(1, "one node can be lost without asking the engine for another")
+    engine: EngineName = setting(
+        "local", "local: processes on this machine, for a first run; slurm: one job for each node"
+    )
+    nodes: int = setting(2, "one node for each group")
+    spares: int = setting(1, "one node can be lost without waiting for the engine")
     wait_for_all: bool = setting(
         False,
-        "an engine that has too few nodes, and no queue, gets no more by waiting: the groups that have a node start at once, if they are min_groups, and the others join later; true: they wait for all, up to policy.allocation_timeout_s (`launch --wait`)",
+        "false: if the engine gives too few nodes and has no queue, min_groups groups start, and the others join later. true: all groups wait for their nodes, up to policy.allocation_timeout_s (`launch --wait`)",
     )
     slurm: SlurmSpec = setting(SlurmSpec, "see [allocation.slurm]")
 
@@ -118,21 +122,21 @@ class TorchFTSpec:
     """TorchFT's timeouts. With those of the policy they form a chain (docs/TIMEOUTS.md): heartbeat < join, process group < hang."""
 
     heartbeat_timeout_ms: int = setting(
-        1000, "how long a live group's network may be silent; the gate's beats drop a dead process much sooner"
+        1000, "longest silence of a live group's network; the gate notices a dead process much sooner"
     )
     join_timeout_ms: int = setting(
-        5000, "how long the quorum waits for a group that heartbeats but has not asked to step"
+        5000, "longest wait of the quorum for a group that heartbeats but has not asked to step"
     )
     process_group_timeout_ms: int = setting(
-        10000, "longest healthy collective; survivors of a silent loss are freed after this"
+        10000, "longest healthy collective; survivors of a silent loss go on after this"
     )
     quorum_timeout_ms: int = setting(
         1_800_000,
-        "the longest control-plane outage a trainer survives, and how long a store or network that ends groups is waited for where the breaker does not hold; TorchFT's 60 s killed both replicas in a test",
+        "longest control-plane outage that a trainer survives; also the longest wait for a store or network whose loss ends groups, unless the breaker holds. TorchFT's default of 60 s killed both replicas in a test",
     )
     quorum_retries: int = setting(
         1000,
-        "the pause between retries is timeout/(retries+1): 1.8 s here; with 0 retries one lost connection is fatal",
+        "retries are timeout/(retries+1) apart, here 1.8 s; with 0 retries one lost connection is fatal",
     )
 
 
@@ -140,12 +144,10 @@ class TorchFTSpec:
 class BudgetSpec:
     """Uses of each rung within a window; past it the ladder climbs to the next rung."""
 
-    restart: int = setting(
-        3, "per group: a crash that comes back three times in the window is not cured by a fourth restart"
-    )
-    replace: int = setting(4, "per run: more node losses than this in a window smell of a cause that is not the nodes")
-    reallocate: int = setting(3, "per run: allocations are dear, and a person should look after the third")
-    window_s: float = setting(3600.0, "an hour: a failure that comes less than hourly is worth its restarts")
+    restart: int = setting(3, "for each group: after three restarts in the window, a fourth cures nothing")
+    replace: int = setting(4, "for the run: more lost nodes in the window suggest a cause other than the nodes")
+    reallocate: int = setting(3, "for the run: allocations are expensive, and after the third a person should look")
+    window_s: float = setting(3600.0, "one hour: a rarer failure is worth its restarts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,38 +155,38 @@ class FirstRungSpec:
     """The rung at which the ladder begins for a kind of failure; from there on the budgets make it climb."""
 
     crash: Literal["restart", "replace", "reallocate", "stop"] = setting(
-        "restart", "a process ended and its node lives: starting it again there is the cheapest cure"
+        "restart", "a process ended and its node lives: a restart in place is the cheapest remedy"
     )
     oom: Literal["restart", "replace", "reallocate", "stop"] = setting(
-        "restart", "its node lives; with the same memory it may end the same way, and then another node is tried"
+        "restart", "its node lives; if it runs out of the same memory again, another node is tried"
     )
     error: Literal["restart", "replace", "reallocate", "stop"] = setting(
-        "restart", "a process ended and its node lives: starting it again there is the cheapest cure"
+        "restart", "a process ended and its node lives: a restart in place is the cheapest remedy"
     )
     peers_gone: Literal["restart", "replace", "reallocate", "stop"] = setting(
-        "restart", "it found no peer to heal from: started again, it resumes from the newest checkpoint"
+        "restart", "it found no peer to heal from: after a restart it resumes from the newest checkpoint"
     )
     start_timeout: Literal["restart", "replace", "reallocate", "stop"] = setting(
-        "restart", "it never committed: one more start may, and is the cheapest thing to try"
+        "restart", "it never committed a step: another start is the cheapest thing to try"
     )
     stalled: Literal["restart", "replace", "reallocate", "stop"] = setting(
         "restart", "its node lives, and it has been silent for longer than a hiccup lasts"
     )
     hang: Literal["restart", "replace", "reallocate", "stop"] = setting(
-        "restart", "its node lives: starting its processes again is the cheapest thing that ends a hang"
+        "restart", "its node lives: restarting its processes is the cheapest way to end a hang"
     )
     numerics: Literal["restart", "replace", "reallocate", "stop"] = setting(
         "replace", "its numbers were not finite while the others' were: its hardware is suspect"
     )
     gpu: Literal["replace", "reallocate", "stop"] = setting(
-        "replace", "its GPU needs a reset or a hand before it can be used again"
+        "replace", "its GPU needs a reset or a repair before it can be used again"
     )
     node_lost: Literal["replace", "reallocate", "stop"] = setting(
-        "replace", "its node is gone, nothing can be started there"
+        "replace", "its node is gone, so nothing can be started there"
     )
     straggler: Literal["ride_through", "restart", "replace"] = setting(
         "ride_through",
-        "it fails nothing: it is reported; else what is done once it was slow for straggler_for_s, and never more than replace",
+        "a slow group has not failed, so it is only reported; another value acts once it was slow for straggler_for_s, never beyond replace",
     )
     allocation_lost: Literal["reallocate", "stop"] = setting("reallocate", "the engine took its allocation away")
 
@@ -193,17 +195,17 @@ class FirstRungSpec:
 class HangSpec:
     """The time after which a step hangs: `factor` times what it usually takes on that rank, within these bounds."""
 
-    factor: float = setting(10.0, "a step five times as slow is a neighbour's noise; ten times is none that was seen")
+    factor: float = setting(10.0, "noise of a neighbour made steps five times as slow, and never ten times")
     at_least_s: float = setting(
-        30.0, "longer than survivors of a lost peer wait: join_timeout and process_group_timeout, twice"
+        30.0, "at least twice join_timeout and process_group_timeout, for which survivors of a lost peer wait"
     )
     at_most_s: float = setting(
         1800.0,
-        "for what has not been learned yet: the first steps, checkpoint and evaluation of a large model are slow; and for each compile",
+        "bound of steps whose usual time is not learned yet, since a large model's first steps, checkpoint and evaluation are slow; also of each compile",
     )
     stopped_s: float = setting(
         1.5,
-        "a process that the kernel shows as stopped (SIGSTOP, a debugger) is ended after this: a person's slip of a second is forgiven, and the others wait for less than two; 0 is never, and the bound of a step counts",
+        "a process that the kernel shows as stopped (SIGSTOP, a debugger) is ended after this. A stop of a second is tolerated, and the other groups wait less than two; 0: never, so only a step's bound applies",
     )
 
 
@@ -213,11 +215,11 @@ class BreakerSpec:
 
     share: float = setting(
         0.2,
-        "above 0, at most 1: a fifth of the nodes, or of the groups, do not fail by themselves at once: a switch or a store did",
+        "above 0, at most 1: when a fifth of the nodes or groups fail at once, a shared switch or store is the likely cause",
     )
-    at_least: int = setting(5, "below this many a share says nothing")
+    at_least: int = setting(5, "among fewer nodes or groups, a share proves nothing")
     window_s: float = setting(
-        60.0, "a switch takes its nodes within seconds, and their leases lapse within seconds more"
+        60.0, "a failed switch cuts off its nodes within seconds, and their leases expire seconds later"
     )
 
 
@@ -226,58 +228,61 @@ class PolicySpec:
     """The supervisor's decisions: budgets, rungs and timeouts."""
 
     mode: Literal["act", "observe"] = setting(
-        "act", "observe: decide and write down, and do nothing; for a first week beside what you have"
+        "act", "observe: decide and record, but do nothing; for a first week beside your present tools"
     )
     observe: tuple[str, ...] = setting(
         (),
-        "kinds of failure that are only observed whatever the mode is, as `supervisor incidents` names them, and what comes of them: who observes error is not halted by the same error again",
+        "kinds of failure, as `supervisor incidents` names them, that are only observed in every mode. What follows from them is only observed too: if error is listed, a repeated error does not halt the run",
     )
     budget: BudgetSpec = setting(BudgetSpec, "see [policy.budget]")
     first_rung: FirstRungSpec = setting(FirstRungSpec, "see [policy.first_rung]")
     kind_budget: dict[str, int] = setting(
         dict,
-        "crash = 2: of a group's crashes within budget.window_s no more than two begin at their first rung, the next ones a rung higher; by default only the rungs have budgets",
+        "crash = 2: at most two crashes of a group within budget.window_s start at their first rung, and later ones start a rung higher; by default only rungs have budgets",
     )
     hang: HangSpec = setting(HangSpec, "see [policy.hang]")
     breaker: BreakerSpec = setting(BreakerSpec, "see [policy.breaker]")
-    backoff_first_s: float = setting(1.0, "pause before the second restart in a row; the first has none")
+    backoff_first_s: float = setting(1.0, "pause before the second restart in a row; the first is immediate")
     backoff_max_s: float = setting(60.0, "a minute keeps a restart loop cheap without adding much to a real recovery")
     kind_backoff_s: dict[str, float] = setting(
-        dict, "oom = 30.0: in the place of backoff_first_s for one kind; by default there is one pause for all kinds"
+        dict, "oom = 30.0: replaces backoff_first_s for one kind; by default all kinds have the same pause"
     )
-    healthy_after_s: float = setting(120.0, "a group that ran this long since its incident starts again at no backoff")
+    healthy_after_s: float = setting(
+        120.0, "a group that ran this long after an incident has no backoff at its next restart"
+    )
     silent_timeout_s: float = setting(
         30.0, "a stopped process or a network hiccup often comes back; after this, waiting costs more than a restart"
     )
     straggler_factor: float = setting(
         1.5,
-        "a group that takes half as long again as the others, itself, slows all of them down",
+        "a group whose own work takes 1.5 times as long as the others' slows all of them down",
     )
     straggler_for_s: float = setting(
-        600.0, "before anything is done about one: a neighbour's noise is over in minutes (see first_rung.straggler)"
+        600.0,
+        "how long a group is slow before anything is done: noise of a neighbour ends in minutes (see first_rung.straggler)",
     )
     loss_spike_factor: float = setting(
         10.0,
-        "a committed loss so many times its usual spread (median absolute deviation) above the last ones is reported; a normal distribution goes beyond 10 once in 10^11 steps",
+        "reports a committed loss that exceeds recent ones by this many times their usual spread (median absolute deviation); a normal distribution exceeds 10 once in 10^11 steps",
     )
     start_timeout_s: float = setting(
         300.0,
-        "from start to first commit: large models load and compile for minutes; a stop ends after it, and a few steps, what has not ended by itself",
+        "from start to first commit: large models load and compile for minutes. A stop kills what has not ended after this time and a few steps",
     )
     node_lease_s: int = setting(
-        5, "an agent silent for longer has lost its node; a single machine's agents renew every 1.7 s"
+        5, "the node of an agent that is silent for longer counts as lost; agents renew it about every 1.7 s"
     )
     allocation_timeout_s: float = setting(
-        600.0, "how long a new allocation may stay pending before the run goes on without it"
+        600.0, "longest wait for a pending allocation before the run goes on without it"
     )
     cut_off_stop_s: float = setting(
         1800.0,
-        "a node that reaches neither etcd nor the lighthouse for this long stops its trainers: their quorum times out by then; 0 is never",
+        "a node that reaches neither etcd nor the lighthouse for this long stops its trainers, whose quorum has timed out by then; 0: never",
     )
-    term_grace_s: float = setting(5.0, "from TERM to KILL: a trainer ends its step and closes its sockets in this")
+    term_grace_s: float = setting(5.0, "from TERM to KILL: time for a trainer to end its step and close its sockets")
     webhook_file: str = setting(
         "",
-        "file on the supervisors' machines with the one URL that is told of rungs 3 and 4, of a group that is left out, of an open breaker and of a hang for which nobody is ended, again for a minute where it does not take it; a file, since whoever has the URL may write there; empty is nobody",
+        "file on the supervisors' machines with one URL. Rungs 3 and 4, suspended groups, an open breaker and hangs in which no process is ended are posted to it. A failed post is retried for a minute. It is a file because the URL is a secret; empty: no webhook",
     )
 
 
@@ -287,7 +292,7 @@ class RunSpec:
 
     name: str = setting(..., "names the run everywhere: etcd keys, folders, metrics; letters, digits and dashes")
     chaos: Literal["forbidden", "allowed"] = setting(
-        "forbidden", "allowed: `supervisor chaos run` may break it on purpose; a run that matters is broken by nobody"
+        "forbidden", "allowed: `supervisor chaos run` may break it on purpose; the default protects runs that matter"
     )
     titan: TitanSpec = setting(TitanSpec, "see [titan]")
     groups: GroupsSpec = setting(GroupsSpec, "see [groups]")

@@ -57,7 +57,7 @@ class Xid:
         return RUNGS[self.bucket]
 
 
-_COPY = Xid("a copy engine's error", "RESTART_APP")
+_COPY = Xid("an error of a copy engine", "RESTART_APP")
 _NVLINK5 = Xid("NVLink error", "WORKFLOW_NVLINK5_ERR")
 
 XIDS: Mapping[int, Xid] = {
@@ -70,24 +70,24 @@ XIDS: Mapping[int, Xid] = {
     37: Xid("a firmware error of the driver", "IGNORE"),
     38: Xid("a firmware error of the driver", "IGNORE"),
     **dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), _COPY),
-    43: Xid("a program's channel was reset", "IGNORE"),
+    43: Xid("the channel of a program was reset", "IGNORE"),
     44: Xid("a fault in a context switch", "IGNORE"),
     45: Xid("a program's work was removed after another error, or because it was killed", "WORKFLOW_XID_45"),
     46: Xid("the GPU stopped processing", "RESET_GPU"),
     48: Xid("memory error that ECC cannot correct", "WORKFLOW_XID_48"),
     54: Xid("its power cable is not connected", "CHECK_MECHANICALS"),
     62: Xid("its micro-controller halted", "RESET_GPU"),
-    63: Xid("a memory row is to be remapped", "IGNORE"),
+    63: Xid("a memory row will be remapped", "IGNORE"),
     64: Xid("a memory row could not be remapped", "RESET_GPU"),
     66: Xid("an illegal access by the driver", "IGNORE"),
     67: Xid("an illegal access by the driver", "IGNORE"),
-    68: Xid("a video decoder's error", "RESTART_APP"),
+    68: Xid("an error of the video decoder", "RESTART_APP"),
     69: Xid("an error of the compute engine's class", "RESTART_APP"),
     74: Xid("NVLink error", "WORKFLOW_NVLINK_ERR"),
     79: Xid("it has fallen off the bus", "RESTART_BM"),
     80: Xid("corrupted data was sent to it", "RESTART_APP"),
     92: Xid("many memory errors that ECC corrected", "IGNORE"),
-    93: Xid("its InfoROM wears out", "IGNORE"),
+    93: Xid("its InfoROM is wearing out", "IGNORE"),
     94: Xid("memory error, contained to one program", "RESTART_APP"),
     95: Xid("memory error, not contained", "RESET_GPU"),
     109: Xid("a context switch did not end in time", "RESET_GPU"),
@@ -103,7 +103,7 @@ XIDS: Mapping[int, Xid] = {
     **dict.fromkeys(range(144, 151), _NVLINK5),
     151: Xid("an error of key rotation", "RESTART_VM"),
     154: Xid("what it needs to recover has changed", "XID_154"),
-    155: Xid("an NVLink error of software", "RESET_GPU"),
+    155: Xid("a software error of NVLink", "RESET_GPU"),
     156: Xid("a resource was retired", "RESET_GPU"),
     157: Xid("a resource could not be retired", "IGNORE"),
     158: Xid("a fatal time limit passed in it", "RESET_GPU"),

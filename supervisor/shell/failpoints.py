@@ -60,7 +60,7 @@ def armed() -> tuple[str, int, signal.Signals] | None:
     try:
         return name, int(nth or 1), _HOW[how]
     except ValueError as error:
-        raise FailpointError(f"SUPERVISOR_FAILPOINT = {text!r}: the pass, {nth!r}, is a number from 1") from error
+        raise FailpointError(f"SUPERVISOR_FAILPOINT = {text!r}: the pass {nth!r} must be a number from 1") from error
 
 
 def reach(name: str) -> None:

@@ -29,7 +29,7 @@ def told(address: str, endpoint: str) -> str:
         return towards(endpoint)
     except OSError as error:
         raise OSError(
-            f"--address auto: cannot tell from which address of this machine {endpoint} is reached "
+            f"--address auto: cannot find the address of this machine from which {endpoint} is reached "
             f"({error.strerror or error}); check the name and the network, or give the --address"
         ) from error
 

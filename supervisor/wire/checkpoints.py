@@ -47,9 +47,9 @@ def others(run_dir: str) -> list[str]:
         if path.name.startswith(".") or mark_of(path) is not None:
             continue
         if NAME.fullmatch(path.name) is None:
-            found.append(f"{path.name} (foreign: it has not the name of a checkpoint)")
+            found.append(f"{path.name} (foreign: its name is not that of a checkpoint)")
         elif (path / MARKER).exists():
-            found.append(f"{path.name} (foreign: its {MARKER} is not that of this name)")
+            found.append(f"{path.name} (foreign: its {MARKER} does not match its name)")
         else:
             found.append(f"{path.name} (torn: it has no {MARKER})")
     return found

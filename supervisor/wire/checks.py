@@ -33,7 +33,7 @@ def from_line(line: str | bytes) -> CheckResult:
     try:
         return CheckResult(**json.loads(line))
     except TypeError as error:
-        raise ValueError(f"no result of a check: {error}") from error
+        raise ValueError(f"not a result of a check: {error}") from error
 
 
 def floored(name: str, rate: float, floor: float, unit: str, what: str) -> CheckResult:

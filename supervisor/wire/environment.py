@@ -47,7 +47,7 @@ RULES = (
     Rule(
         ("TORCHFT_*", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"),
         "removed",
-        "TorchFT takes ports and timeouts from it before all else; [torchft] and [groups] of the run file set them",
+        "TorchFT prefers ports and timeouts from it; [torchft] and [groups] of the run file set them",
     ),
     Rule(
         (
@@ -56,22 +56,22 @@ RULES = (
             *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "NCCL_COMM_ID"),
         ),
         "removed",
-        "ranks and meeting point of another job; each trainer is given its own",
+        "ranks and meeting point of another job; each trainer gets its own",
     ),
     Rule(("ETCD_UNSUPPORTED_ARCH",), "kept", "etcd does not start without it on some machines", of="etcd"),
     Rule(("ETCD_*",), "removed", "etcd refuses to start where it contradicts our flags", of="etcd"),
     Rule(
         ("SUPERVISOR_ETCD", VARIABLE, CONTROL_PLANE, PART),
         "removed",
-        "for people and the control plane; a node's processes are given arguments",
+        "for people and the control plane; a node's processes get arguments instead",
         of="node",
     ),
-    Rule(("CUDA_LAUNCH_BLOCKING",), "harmful", "every kernel waits for the one before: for debugging alone"),
+    Rule(("CUDA_LAUNCH_BLOCKING",), "harmful", "every kernel waits for the one before: only for debugging"),
     Rule(
         ("TORCH_DISTRIBUTED_DEBUG",), "harmful", "DETAIL checks every collective against all ranks, and slows each down"
     ),
     Rule(("LD_PRELOAD", "PYTHONHOME"), "harmful", "other libraries than the tested ones are loaded into every process"),
-    Rule(("PYTHONWARNINGS",), "harmful", "where it makes warnings errors, TorchTitan's own end a trainer"),
+    Rule(("PYTHONWARNINGS",), "harmful", "if it turns warnings into errors, TorchTitan's own warnings end a trainer"),
 )
 
 

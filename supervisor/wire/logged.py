@@ -54,7 +54,7 @@ def wanted() -> str:
     """Returns SUPERVISOR_LOG_FORMAT: text, also by default, or json. Raises LogFormatError."""
     found = os.environ.get(VARIABLE) or "text"
     if found not in ("text", "json"):
-        raise LogFormatError(f"{VARIABLE} = {found!r}: it is text or json")
+        raise LogFormatError(f"{VARIABLE} = {found!r}: it must be text or json")
     return found
 
 

@@ -115,7 +115,7 @@ def decode(value: bytes | str, kind: type[T]) -> T:
         raise RecordError(f"kind is {found!r}, expected {kind.__name__!r}")
     version = body.get("$version")
     if not isinstance(version, int):
-        raise RecordError(f"version {version!r} is no number")
+        raise RecordError(f"version {version!r} is not a number")
     if version > version_of(kind.__name__):
         raise NewerRecord(_newer(kind.__name__, version))
     try:

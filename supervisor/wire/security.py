@@ -80,7 +80,7 @@ def load(path: str | Path) -> Security:
         ValueError,
         RecursionError,
     ) as error:  # no TOML, no UTF-8, a number of thousands of digits, or deeply nested lists
-        raise SecurityError(f"the security file {file} is no TOML: {error}") from error
+        raise SecurityError(f"the security file {file} is not valid TOML: {error}") from error
     _check(file, body)
     named = {name: str(file.parent / body[name]) for name in _FILES if name in body}
     security = Security(insecure=body.get("insecure", False), path=str(file), **named)
@@ -124,20 +124,20 @@ def _check(file: Path, body: dict[str, Any]) -> None:
             hint = f"nearest: {near[0]}" if near else f"known: {', '.join(_KEYS)}"
             raise SecurityError(f"{file}: there is no {name!r}; {hint}")
         if name == "insecure" and not isinstance(value, bool):
-            raise SecurityError(f"{file}: insecure = {value!r}: it is true or false")
+            raise SecurityError(f"{file}: insecure = {value!r}: it must be true or false")
         if name != "insecure" and not (isinstance(value, str) and value):
-            raise SecurityError(f"{file}: {name} = {value!r}: it is the path of a PEM file, in quotes")
+            raise SecurityError(f"{file}: {name} = {value!r}: it must be the path of a PEM file, in quotes")
     given = [name for name in _FILES if name in body]
     missing = [name for name in _FILES if name not in body]
     if given and body.get("insecure"):
         raise SecurityError(
-            f"{file}: insecure = true contradicts {', '.join(given)}: with certificates nothing goes in plain; remove one"
+            f"{file}: insecure = true contradicts {', '.join(given)}: with certificates everything is encrypted; remove one"
         )
     if given and missing:
         raise SecurityError(f"{file}: {', '.join(missing)} is missing: ca, cert and key belong together")
     if not given and not body.get("insecure"):
         raise SecurityError(
-            f"{file} says nothing: give ca, cert and key (docs/SECURITY.md says how to make them), or insecure = true"
+            f"{file} sets nothing: give ca, cert and key (docs/SECURITY.md says how to make them), or insecure = true"
         )
 
 
@@ -179,7 +179,7 @@ def read_certificate(security: Security) -> Certificate:
         raise SecurityError(f"{security.cert} cannot be used for TLS: {error}") from error
     name = _common_name(found)
     if not name:
-        raise SecurityError(f"{security.cert} has no common name: nobody could say whose it is")
+        raise SecurityError(f"{security.cert} has no common name: its owner cannot be identified")
     return Certificate(name, float(ssl.cert_time_to_seconds(str(found["notAfter"]))))
 
 
@@ -317,10 +317,10 @@ def refuse_plain(what: str, host: str, security: Security) -> str | None:
     if security.insecure or is_loopback(host):
         return None
     if security.tls:
-        return f"{what} at {host} would be in plain although there are certificates: write https://HOST:PORT"
+        return f"{what} at {host} would be unencrypted, though there are certificates: write https://HOST:PORT"
     return (
-        f"{what} at {host} is off loopback and would be in plain: give --security FILE with ca, cert and key "
-        "(docs/SECURITY.md), or with insecure = true if everybody on that network may do anything"
+        f"{what} at {host} is off loopback and would be unencrypted: give --security FILE with ca, cert and key "
+        "(docs/SECURITY.md), or with insecure = true if everyone on that network may do anything"
     )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from agents.agent.reporter import Callbacks, Reporter, _repeated
+from agents.agent.reporter import Reporter, _repeated
 from agents.health.checks import hand, machine, network, run
 from agents.health.checks.neighbours import PEERS, neighbours
 from agents.health.checks.network import Peer
@@ -173,7 +174,7 @@ def test_a_disk_that_gives_back_something_else(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "fsync", flips)
     found = one(lambda: machine.disk(tmp_path))
     assert (found.outcome, found.evidence) == (
-        "failed", f"what was written to {tmp_path} is not what is read there"
+        "failed", f"what is read from {tmp_path} differs from what was written"
     )  # fmt: skip
 
 
@@ -412,7 +413,7 @@ def test_what_says_nothing_says_nothing_of_the_machine(tmp_path: Path, monkeypat
     checks.written(told.records[0], 7, [])
     eventually(lambda: len(told.records) == 2, 30)
     assert told.records[1].state == "unknown"
-    assert told.records[1].results[0].evidence == "they ended with 1, without a word"
+    assert told.records[1].results[0].evidence == "they ended with 1, without output"
 
 
 def ended(told: Told, checks: NodeChecks, state: Any) -> None:
@@ -572,10 +573,10 @@ def test_what_could_not_be_done_by_hand_takes_back_no_failure(
 ) -> None:
     monkeypatch.setattr(hand, "_run", lambda *about: [FINE, LATE])
     _, follows = hand.by_hand(tmp_path, "n1", 1, ["e:1"], Security())
-    assert "says nothing of host n1: no group is placed on node n1 until it passes" in follows
+    assert "proves nothing about host n1: no group is placed on node n1 until it passes" in follows
     by_hand.put(keys.check("n1"), encode(said("failed", BAD)))
     _, follows = hand.by_hand(tmp_path, "n1", 1, ["e:1"], Security())
-    assert "whose checks had failed before: that stands" in follows
+    assert "its earlier checks failed, and that stands" in follows
     item = by_hand.get(keys.check("n1"))
     assert item is not None
     assert decode(item.value, NodeCheck) == said("failed", BAD)

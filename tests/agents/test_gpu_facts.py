@@ -76,7 +76,7 @@ def test_healthy_gpus_say_nothing(nvml: FakeNvml) -> None:
     [
         ({"recovery": 1}, "gpu_reset_required", "needs a reset, says the driver"),
         ({"recovery": 2}, "gpu_reset_required", "needs a restart of its machine, says the driver"),
-        ({"rows": [0, 1, 0, 1]}, "gpu_rows_failed", "could not remap a row of its memory: NVIDIA has it replaced"),
+        ({"rows": [0, 1, 0, 1]}, "gpu_rows_failed", "could not remap a row of its memory: NVIDIA advises to replace it"),
         ({"rows": [0, 1, 1, 0]}, "gpu_rows_pending", "will remap rows of its memory at its next reset"),
         ({"ecc": [2, 5]}, "gpu_ecc", "has had 2 memory errors that ECC cannot correct since the driver was loaded, 5 in its life"),
         ({"ecc": [0, 5]}, "gpu_ecc_lifetime", "has had 5 memory errors that ECC cannot correct in its life"),
@@ -125,7 +125,7 @@ def test_one_that_was_there_and_is_not_any_more(state: dict[str, Any], nvml: Fak
     assert devices.look() == [], "told at the second look"
     state["gpus"][1]["ecc"] = [1, 1]
     lost, ecc = sorted(devices.look(), key=lambda fact: fact.kind, reverse=True)
-    assert (lost.kind, lost.evidence) == ("gpu_lost", f"{FIRST} was there and is not any more")
+    assert (lost.kind, lost.evidence) == ("gpu_lost", f"{FIRST} has disappeared")
     assert (ecc.subject, ecc.rank) == (SECOND, 1)
 
 
@@ -213,7 +213,7 @@ def test_nvml_that_worked_and_does_not_any_more(state: dict[str, Any], started: 
     eventually(lambda: gpus._devices.handles, 10)
     state["error"] = "DriverNotLoaded"
     eventually(lambda: kinds(gpus.read()) == ["nvml_failed"], 10)
-    assert gpus.read()[0].evidence == "NVML does not work any more: Driver Not Loaded"
+    assert gpus.read()[0].evidence == "NVML no longer works: Driver Not Loaded"
 
 
 # --- Xids ---

@@ -77,7 +77,7 @@ def test_a_trainer_of_the_allocation_that_had_this_node_before_is_not_started(no
     node = nodes.cold("n0", "--allocation=toy-a2")
     said = eventually(lambda: problems(store, "n0"), 15, "it reports what it leaves alone")
     assert "group 0 generation 5" in said
-    assert "allocation toy-a1, and this node is of toy-a2" in said
+    assert "allocation toy-a1, but this node is of toy-a2" in said
     # the supervisor places the group again, and on this node
     desire(store, "n0", trainer(generation=6, allocation="toy-a2"))
     running(store, node, 6)
@@ -181,7 +181,7 @@ def test_another_home_cannot_take_the_name_of_a_living_node(nodes: Nodes, store:
         running(store, first, 1)
         eventually(lambda: store.get(keys.second("n0")), 15, "it says that it is there")
         (row,) = status.node_status(Mirror(store.list(keys.PREFIX)))
-        assert f"a second agent of this name does nothing: pid {second.pid('agent')} on " in row.problems[0]
+        assert f"a second agent with this name is idle: pid {second.pid('agent')} on " in row.problems[0]
         assert str(second.folder) in row.problems[0]
         eventually(lambda: "at 127.0.0.1) is registered as node n0, and lives" in second.output.read_text(), 5)
         assert second.output.read_text().count("and lives") == 1
@@ -244,7 +244,7 @@ def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["--node=a/b", "--etcd=127.0.0.1:1"], 2, "--node 'a/b'"),
         (["--node=n0", "--etcd=somewhere"], 2, "each endpoint is HOST:PORT"),
-        (["--node=n0", "--etcd=127.0.0.1:1", "--role=boss"], 2, "it is trainer or service"),
+        (["--node=n0", "--etcd=127.0.0.1:1", "--role=boss"], 2, "it must be trainer or service"),
         (["--node=n0", "--etcd=127.0.0.1:1", "--address=203.0.113.7"], 2, "at 203.0.113.7 is off loopback"),
     ],
 )

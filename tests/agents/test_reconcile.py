@@ -75,8 +75,8 @@ def test_a_new_generation_waits_until_every_rank_of_the_old_one_has_ended() -> N
     wanted = node(trainer(generation=2, world_size=2))
     both = [process("toy.0.1.0"), process("toy.0.1.1")]
     assert reconcile(wanted, both) == [
-        Stop("toy.0.1.0", "generation 2 takes its place"),
-        Stop("toy.0.1.1", "generation 2 takes its place"),
+        Stop("toy.0.1.0", "generation 2 replaces it"),
+        Stop("toy.0.1.1", "generation 2 replaces it"),
     ]
     one = [process("toy.0.1.0", signal=15), process("toy.0.1.1")]
     assert starts(reconcile(wanted, one)) == []

@@ -63,7 +63,7 @@ def test_a_notice_is_reported_at_once_stays_over_agents_and_does_nothing_else(no
     assert running(store, node, 2) != pid, "and it goes on obeying"
     assert leaving(node) == [LEAVING]
     told = [line["why"] for line in node.history() if line["event"] == "signalled"]
-    assert told == ["generation 2 takes its place"]
+    assert told == ["generation 2 replaces it"]
     assert node.shim.poll() is None
 
 
@@ -239,7 +239,12 @@ def test_the_address_from_which_an_etcd_is_reached() -> None:
 @pytest.mark.parametrize(
     ("endpoint", "patch", "code", "sentence"),
     [
-        ("nosuch.invalid:1", "", 1, "--address auto: cannot tell from which address of this machine nosuch.invalid:1"),
+        (
+            "nosuch.invalid:1",
+            "",
+            1,
+            "--address auto: cannot find the address of this machine from which nosuch.invalid:1",
+        ),
         ("somewhere", "", 2, "each endpoint is HOST:PORT"),
         ("127.0.0.1:1", "a.towards = lambda _: '10.9.9.9'", 2, "at 10.9.9.9 is off loopback"),
     ],

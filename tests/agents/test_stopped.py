@@ -133,4 +133,4 @@ def test_no_grace_is_given_to_a_generation_with_a_stopped_rank(nodes: Nodes, sto
     running(store, node, 2)
     sent = [x for x in node.history() if x["event"] == "signalled"]
     assert [(x["name"], x["signal"]) for x in sent] == [("toy.0.1.0", 9), ("toy.0.1.1", 9)]
-    assert {x["why"] for x in sent} == {f"generation 2 takes its place; toy.0.1.1 {BY_A_SIGNAL}"}
+    assert {x["why"] for x in sent} == {f"generation 2 replaces it; toy.0.1.1 {BY_A_SIGNAL}"}

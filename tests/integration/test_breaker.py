@@ -106,8 +106,8 @@ def test_nodes_that_are_lost_at_once_are_given_up_when_a_person_says_so(run: tup
     said = cli("resume", record.spec.name, "--because", "the rack burnt", world=w)
     assert said.returncode == 0, said.stderr
     assert (
-        "the nodes that are lost, or whose checks do not pass, or whose groups a restart has not mended, are given up, "
-        "at no budget, because: the rack burnt" in said.stdout
+        "the nodes that are lost, or whose checks do not pass, or whose groups a restart did not repair, are given up, "
+        "charged to no budget, because: the rack burnt" in said.stdout
     )
     eventually(w.running(record, *(2 if g in LOST else 1 for g in range(GROUPS))), 60, "the others take over")
     joint(w, record, time.time())

@@ -63,7 +63,7 @@ def _freed_after_an_incident(w: World, record: RunRecord, etcd: list[str]) -> No
     assert lost in w.status(record).cordons
     fails(agent_check(w, "--node", "n99", *etcd), 2, "no node n99 ran here")
     said = agent_check(w, "--node", lost, *etcd)
-    assert f"frees host {lost} from what incidents held against it" in said.stdout
+    assert f"clears the incidents held against host {lost}" in said.stdout
     eventually(lambda: lost not in w.status(record).cordons, 30, "the run lets go of it")
     (suspicion,) = [s for _, s in w.mirror().records(keys.CORDONS, Suspicion)]
     assert (suspicion.host, "by hand" in suspicion.freed) == (lost, True)

@@ -49,7 +49,7 @@ def test_a_cordoned_host_gets_no_group_until_it_is_free_again(toy_run: tuple[Wor
     assert _nodes(w, record) == [first, fourth]
     found = {n["node"]: n["cordon"] for n in json.loads(_say(w, "nodes", "--json"))}
     assert "its disk is failing" in found[barred]
-    assert "(for run toy alone)" in found[second]
+    assert "(only for run toy)" in found[second]
     assert f"host {barred} is free again" in _say(w, "uncordon", barred)
     assert barred not in json.loads(_say(w, "status", "--json"))["cordons"]
     fails(cli("uncordon", barred, world=w), 1, "is not cordoned")

@@ -46,7 +46,7 @@ def test_a_healthy_system_has_nothing_bad(toy_run: tuple[World, RunRecord]) -> N
     said = "\n".join(f["what"] for f in findings)
     for words in (
         "etcd 3.", "MiB", "leases are renewed in time", "etcd answers in", "leader ", "takes connections",
-        "clock", "on loopback", "etcd checks nobody", "of 2048 MiB",
+        "clock", "on loopback", "etcd checks no permissions", "of 2048 MiB",
     ):  # fmt: skip
         assert words in said
     assert all(f["do"] for f in findings if f["level"] != "good")

@@ -234,7 +234,7 @@ def test_a_halted_run_goes_on_when_a_person_says_why(empty: World, tmp_path: Pat
     before = [g.generation for g in empty.status(record).groups]
     refused = supervisor(empty, "resume", "mend")
     assert refused.returncode == 2
-    assert "say why it may go on" in refused.stderr
+    assert "give a reason to resume it" in refused.stderr
     missing.touch()
     done = supervisor(empty, "resume", "mend", "--because", "the missing file is there")
     assert done.returncode == 0, done.stderr

@@ -91,7 +91,7 @@ def test_of_one_node_it_is_found_and_its_group_goes_on_elsewhere(run: Run) -> No
         assert (incident.kind, incident.rung, incident.rank) == (Kind.HANG, Rung.RESTART, None)
         assert (incident.group, incident.node) == (group, target.node)
         assert incident.evidence[0] == Reason.of(Code.STEPS_UNSEEN)
-        said = f"what the ranks here do is not seen: {target.folder} does not answer"
+        said = f"cannot see what the ranks here do: {target.folder} does not answer"
         assert Reason.of(Code.ON_ITS_NODE, fact=said) in incident.evidence
         stalled = eventually(lambda: run.facts(target.node).get("file_system_stalled"), TOLD_S, "its agent says why")
         assert stalled == str(target.folder)

@@ -253,7 +253,7 @@ def test_a_run_whose_leader_is_cancelled(login: Login) -> None:
     assert len({j["nodes"] for j in now}) == 2
     assert {j["job_id"] for j in now} & {j["job_id"] for j in jobs} == {login.leading_job()}
     login.write(more="backoff_max_s = 50.0\n")
-    assert "there is another run named 'toy' already" in login.submit(code=1)
+    assert "another run is already named 'toy'" in login.submit(code=1)
     assert [j["job_id"] for j in login.control()] == [j["job_id"] for j in now]
 
     # near its time limit a job submits the next one, once

@@ -141,5 +141,5 @@ def test_another_users_home_is_refused(tmp_path: Path) -> None:
     os.chown(folder, 12345, 12345)
     refused = cli("up", home=tmp_path)
     assert refused.returncode == 1
-    assert "is the user's with uid 12345: give another --home, or be that user" in refused.stderr
+    assert "belongs to the user with uid 12345: give another --home, or run as that user" in refused.stderr
     assert json.dumps([p.name for p in folder.iterdir()]) == "[]", "nothing was written there"

@@ -70,7 +70,7 @@ def main() -> None:
                     f"{time.strftime('%T')} {name}: {browser.text('#headline')} {browser.text('#spent-word')}",
                     flush=True,
                 )
-            gone = "document.getElementById('word')?.textContent.startsWith('no word since')"
+            gone = "document.getElementById('word')?.textContent.startsWith('no update since')"
             browser.eventually(gone, WITHIN_S)
             browser.picture(given.out / "gone.png")
             print(f"{time.strftime('%T')} gone: {browser.text('#headline')} {browser.text('#spent-word')}", flush=True)

@@ -31,7 +31,7 @@ RECORD = Path(__file__).parent / "demo.json.gz"
 
 ANSWERS = {
     "Is it training?": ("#headline", r"Training(: all 2 groups step| on 1 of 2 groups: group 1 )"),
-    "Does a person have to get up?": ("#getup-word", "Nobody has to get up"),
+    "Must a person act?": ("#getup-word", "No one needs to act"),
     "Which group was lost?": ("#i2 .what", r"i2: [\w ]+ of group 1, "),
     "When?": ("#i2 summary .small", r"Lost about \d\d:\d\d:\d\d, seen at \d\d:\d\d:\d\d"),
     "Why? What was seen?": ("#i2", r"Why\s+\S+[^\0]*What was seen\s+\S+"),

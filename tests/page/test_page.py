@@ -42,7 +42,7 @@ CONTRAST = """(() => {
 
 TEN_QUESTIONS = {
     "Is it training?": ("#headline", "Training on 3 of 4 groups: group 3 starting"),
-    "Does a person have to get up?": ("#getup-word", "Nobody has to get up"),
+    "Must a person act?": ("#getup-word", "No one needs to act"),
     "Which group was lost?": ("#i2 .what", "i2: node lost of group 2, on node n3"),
     "When?": ("#i2 summary .small", r"Lost about \d\d:\d\d:\d\d, seen at \d\d:\d\d:\d\d"),
     "Why? What was seen?": ("#i2", r"Why\s+its node is gone[^\0]*What was seen\s+the lease of node n3 \(5 s\) lapsed"),
@@ -83,9 +83,9 @@ def keep(browser: Browser, name: str) -> None:
 def test_the_three_questions_are_answered_at_the_top(shown: Browser) -> None:
     assert shown.text("h1") == "Run run"
     assert shown.text("#headline").startswith("Training on 3 of 4 groups: group 3 ")
-    assert shown.text("#getup-word").startswith("Nobody has to get up")
+    assert shown.text("#getup-word").startswith("No one needs to act")
     numbers = shown.text("#numbers")
-    for words in ("3 of 4 groups, its id is ", "pid 41 on host, epoch ", "open, on node host ("):
+    for words in ("3 of 4 groups, id ", "pid 41 on host, epoch ", "open, on node host ("):
         assert words in numbers
     assert shown.run("document.title") == "! run"
     top = shown.run("document.getElementById('getup').getBoundingClientRect().bottom")
@@ -147,7 +147,7 @@ def test_charts_have_their_lines_marks_and_words(shown: Browser) -> None:
 
 
 def test_where_the_time_went(shown: Browser) -> None:
-    assert shown.text("#spent-word").startswith("ETTR 93.7%: so much of 18 min 6 s of group time")
+    assert shown.text("#spent-word").startswith("ETTR 93.7%: this share of 18 min 6 s of group time")
     said = shown.run("[...document.querySelectorAll('#spent-list li')].map((li) => li.innerText)")
     assert said[:2] == ["trained the model 93.7% (16 min 58 s)", "waiting for nodes 2.6% (28 s)"]
     assert said[-1].startswith("the rest ")
@@ -209,7 +209,7 @@ def test_by_keyboard(shown: Browser) -> None:
         stops.append(
             shown.run("(document.activeElement.innerText || document.activeElement.className).split('\\n')[0]")
         )
-    assert stops[0] == "To the incidents"
+    assert stops[0] == "Skip to the incidents"
     assert "i3" in stops
     summary = shown.run("document.activeElement.tagName")
     shown.run("document.querySelector('#i2 summary').focus()")
@@ -226,7 +226,7 @@ def test_what_assistive_software_is_told(shown: Browser) -> None:
     assert names["heading"][:2] == ["Run run", "Groups and ranks"]
     assert {"Loss and step time", "Incidents", "Nodes and spares", "Budgets"} <= set(names["heading"])
     assert set(names["table"]) == {"Groups and ranks", "Nodes and spares", "Budgets"}
-    assert {"Group", "Ranks", "It is", "Node"} <= set(names["columnheader"])
+    assert {"Group", "Ranks", "State", "Node"} <= set(names["columnheader"])
     assert {"Group 0", "Group 3", "n1", "replace"} <= set(names["rowheader"])
     assert all(name for role in ("image", "link", "region", "listbox") for name in names.get(role, []))
 
@@ -240,7 +240,7 @@ def test_when_its_supervisor_dies_it_says_since_when_and_finds_the_next(browser:
         browser.open(first.url)
         browser.eventually(LIVE)
     browser.eventually(
-        "/^no word since \\d\\d:\\d\\d:\\d\\d; trying again$/.test(document.getElementById('word').textContent)"
+        "/^no update since \\d\\d:\\d\\d:\\d\\d; trying again$/.test(document.getElementById('word').textContent)"
     )
     assert "Training: all 4 groups step." in browser.text("#headline"), "what was known stays"
     said = browser.run("getComputedStyle(document.getElementById('headline'), '::before').content")
@@ -277,7 +277,7 @@ def test_of_a_run_that_cannot_be_read_nothing_old_is_shown(browser: Browser) -> 
         assert browser.text("#groups")
         made.world.store.put(keys.memory("run", "run"), b"{")
         browser.eventually("document.getElementById('getup-why').innerText.includes('cannot be read')")
-        assert browser.text("#getup-word") == "A person has to act now:"
+        assert browser.text("#getup-word") == "A person must act now:"
         assert not browser.run("document.getElementById('groups').getClientRects().length")
 
 
@@ -291,7 +291,7 @@ def test_when_a_person_has_to_act(browser: Browser, story: object, words: str) -
         made.live()
         browser.open(made.url)
         browser.eventually(LIVE)
-        assert browser.text("#getup-word") == "A person has to act now:"
+        assert browser.text("#getup-word") == "A person must act now:"
         assert words in browser.text("#badges")
         assert browser.run("document.getElementById('now').className") == "bad"
         assert browser.run("document.title") == "✕ run"
@@ -305,12 +305,12 @@ def test_where_no_group_steps_a_person_is_called_when_the_alert_calls(browser: B
         browser.open(made.url)
         browser.eventually(LIVE)
         assert browser.text("#headline").startswith("Not training: no group steps")
-        assert browser.text("#getup-word").startswith("Nobody has to get up yet: no step comes (")
+        assert browser.text("#getup-word").startswith("No one needs to act yet: no step comes (")
         keep(browser, "stuck")
         made.world.now += STILL_S
         made.look()
-        browser.eventually("document.getElementById('getup-word').innerText === 'A person has to act now:'")
-        assert "no step has come for more than 16 min" in browser.text("#getup-why")
+        browser.eventually("document.getElementById('getup-word').innerText === 'A person must act now:'")
+        assert "no step for more than 16 min" in browser.text("#getup-why")
         keep(browser, "stuck-long")
 
 

@@ -28,7 +28,7 @@ class Case:
 _ON = 'supervisor_run_phase{run="r",phase="running",instance="a"}'
 _STARTED = 'supervisor_generation{run="r",group="0",instance="a"}'
 _LAUNCHED = 'supervisor_run_launched_timestamp_seconds{run="r",instance="a"}'
-_STILL = "run r gets no further: no step for a quarter of an hour, or only old ones again for an hour"
+_STILL = "run r does not progress: no step for 15 minutes, or only repeated steps for an hour"
 _STEPS = 'supervisor_committed_steps{run="r",instance="a"}'
 _EVERY = 'supervisor_checkpoint_interval_steps{run="r",instance="a"}'
 
@@ -78,7 +78,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=26,
             over=33,
             labels={"run": "r"},
-            summary="run r gets no further: no step for a quarter of an hour, or only old ones again for an hour",
+            summary="run r does not progress: no step for 15 minutes, or only repeated steps for an hour",
         ),
         Case(
             # another supervisor leads after a minute without a leader: another process exports the steps, and they go
@@ -134,7 +134,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=180,
             over=240,
             labels={"run": "r"},
-            summary="run r trained in only 50% of its last hour",
+            summary="run r trained for only 50% of the last hour",
         ),
         Case(
             # launched on nodes that waited for it, it took twelve minutes to start: its first hour is no whole one
@@ -148,7 +148,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=180,
             over=240,
             labels={"run": "r"},
-            summary="run r trained in only 50% of its last hour",
+            summary="run r trained for only 50% of the last hour",
         ),
         Case(
             # it waited in a queue for two hours: then it trains well, until it waits for half an hour for a node that replaces a lost one
@@ -163,7 +163,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=285,
             over=330,
             labels={"run": "r"},
-            summary="run r trained in only 50% of its last hour",
+            summary="run r trained for only 50% of the last hour",
         ),
     ),
     "BudgetNearlySpent": (
@@ -181,7 +181,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=20,
             over=30,
             labels={"run": "r", "rung": "replace"},
-            summary="run r has 1 of its budget for replace left",
+            summary="run r has 1 uses left in its replace budget",
         ),
     ),
     "NoSpares": (
@@ -205,7 +205,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=22,
             over=33,
             labels={"run": "r"},
-            summary="run r has no spare node: the next lost node waits for an allocation",
+            summary="run r has no spare node: replacing the next lost node needs a new allocation",
         ),
     ),
     "CheckpointsBehind": (
@@ -231,7 +231,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=18,
             over=29,
             labels={"run": "r"},
-            summary="run r has 600 steps that no checkpoint holds: the loss of all its groups at once loses them",
+            summary="run r has 600 steps in no checkpoint: losing all groups at once would lose them",
         ),
         Case(
             # none from its first step on; the next leader goes on where the last one was
@@ -246,7 +246,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=11,
             fires=12,
             labels={"run": "r"},
-            summary="run r has 600 steps that no checkpoint holds: the loss of all its groups at once loses them",
+            summary="run r has 600 steps in no checkpoint: losing all groups at once would lose them",
         ),
     ),
     "FlappingNode": (
@@ -311,7 +311,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=11,
             fires=13,
             over=18,
-            summary="supervisors run, and none of them leads: failures are not repaired",
+            summary="supervisors run, but none leads: failures are not repaired",
         ),
     ),
     "StoreAway": (
@@ -324,7 +324,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=11,
             fires=13,
             over=17,
-            summary="etcd answers no supervisor: nothing is decided",
+            summary="etcd does not answer any supervisor: nothing is decided",
         ),
     ),
     "StoreSlow": tuple(
@@ -338,7 +338,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=13,
             fires=25,
             over=40,
-            summary="etcd takes 1.85s to answer: leases may lapse",
+            summary="etcd takes 1.85s to answer: leases may expire",
         )
         for name, label in (
             ("supervisor_store_seconds", 'instance="a"'),
@@ -352,7 +352,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=10,
             fires=11,
             over=17,
-            summary="etcd has raised an alarm: it takes no writes until a person mends it",
+            summary="etcd has raised an alarm: it accepts no writes until a person clears it",
         ),
     ),
     "StoreLarge": (
@@ -361,7 +361,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=15,
             fires=17,
             over=23,
-            summary="etcd's database has 1.676GiB: at its quota it takes no writes",
+            summary="etcd's database is 1.676GiB large: at its quota it accepts no writes",
         ),
     ),
     "LighthouseAway": (
@@ -379,7 +379,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=15,
             over=17,
             labels={"run": "r"},
-            summary="no node tells of a gate of run r: without a lighthouse no group steps",
+            summary="no node reports a gate of run r: without a lighthouse no group steps",
         ),
     ),
     "AgentVersionSkew": (
@@ -395,7 +395,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=370,
             fires=372,
             over=510,
-            summary="2 versions of supervisors and agents have run side by side for hours",
+            summary="supervisors or agents have run in 2 versions side by side for hours",
         ),
     ),
     "SupervisorBlind": (
@@ -404,7 +404,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=10,
             fires=17,
             over=22,
-            summary="no supervisor answers Prometheus, or the one that leads keeps its place and does nothing",
+            summary="no supervisor answers Prometheus, or the leader keeps its lease but does nothing",
         ),
         Case(
             series={
@@ -419,7 +419,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=11,
             fires=13,
             over=22,
-            summary="no supervisor answers Prometheus, or the one that leads keeps its place and does nothing",
+            summary="no supervisor answers Prometheus, or the leader keeps its lease but does nothing",
         ),
     ),
     "BreakerOpen": (
@@ -429,7 +429,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=11,
             over=17,
             labels={"run": "r"},
-            summary="many nodes or groups of run r failed at once: held, until they are back or a person decides",
+            summary="many nodes or groups of run r failed at once: the breaker holds until they are back or a person decides",
         ),
     ),
     "ShadowWouldHaveKilled": (
@@ -443,7 +443,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=20,
             over=75,
             labels={"run": "r", "rung": "restart"},
-            summary="run r: 1 times restart would have been done in the last hour, and was only observed",
+            summary="run r: in the last hour restart was due 1 times, and was only observed",
         ),
     ),
     "Watchdog": (
@@ -451,7 +451,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             series={_ON: "1+0x10"},
             quiet=-1,
             fires=0,
-            summary="always fires: when it is heard no more, Prometheus or Alertmanager is gone",
+            summary="always fires: if it stops, Prometheus or Alertmanager is down",
         ),
     ),
 }

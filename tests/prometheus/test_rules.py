@@ -92,7 +92,7 @@ SECONDS = 'supervisor_group_seconds_total{run="r",cause="act",instance="%s"}'
 def test_what_was_counted_before_the_first_scrape_is_not_lost(
     series: dict[str, str], at: str, grown_s: float, tmp_path: Path
 ) -> None:
-    """The panel "Badput in this time by cause"; Prometheus extrapolates by half a scrape at most on each side."""
+    """The panel "Badput in the chosen time by cause"; Prometheus extrapolates by half a scrape at most on each side."""
     asked = grown("supervisor_group_seconds_total", "cause", "1h")
     near = f"abs(({asked}) - {grown_s}) <= bool 2"
     assert_answer(near, at, '{cause="act"}', 1, series, tmp_path)

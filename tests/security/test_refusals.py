@@ -54,7 +54,7 @@ OFF_LOOPBACK: dict[str, Sequence[str]] = {
 @pytest.mark.parametrize("command", OFF_LOOPBACK)
 def test_off_loopback_without_tls_is_refused(tmp_path: Path, command: str) -> None:
     text = said(tmp_path, *OFF_LOOPBACK[command])
-    assert "off loopback and would be in plain: give --security FILE" in text
+    assert "off loopback and would be unencrypted: give --security FILE" in text
     assert "insecure = true" in text
 
 

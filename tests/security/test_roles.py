@@ -155,7 +155,7 @@ def test_init_auth_again_adds_nodes_and_mends_roles(tmp_path: Path) -> None:
     with tls_etcd(tmp_path / "etcd", certificates) as server:
         first = init_auth([server.endpoint], root, ["n1"])
         assert "user node-n1 made" in first
-        assert init_auth([server.endpoint], root, ["n1"]) == ["etcd checks who may do what"]
+        assert init_auth([server.endpoint], root, ["n1"]) == ["etcd checks permissions"]
         with as_user(server, "node-n2") as store, pytest.raises(Fatal, match="'node-n2'"):
             store.put(keys.health("n2"), b"{}")
         assert "user node-n2 made" in init_auth([server.endpoint], root, ["n2"])
@@ -181,8 +181,8 @@ def loosen(server: TlsEtcd) -> None:
 @pytest.mark.parametrize(
     ("who", "endpoint", "words"),
     [
-        ("supervisor", "https", "is the certificate of 'supervisor': init-auth is for `root` alone"),
-        ("root", "plain", "would not see our certificate: give https://"),
+        ("supervisor", "https", "is the certificate of 'supervisor': init-auth is only for `root`"),
+        ("root", "plain", "sees no certificate: give https://"),
     ],
 )
 def test_init_auth_is_for_root(authed: TlsEtcd, who: str, endpoint: str, words: str) -> None:

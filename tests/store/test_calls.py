@@ -34,7 +34,7 @@ def test_no_etcd_there() -> None:
     [port] = free_ports(1)
     with pytest.raises(
         Retryable,
-        match=rf"no etcd answers at 127\.0\.0\.1:{port} .*--etcd, or set SUPERVISOR_ETCD.*first run: `supervisor up`",
+        match=rf"no etcd answers at 127\.0\.0\.1:{port} .*--etcd, or set SUPERVISOR_ETCD.*first run, `supervisor up`",
     ):
         connect([f"127.0.0.1:{port}"], timeout_s=1.0)
 

@@ -36,12 +36,12 @@ def test_it_says_how_old_the_picture_is(tmp_path: Path, any_binary: Path) -> Non
             check=True,
             env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ROOT, "NO_COLOR": "1"},
         )
-        assert "Training: all 3 groups step.\nNobody has to get up.\n" in once.stdout
+        assert "Training: all 3 groups step.\nNo one needs to act.\n" in once.stdout
         with terminal(top, PYTHONPATH=ROOT) as shown:
             shown.shows("live ")
             with frozen(server.pid):
                 screen = shown.shows("! etcd has not answered since ")
-                assert any(re.search(r"\(\d+(\.\d)? s\): this is what held then", row) for row in screen)
+                assert any(re.search(r"\(\d+(\.\d)? s\): this is the state of that time", row) for row in screen)
                 assert any("step 5 " in row for row in screen)
             eventually(lambda: "etcd has not" not in "\n".join(shown.screen()), 20.0, "it is there again")
             kill(server)

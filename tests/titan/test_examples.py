@@ -31,7 +31,7 @@ def check(file: Path) -> subprocess.CompletedProcess[str]:
 def test_an_example_is_right(file: Path) -> None:
     result = check(file)
     assert result.returncode == 0, result.stderr
-    assert ("whether Slurm takes the run's jobs is not checked here" in result.stderr) is ("slurm" in file.parts)
+    assert ("Slurm was not asked if it accepts the run's jobs" in result.stderr) is ("slurm" in file.parts)
 
 
 def test_an_override_of_the_8b_example_is_checked_against_its_config(tmp_path: Path) -> None:

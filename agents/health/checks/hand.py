@@ -45,7 +45,7 @@ def by_hand(
     folder = home / "nodes" / node if node else home
     if not folder.is_dir():
         what = f"no node {node} ran here" if node else "nothing can be written there"
-        raise NoSuchNode(f"{what}: {folder} is no folder (--home is the node's own)")
+        raise NoSuchNode(f"{what}: {folder} is not a folder (--home is that of the node)")
     if not etcd:
         return _run(folder, ranks, ()), ""
     with closing(connect(etcd, security=security)) as store:
@@ -66,7 +66,7 @@ def _tell(store: Store, node: str, results: Sequence[CheckResult], began: int) -
     state = outcome(results)
     host, before = _host(store, node), _before(store, node)
     if state == "unknown" and before is not None and before.stands == "failed":
-        return f"it says nothing of host {host}, whose checks had failed before: that stands"
+        return f"this result changes nothing for host {host}: its earlier checks failed, and that stands"
     record = NodeCheck(
         node=node,
         host=host,
@@ -77,10 +77,10 @@ def _tell(store: Store, node: str, results: Sequence[CheckResult], began: int) -
     )
     store.put(keys.check(node), encode(record))
     if state == "unknown":
-        return f"it says nothing of host {host}: no group is placed on node {node} until it passes"
+        return f"this result proves nothing about host {host}: no group is placed on node {node} until it passes"
     if state == "failed":
-        return f"no group is placed on host {host} until it passes, or a person says: supervisor uncordon {host}"
-    return f"the supervisor frees host {host} from what incidents held against it until now, once a day"
+        return f"no group is placed on host {host} until it passes, or a person runs: supervisor uncordon {host}"
+    return f"the supervisor clears the incidents held against host {host} until now, at most once a day"
 
 
 def _refuse_beside_ranks(store: Store, node: str) -> None:
@@ -93,7 +93,7 @@ def _refuse_beside_ranks(store: Store, node: str) -> None:
     runs = sorted({f"group {rank.group} of run {rank.run}" for rank in ranks if rank.state != "exited"})
     if runs:
         raise NodeInUse(
-            f"node {node} runs {', '.join(runs)}: a check beside it takes memory of its devices and says nothing of them; "
+            f"node {node} runs {', '.join(runs)}: a check beside them takes memory of their devices and proves nothing; "
             f"first: supervisor drain {node} --because WHY"
         )
 

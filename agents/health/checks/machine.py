@@ -49,7 +49,7 @@ def memory() -> CheckResult:
     tries = [[_timed(partial(copy, at)) for at in places] for _ in range(MEMORY_TRIES)]
     best = sum(map(min, zip(*tries, strict=True)))
     if target != source:
-        return CheckResult(name="memory", outcome="failed", evidence="what was copied is not what is there")
+        return CheckResult(name="memory", outcome="failed", evidence="the copy differs from the original")
     return floored("memory", MEMORY_BYTES / best / 1e9, MEMORY_FLOOR, "GB/s", "copied")
 
 
@@ -66,7 +66,7 @@ def disk(folder: Path) -> CheckResult:
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)  # else the page cache would answer
             began = time.monotonic()
             if not _reads(handle):
-                said = f"what was written to {folder} is not what is read there"
+                said = f"what is read from {folder} differs from what was written"
                 return CheckResult(name="disk", outcome="failed", evidence=said)
             took_s = max(took_s, time.monotonic() - began)
         finally:

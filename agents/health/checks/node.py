@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 FIRST = "before its first rank"
 AGAIN = "a rank had failed there"
-REPEATED = "once more, since they had not passed"
+REPEATED = "again, because they had not passed"
 
 IDLE_S = 1.5
 """Seconds without work before a check. A group that restarts in place returns within about a second and must not wait
@@ -199,10 +199,10 @@ def collect(child: subprocess.Popen[str]) -> list[CheckResult]:
         try:
             found.append(from_line(line))
         except ValueError as error:
-            log.warning("a check said what cannot be read: %s", error)
+            log.warning("a check printed an unreadable result: %s", error)
     if found:
         return found
-    said = f"they ended with {child.returncode}, without a word"
+    said = f"they ended with {child.returncode}, without output"
     return [CheckResult(name="checks", outcome="unknown", evidence=said)]
 
 

@@ -50,7 +50,7 @@ class Facts(threading.Thread):
                 self._broken.discard(number)
             except (OSError, ValueError) as error:
                 if number not in self._broken:
-                    log.warning("a source of facts says nothing: %s: %s", type(error).__name__, error)
+                    log.warning("a source of facts failed: %s: %s", type(error).__name__, error)
                 self._broken.add(number)
         return tuple(sorted(found, key=lambda fact: (fact.kind, fact.subject)))
 

@@ -107,7 +107,7 @@ class Gpus:
             except self._nvml.NVMLError_LibraryNotFound:
                 return
             except self._nvml.NVMLError as error:
-                says = f"NVML does not work any more: {error}"
+                says = f"NVML no longer works: {error}"
                 found = (Fact(kind="nvml_failed", subject="nvml", evidence=says),) if self._devices.handles else ()
             finally:
                 self._began = None
@@ -127,14 +127,14 @@ class Gpus:
         try:
             events = self._nvml.nvmlEventSetCreate()
         except self._nvml.NVMLError as error:
-            log.info("NVML tells no events: %s", error)
+            log.info("NVML reports no events: %s", error)
             return
         for gpu, handle in self._devices.handles.items():
             try:
                 self._nvml.nvmlDeviceRegisterEvents(handle, self._nvml.nvmlEventTypeXidCriticalError, events)
                 gpus[_address(handle)] = gpu
             except self._nvml.NVMLError as error:
-                log.info("%s tells no events: %s", gpu, error)
+                log.info("%s reports no events: %s", gpu, error)
         while not self._stopped:
             ways = self._ways
             try:

@@ -125,7 +125,7 @@ class Devices:
         for gpu, seen in self._seen.items():
             seen.absent = 0 if gpu in there else seen.absent + 1
             if seen.absent >= TWICE:
-                yield gpu.fact("gpu_lost", "was there and is not any more")
+                yield gpu.fact("gpu_lost", "has disappeared")
 
     def _holds(self, gpu: Gpu, handle: Any) -> Iterator[Fact]:
         seen = self._seen[gpu]
@@ -162,7 +162,7 @@ class Devices:
             yield gpu.fact("gpu_ecc_lifetime", f"has had {ever} memory errors that ECC cannot correct in its life")
         _, _, pending, failed = self._ask("nvmlDeviceGetRemappedRows", handle) or (0, 0, 0, 0)
         if failed:
-            yield gpu.fact("gpu_rows_failed", "could not remap a row of its memory: NVIDIA has it replaced")
+            yield gpu.fact("gpu_rows_failed", "could not remap a row of its memory: NVIDIA advises to replace it")
         if pending:
             yield gpu.fact("gpu_rows_pending", "will remap rows of its memory at its next reset")
 

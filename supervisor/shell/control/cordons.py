@@ -13,7 +13,7 @@ from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import Cordon, NodeCheck
 
-UNREADABLE = "a person's cordon that cannot be read: say `supervisor uncordon` and cordon it again"
+UNREADABLE = "a person's cordon that cannot be read: run `supervisor uncordon`, then cordon it again"
 
 
 @dataclass(kw_only=True)
@@ -114,7 +114,7 @@ def failure(check: NodeCheck) -> str:
     if check.stands not in ("failed", "unknown"):
         return ""
     said = "; ".join(f"{r.name}: {r.evidence}" for r in check.results if r.outcome == check.stands)
-    how = "failed" if check.stands == "failed" else "could not be done"
+    how = "failed" if check.stands == "failed" else "could not run"
     return f"its checks {how} on node {check.node} ({check.why}): {said}"
 
 
@@ -166,7 +166,7 @@ def sentences(mirror: Mirror) -> Mapping[str, str]:
         if held.why:
             found[host] = held.why
         elif own:
-            found[host] = "; ".join(f"{why} (for run {run} alone)" for run, why in own.items())
+            found[host] = "; ".join(f"{why} (only for run {run})" for run, why in own.items())
     return found
 
 

@@ -98,7 +98,9 @@ class Inputs:
             self._broken = False
         except OSError as error:
             if not self._broken:
-                log.error("cannot keep what was decided on in %s: %s; the run goes on", self._newer, error.strerror)
+                log.error(
+                    "cannot record the inputs of decisions in %s: %s; the run goes on", self._newer, error.strerror
+                )
             self._broken = True
 
 
@@ -130,7 +132,7 @@ def _read(line: bytes, digest: str) -> Kept:
     except (ValueError, KeyError, TypeError, binascii.Error, zlib.error) as error:
         raise LostInput("its line is torn") from error
     if hashlib.sha256(body).hexdigest()[:16] != digest:
-        raise LostInput("it is not what was decided on: its digest is another")
+        raise LostInput("it is not the input of this decision: its digest differs")
     by = str(written.get("program", "unknown"))
     with suppress(ValidationError):
         return Kept(_adapter().validate_json(body), by)

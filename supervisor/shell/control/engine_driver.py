@@ -183,7 +183,7 @@ class EngineDriver:
         except Fenced:
             raise
         except Exception:
-            log.exception("engine %s: a mistake of the supervisor, which goes on", self._engine.name)
+            log.exception("engine %s: an internal error of the supervisor, which goes on", self._engine.name)
             return FATAL_PAUSE_S
         self._away = 0
         return 0.0
@@ -217,7 +217,7 @@ class EngineDriver:
         for request, allocation in wanted.allocations:
             told, grant = in_etcd[request.key], known.get(request.key)
             if told is not None and grant is not None and _is_queued_again(told, grant):
-                self._again[request.key] = f"it was granted and waits again ({grant.reason}): given back"
+                self._again[request.key] = f"it was granted and is pending again ({grant.reason}): released"
             if grant is not None and (allocation.state == "released" or request.key in self._again):
                 self._release(request, wanted.term)
                 moved = True
@@ -252,7 +252,7 @@ class EngineDriver:
             times = 1 + (before.times if before else 0)
             pause_s = (*REFUSED_PAUSES_S, 0.0)[times - 1]
             said = self._refused[request.key] = _Refusal(str(error), times, self._monotonic() + pause_s)
-            then = "" if said.final else f" (it is asked again in {pause_s:g} s)"
+            then = "" if said.final else f" (asking again in {pause_s:g} s)"
             about = logged.about(run=request.run)
             log.error("engine %s refuses allocation %s: %s%s", self._engine.name, request.key, error, then, extra=about)
         reach("engine.after_acquire")
@@ -266,7 +266,7 @@ class EngineDriver:
             # the others go on: this allocation stays as the engine lists it
             about = logged.about(run=request.run)
             log.error(
-                "engine %s does not take allocation %s back: %s", self._engine.name, request.key, error, extra=about
+                "engine %s does not release allocation %s: %s", self._engine.name, request.key, error, extra=about
             )
         reach("engine.after_release")
 
@@ -296,7 +296,7 @@ class EngineDriver:
         if allocation.state == "released" and told.state != "gone" and told.key not in self._left:
             self._left.add(told.key)
             log.warning(
-                "allocation %s (%s) is not of this engine: it is given back when a supervisor leads whose engine has it",
+                "allocation %s (%s) is not of this engine: it is released when a supervisor with its engine leads",
                 told.key,
                 told.engine_id,
                 extra=logged.about(run=request.run),
@@ -319,9 +319,11 @@ class EngineDriver:
             # The grant keeps its nodes: what ran on them was lost with it.
             before = told or Grant(key=request.key, state="gone")
             given_back = allocation.state == "released"
-            reason = "given back" if given_back else before.reason or "the engine knows it no more"
+            reason = "given back" if given_back else before.reason or "the engine no longer knows it"
             return replace(before, state="gone", reason=reason)
-        return Grant(key=request.key, state="pending", reason=f"refused, and asked again: {said.words}" if said else "")
+        return Grant(
+            key=request.key, state="pending", reason=f"refused, and requested again: {said.words}" if said else ""
+        )
 
 
 def _request(run: str, record: RunRecord, allocation: AllocationMemory) -> Request:

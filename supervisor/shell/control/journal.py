@@ -56,7 +56,7 @@ class Journal:
         try:
             return take(observed, spec, memory)
         except ValueError:  # every later leader would fail on it too
-            log.exception("what is decided on is not kept: it cannot be written")
+            log.exception("the inputs of decisions are not recorded: they cannot be written")
             return None
 
     def intent(

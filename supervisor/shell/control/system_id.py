@@ -34,7 +34,7 @@ def _read(value: bytes) -> str:
     try:
         name = decode(value, System).name
     except RecordError as error:
-        raise Fatal(f"{keys.SYSTEM} cannot be read ({error}): jobs carry this name; write back what it was") from error
+        raise Fatal(f"{keys.SYSTEM} cannot be read ({error}): jobs carry this name; restore its old value") from error
     if not re.fullmatch(r"[a-z][a-z0-9]{0,31}", name):
-        raise Fatal(f"{keys.SYSTEM} is {name!r}, which is no name: jobs carry it; write back what it was")
+        raise Fatal(f"{keys.SYSTEM} is {name!r}, which is not a valid name: jobs carry it; restore its old value")
     return name

@@ -9,7 +9,7 @@ from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import newer
 
-RESTORE_BEGAN = "a restore into this etcd has begun and not ended: run `supervisor restore` again"
+RESTORE_BEGAN = "a restore into this etcd was interrupted: run `supervisor restore` again"
 
 
 def newer_records(mirror: Mirror, changed: Iterable[str]) -> dict[str, str]:
@@ -38,7 +38,7 @@ def why_not(mirror: Mirror, changed: Iterable[str]) -> str:
     if found:
         key, why = min(found.items())
         return (
-            f"etcd holds {len(found)} records of a newer program, and this one does not lead on what it cannot read ({key}: "
-            f"{why}): start the supervisor of the version that wrote them, or go back as docs/UPGRADES.md says"
+            f"etcd holds {len(found)} records of a newer program, and this one does not lead with records that it cannot read ({key}: "
+            f"{why}): start the supervisor of the version that wrote them, or downgrade them as docs/UPGRADES.md describes"
         )
     return RESTORE_BEGAN if keys.RESTORING in mirror.items else ""

@@ -96,7 +96,7 @@ def send(store: Store, term: Term, notice: Notice, file: str, stopping: threadin
             # Omits the URL, since anyone who has it may write there.
             what = "given up" if pause_s is None else f"again in {pause_s:g} s"
             log.error(
-                "%s: the webhook did not take it (%s), %s: %s",
+                "%s: the webhook did not accept it (%s), %s: %s",
                 notice.run,
                 type(error).__name__,
                 what,
@@ -116,8 +116,8 @@ def not_here(file: str) -> str:
         url_in(Path(file))
     except ValueError as error:
         return (
-            f"policy.webhook_file: {error}; the supervisor reads it, maybe on another machine: where it leads without the URL, "
-            "nobody is told when a run needs a person"
+            f"policy.webhook_file: {error}; each supervisor reads it on its own machine: if one leads without the URL, "
+            "no one is notified when a run needs a person"
         )
     return ""
 

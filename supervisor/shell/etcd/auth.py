@@ -47,10 +47,10 @@ def init_auth(endpoints: Sequence[str], security: Security, nodes: Sequence[str]
         )
     who = read_certificate(security).name
     if who != ROOT:
-        raise Fatal(f"{security.cert} is the certificate of {who!r}: init-auth is for `root` alone")
+        raise Fatal(f"{security.cert} is the certificate of {who!r}: init-auth is only for `root`")
     plain = [endpoint for endpoint in endpoints if not endpoint.strip().startswith("https://")]
     if plain:
-        raise Fatal(f"etcd at {plain[0]} would not see our certificate: give https://HOST:PORT")
+        raise Fatal(f"etcd at {plain[0]} is addressed without TLS, so it sees no certificate: give https://HOST:PORT")
     with connect(endpoints, security=security) as store:
         _check_version(store)
         return list(_changes(store, nodes))
@@ -81,7 +81,7 @@ def _changes(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
             auth.ask("UserGrantRole", rpc.AuthUserGrantRoleRequest(user=user, role=user))
             yield f"user {user} has the role {user}"
     auth.ask("AuthEnable", rpc.AuthEnableRequest())
-    yield "etcd checks who may do what"
+    yield "etcd checks permissions"
 
 
 def _set_permissions(auth: _Auth, role: str, permissions: Permissions) -> Iterator[str]:

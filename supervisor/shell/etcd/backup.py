@@ -86,7 +86,7 @@ def take(store: Store) -> Backup:
     """Takes a backup of what etcd holds now. Raises Fatal if etcd holds half a restore."""
     mirror = Mirror(store.list(keys.PREFIX))
     if keys.RESTORING in mirror.items:
-        raise Fatal("a restore into this etcd has begun and not ended: run `supervisor restore` again first")
+        raise Fatal("a restore into this etcd was interrupted: run `supervisor restore` again first")
     return Backup(
         revision=mirror.revision,
         epochs_before=observe.epochs_before(mirror),
@@ -143,21 +143,21 @@ def read(path: Path) -> Backup:
             content = gzip.decompress(content)
         body = json.loads(content)
     except (ValueError, EOFError, OSError, RecursionError) as error:
-        raise Fatal(f"{path} is torn, or no backup: {error}") from error
+        raise Fatal(f"{path} is torn, or not a backup: {error}") from error
     if not isinstance(body, dict) or body.get("what") != WHAT:
-        raise Fatal(f"{path} is no backup of this program's")
+        raise Fatal(f"{path} is not a backup of this program")
     if not isinstance(body.get("format"), int) or body["format"] > FORMAT:
         raise Fatal(f"{path} is of a newer program ({body.get('program')}): restore it with that one")
     try:
         if _digest(body["records"]) != body["sha256"]:
-            raise Fatal(f"{path} is torn: its records are not those that were written (sha256)")
+            raise Fatal(f"{path} is torn: its records do not match its sha256")
         records = dict(_from_json(entry) for entry in body["records"])
         backup = Backup(
             revision=int(body["revision"]), epochs_before=int(body["epochs_before"]), records=records,
             program=str(body["program"]), made=str(body["made"]),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
-        raise Fatal(f"{path} is torn, or no backup: {error!r}") from error
+        raise Fatal(f"{path} is torn, or not a backup: {error!r}") from error
     for key, value in backup.records.items():
         why = newer(value)
         if why:
@@ -231,7 +231,7 @@ def newest_checkpoint(run_dir: str, pointer: Checkpoint | None) -> tuple[Checkpo
     """Returns the newest complete checkpoint that exists, and a sentence that names it. The backup's pointer may be
     older than the disk, and purged since."""
     folder = checkpoints.folder_of(run_dir)
-    kept = f"the backup's pointer is kept: step {pointer.step}" if pointer is not None else "the backup knows of none"
+    kept = f"the backup's pointer is kept: step {pointer.step}" if pointer is not None else "the backup names none"
     if not folder.is_dir():
         return pointer, f"its checkpoints in {folder} cannot be seen from here; {kept}"
     marks = [mark for _, _, mark in checkpoints.listed(run_dir) if mark is not None]
@@ -244,7 +244,7 @@ def newest_checkpoint(run_dir: str, pointer: Checkpoint | None) -> tuple[Checkpo
     found = Checkpoint(best.step, best.path, best.group, best.generation)
     if pointer is not None and (found.step, found.path) == (pointer.step, pointer.path):
         return found, f"step {found.step}, as the backup says"
-    before = f"the backup says step {pointer.step}" if pointer is not None else "the backup knows of none"
+    before = f"the backup says step {pointer.step}" if pointer is not None else "the backup names none"
     return found, f"step {found.step}, the newest complete one in {folder}; {before}"
 
 
@@ -252,7 +252,7 @@ def _sentence(run: str, memory: Memory, checkpoint: str) -> str:
     if memory.phase in ENDED:
         return f"run {run}: it had {'ended' if memory.phase == 'finished' else memory.phase}, and stays so"
     if memory.phase == "stopping":
-        return f"run {run}: it was being ended, and will be"
+        return f"run {run}: it was stopping, and will stop"
     generations = ", ".join(str(g.generation) for _, g in sorted(memory.groups.items()))
     return f"run {run}: starts again with generations {generations} of its groups; checkpoint: {checkpoint}"
 
@@ -285,11 +285,11 @@ def restore(store: Store, backup: Backup, file: Path) -> Plan:
             journal.outcome(wanted.epoch, decision.memory.decisions, revision)
     except Fenced as error:
         raise Fatal(
-            f"a supervisor or another restore came in between ({error}): stop it, then restore again"
+            f"a supervisor or another restore wrote to it meanwhile ({error}): stop it, then restore again"
         ) from error
     except Retryable as error:
         raise Fatal(
-            f"the restore stopped half way: {error}. Nobody leads until the same command was run again"
+            f"the restore stopped half way: {error}. No supervisor leads until you run the same command again"
         ) from error
     return wanted
 
@@ -332,8 +332,8 @@ def _refuse(found: Snapshot) -> None:
         runs = sorted(k[len(keys.RUNS) : -len("/spec")] for k in state if _is_spec(k))
         what = f"runs {', '.join(runs)}" if runs else f"{state[0]} and the like"
         raise Fatal(
-            f"this etcd holds {len(state)} keys of ours already ({what}), and a restore overwrites nothing: give an empty "
-            f"etcd, or be sure and run `etcdctl del --prefix {keys.PREFIX}`"
+            f"this etcd holds {len(state)} keys of this program already ({what}), and a restore overwrites nothing: give an empty "
+            f"etcd, or delete them with `etcdctl del --prefix {keys.PREFIX}`"
         )
 
 

@@ -55,7 +55,7 @@ class Connection:
         self.security = security or Security()
         self.endpoints = tuple(parse_endpoint(endpoint) for endpoint in endpoints)
         if not self.endpoints:
-            raise Fatal("no etcd endpoint given: give HOST:PORT, several with commas between")
+            raise Fatal("no etcd endpoint given: give HOST:PORT, and separate several by commas")
         self._https = tuple(endpoint.strip().startswith("https://") for endpoint in endpoints)
         for endpoint in endpoints:
             refusal = refuse_endpoint(endpoint.strip(), self.security)

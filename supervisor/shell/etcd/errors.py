@@ -10,7 +10,7 @@ from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.shell.etcd.stubs import etcd3, rpc
 
 NOSPACE_MEND = (
-    "etcd's database has reached its quota (alarm NOSPACE): it refuses puts and leases until somebody runs "
+    "etcd's database has reached its quota (alarm NOSPACE): it refuses puts and leases until someone runs "
     "`etcdctl compact REVISION`, `etcdctl defrag`, `etcdctl alarm disarm`, in this order; then raise "
     "--quota-backend-bytes or shorten --auto-compaction-retention"
 )
@@ -82,10 +82,10 @@ def raise_port_error(
     """
     code, said = code_of(error), details_of(error)
     if code is grpc.StatusCode.PERMISSION_DENIED:
-        who = f"the user {user!r} (the common name of our certificate)" if user else "somebody without a certificate"
+        who = f"the user {user!r} (the common name of our certificate)" if user else "a client without a certificate"
         raise Fatal(
-            f"{what}: etcd does not allow this to {who}: use the certificate of a user who may, or have `supervisor "
-            "init-auth` make this one"
+            f"{what}: etcd does not allow this to {who}: use the certificate of a user who may, or create this "
+            "user with `supervisor init-auth`"
         ) from error
     if code is grpc.StatusCode.INVALID_ARGUMENT and said == _AUTH_MOVED_ON:
         raise Retryable(f"{what}: etcd's users or roles were changed just now", after_s=0.1) from error
@@ -97,8 +97,8 @@ def raise_port_error(
         if int(rpc.NOSPACE) in alarms_of(client):
             raise OutOfSpace(what) from error
         if size > DEFAULT_REQUEST_LIMIT:
-            raise Fatal(f"{what}: {size} bytes in one request are more than etcd takes ({said})") from error
-        raise Retryable(f"{what}: etcd has too much to do ({said})") from error
+            raise Fatal(f"{what}: {size} bytes in one request are more than etcd accepts ({said})") from error
+        raise Retryable(f"{what}: etcd is overloaded ({said})") from error
     if writes:
         raise Retryable(f"unknown outcome of {what} ({code.name}: {said}): read again before repeating it") from error
     raise Retryable(f"{what}: etcd is away ({code.name}: {said})") from error

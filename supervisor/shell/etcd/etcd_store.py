@@ -41,7 +41,7 @@ def connect(endpoints: Sequence[str], timeout_s: float = 3.0, security: Security
             continue
         except Fatal as error:
             connection.close()
-            raise Fatal(f"what answers at {endpoint} is no etcd that takes us: {error}") from error
+            raise Fatal(f"what answers at {endpoint} is not an etcd that accepts us: {error}") from error
         warning = check_version(version)
         if warning:
             _warn(f"etcd at {endpoint}: {warning}")
@@ -52,8 +52,8 @@ def connect(endpoints: Sequence[str], timeout_s: float = 3.0, security: Security
         reasons.append(expired)
     where = ", ".join(f"{host}:{port}" for host, port in connection.endpoints)
     raise Retryable(
-        f"no etcd answers at {where} ({'; '.join(reasons)}): give --etcd, or set SUPERVISOR_ETCD, to where the runs' etcd is; "
-        "only for a first run: `supervisor up` starts one"
+        f"no etcd answers at {where} ({'; '.join(reasons)}): give --etcd, or set SUPERVISOR_ETCD, to the etcd of the runs; "
+        "for a first run, `supervisor up` starts one"
     )
 
 

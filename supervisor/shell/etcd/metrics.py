@@ -46,7 +46,7 @@ class StoreWatch(threading.Thread):
                 m.histogram("supervisor_store_seconds").observe(time.monotonic() - began)
             status = self._store.status()
         except PortError as error:
-            log.debug("etcd does not say how it is: %s", error)
+            log.debug("etcd does not report its status: %s", error)
             return
         self._heard = True
         m.gauge("supervisor_store_size_bytes").set(status.db_size)

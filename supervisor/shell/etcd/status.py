@@ -14,7 +14,7 @@ from supervisor.shell.etcd.stubs import rpc
 
 CORRUPT_MEND = (
     "etcd found its members' data to differ (alarm CORRUPT): stop writing, keep a copy of each data folder, and restore "
-    "the members from a snapshot of one that is good"
+    "the members from a snapshot of a good one"
 )
 
 
@@ -86,7 +86,7 @@ def check_version(version: str) -> str | None:
     """
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:
-        return f"etcd says that its version is {version!r}; tested are 3.4 and 3.5"
+        return f"etcd reports version {version!r}; only 3.4 and 3.5 are tested"
     major, minor, patch = map(int, numbers.groups())
     if (major, minor) == (3, 5) and patch <= 5:
         return f"etcd {version} may lose or corrupt data when it is killed (etcd #13766): use 3.4.23+ or 3.5.6+ (Debian: apt-get install etcd-server)"

@@ -21,6 +21,7 @@ from supervisor.shell.control import observe
 from supervisor.shell.control.leader import leader
 from supervisor.shell.control.rewrite import rewrite
 from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.engines.slurm.engine import SlurmEngine
 from supervisor.wire import environment, keys, programs
 from supervisor.wire.records import Control, RecordError, RunRecord, decode, encode
 
@@ -57,7 +58,7 @@ def launched_before(store: Store, spec: RunSpec) -> RunRecord | None:
         return None
     record = decode(item.value, RunRecord)
     if record.spec != spec:
-        raise Fatal(f"there is another run named {spec.name!r} already: choose another name")
+        raise Fatal(f"another run is already named {spec.name!r}: choose another name")
     return record
 
 
@@ -74,7 +75,7 @@ def launch(store: Store, spec: RunSpec, home: Path) -> RunRecord:
     try:
         store.commit({keys.spec(spec.name): encode(record)}, expect=[Expect(keys.spec(spec.name), create_revision=0)])
     except Fenced:
-        raise Fatal(f"there is a run named {spec.name!r} already: choose another name") from None
+        raise Fatal(f"a run named {spec.name!r} already exists: choose another name") from None
     return record
 
 
@@ -115,7 +116,7 @@ def refuse_ended(mirror: Mirror, record: RunRecord, wish: str) -> None:
         return
     if memory.phase in RESUMABLE:
         raise Fatal(
-            f'run {name} is {memory.phase}: {wish} does nothing; let it go on: supervisor resume {name} --because "..."'
+            f'run {name} is {memory.phase}: {wish} does nothing; to let it go on: supervisor resume {name} --because "..."'
         )
     refuse_over(mirror, record, wish)
 
@@ -132,10 +133,10 @@ def stopping(mirror: Mirror, record: RunRecord) -> str:
     """Returns what a stop does now, and its time limits, which run from when a leader sees the request."""
     memory = mirror.record(keys.memory(record.spec.name, "run"), Memory) or Memory()
     drain_s, longest_s = (f(record.spec, memory.measured) for f in (wind_down.drain_s, wind_down.longest_s))
-    leads = "" if leader(mirror) is not None else "; no supervisor leads, and it begins when one does"
+    leads = "" if leader(mirror) is not None else "; no supervisor leads, so it begins when one does"
     return (
         f"stopping: groups that train end after one common step, the others at once; what has not ended in {drain_s:.0f} s "
-        f"is ended, and the run within {longest_s:.0f} s{leads}"
+        f"is terminated, and the run ends within {longest_s:.0f} s{leads}"
     )
 
 
@@ -170,14 +171,14 @@ def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_a
     if phase == "finished":
         raise Fatal(f"run {name} is finished: there is nothing to resume; launch it under another name")
     if phase == "stopping" and memory.halt_reason and because:
-        raise Fatal(f"run {name} is still draining towards its halt; say it again when it is halted")
+        raise Fatal(f"run {name} is still stopping before its halt; repeat this when it is halted")
     if phase == "running" and because and they_are_down and memory.lighthouse.mute_since is not None:
         change_control(store, name, lambda c: replace(c, paused=False, down=c.down + 1, because=because))
         return f"{name}: its lighthouse on {host} and what was on its side count as down, because: {because}"
     if phase == "running" and because and memory.breaker_since is not None:
         change_control(store, name, lambda c: replace(c, paused=False, evictions=c.evictions + 1, because=because))
-        held = "the nodes that are lost, or whose checks do not pass, or whose groups a restart has not mended, are given up"
-        return f"{name}: {held}, at no budget, because: {because}"
+        held = "the nodes that are lost, or whose checks do not pass, or whose groups a restart did not repair, are given up"
+        return f"{name}: {held}, charged to no budget, because: {because}"
     if phase not in RESUMABLE:
         control = mirror.record(keys.control(name), Control)
         if because and (control is None or not control.paused):
@@ -187,7 +188,7 @@ def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_a
     if host and keys.registration(host) not in mirror.items and not they_are_down:
         raise Fatal(
             f"run {name} had its lighthouse on node {host}, which is not registered: that lighthouse and the trainers on its "
-            "side may still train; make sure that they are down, then say it again with --they-are-down"
+            "side may still train; make sure that they are down, then repeat this with --they-are-down"
         )
     because = because or "it had been stopped"
     change_control(store, name, lambda c: resumed(c, because))

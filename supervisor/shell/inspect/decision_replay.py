@@ -254,7 +254,7 @@ def _answer(line: Mapping[str, Any]) -> Answer:
     except (ValidationError, TypeError) as error:
         what = f"decision {line.get('decision')} of epoch {line.get('epoch')}"
         raise Fatal(
-            f"the journal's line of {what} is of another program's: ask with the version that wrote it"
+            f"the journal's line of {what} is from another version: ask with the version that wrote it"
         ) from error
 
 
@@ -272,7 +272,7 @@ def _again(decided: Decided, kept: decision_inputs.Kept | decision_inputs.LostIn
     if kept is not None:
         reason = str(kept)
     elif not decided.input:
-        reason = "the journal names no input of it: an older version wrote it, which kept none"
+        reason = "the journal has no input for it: the older version that wrote it kept none"
     elif decided.cut_off:
         reason = "its input was not written: its supervisor ended as it decided"
     else:
@@ -359,7 +359,7 @@ def _where(action: Action) -> str:
 
 
 def _elsewhere(told: Why) -> list[str]:
-    return [f"{told.journal} tells nothing of it.", *(_short(d) for d in told.digests)]
+    return [f"{told.journal} has no entry about it.", *(_short(d) for d in told.digests)]
 
 
 def _short(digest: Digest) -> str:
@@ -373,7 +373,7 @@ def _today(told: Why) -> list[str]:
     if not told.again:
         hosts = sorted({d.host for d in told.digests if d.host})
         where = f"on {' or '.join(hosts)}" if hosts else "on the machine whose supervisor led then"
-        return [f"Asked again today: not known, for the journal is not here. Ask {where}, or with --journal FILE."]
+        return [f"Asked again today: not known, because the journal is not here. Ask {where}, or with --journal FILE."]
     of = {
         verdict: [a for a in told.again if a.verdict == verdict] for verdict in ("same", "words", "another", "unknown")
     }
@@ -381,7 +381,7 @@ def _today(told: Why) -> list[str]:
     if of["same"]:
         lines.append(f"Asked again today, with what was seen then: the same answer ({_named(of['same'])}).")
     if of["words"]:
-        lines.append(f"Asked again today: the same is done, told in other words ({_named(of['words'])}).")
+        lines.append(f"Asked again today: the same is done, in other words ({_named(of['words'])}).")
     for again in of["another"]:
         lines.append(f"Asked again today: ANOTHER ANSWER ({_named([again])}):")
         lines += [f"  - {sentence}" for sentence in again.differences]

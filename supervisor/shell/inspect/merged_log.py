@@ -20,7 +20,7 @@ from supervisor.shell.inspect.log_follower import Followed, begun
 FIRST_BYTES = 256 * 1024
 """Bytes read from the end of each existing log."""
 
-GONE = "had ended before its node's shim came back: nobody saw how"
+GONE = "had ended before its node's shim came back; how is not known"
 
 FIRST_JOURNAL_BYTES = 16 * 2**20
 """Bytes read from the end of an existing journal: an earlier incident appears from its next change on."""

@@ -37,7 +37,7 @@ def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
     if not groups:
         return tuple(asked)
     who = f"{'group' if len(groups) == 1 else 'groups'} {', '.join(groups)} without a node"
-    return (f"{who}: " + ("waiting for the engine" if asked else "no answer of the engine is waited for"), *asked)
+    return (f"{who}: " + ("waiting for the engine" if asked else "not waiting for the engine"), *asked)
 
 
 def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ def _sentence(allocation: AllocationMemory, state: str, memory: Memory, observed
     grant = observed.grants.get(allocation.key)
     word = f": {grant.reason}" if grant is not None and grant.reason else ""
     # A memory's run clock stands still between two decisions, so this is a lower bound.
-    ago = f"asked for at least {max(0.0, memory.clock - allocation.since):.0f} s ago ({say(allocation.reason)})"
+    ago = f"requested at least {max(0.0, memory.clock - allocation.since):.0f} s ago ({say(allocation.reason)})"
     if state == "refused":
         return f"allocation {allocation.key} refused{word}; {ago}"
     late = "late, the run goes on without it" if allocation.late else "pending"

@@ -60,7 +60,7 @@ def run(status: RunStatus, now: float) -> RenderableType:
     lines += [Text(f"leaving {node}: {why}", "yellow") for node, why in status.leaving.items()]
     if status.handover_at_step is not None:
         lines.append(
-            Text(f"handing over: all groups end after step {status.handover_at_step}, and go on elsewhere", "yellow")
+            Text(f"handing over: all groups end after step {status.handover_at_step}, and continue elsewhere", "yellow")
         )
     lines += [Text(sentence, "yellow") for sentence in status.waiting]
     if status.halt_reason:
@@ -103,7 +103,7 @@ def nodes(found: Sequence[NodeStatus]) -> RenderableType:
     head, *others = _columns(titles, rows, numbers=("disk free", "memory free"))
     lines = [head]
     for line, n in zip(others, found, strict=True):
-        lines += [line, *(Text(f"    {said}" if n.alive else f"    when last heard: {said}") for said in n.runs)]
+        lines += [line, *(Text(f"    {said}" if n.alive else f"    last reported: {said}") for said in n.runs)]
         lines += [Text(f"    {said}", "yellow") for said in (*_kept_away(n), *n.problems)]
     holds: dict[str, list[str]] = {}
     for n in found:
@@ -173,7 +173,7 @@ def shadows(
 ) -> RenderableType:
     """Renders what would have been done, and how much of it was not needed. Arguments as in `incidents`."""
     if not found:
-        return "no shadow incidents: nothing was only observed (policy.mode, policy.observe)"
+        return "no shadow incidents: no failure was only observed (policy.mode, policy.observe)"
     lines = [
         f"{len(found)} would have been acted on, {_by_itself(found)} recovered by themselves, {_open(found)} still open"
     ]

@@ -37,7 +37,7 @@ from supervisor.wire.records import (
     TrainerObserved,
 )
 
-ALONE = " (for this run alone)"
+ALONE = " (only for this run)"
 """Marks a cordon that no other run heeds."""
 
 
@@ -236,7 +236,7 @@ def insecure(mirror: Mirror) -> tuple[str, ...]:
     if not who:
         return ()
     return (
-        f"insecure = true ({', '.join(who)}): everything is in plain, and whoever reaches etcd or the gate may do anything: "
+        f"insecure = true ({', '.join(who)}): nothing is encrypted, and anyone who reaches etcd or the gate may do anything: "
         "docs/SECURITY.md says how to make certificates",
     )
 
@@ -295,7 +295,7 @@ def _second(mirror: Mirror, node: str) -> tuple[str, ...]:
     if found is None:
         return ()
     where = f"pid {found.pid} on {found.machine} ({found.address}, {found.folder})"
-    return (f"a second agent of this name does nothing: {where}; end it, or start it under another --node",)
+    return (f"a second agent with this name is idle: {where}; end it, or start it with another --node",)
 
 
 def _facts(health: Health, alive: bool) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def leader_off(off_s: float) -> str:
     """Returns the warning about a leader whose clock is off by `off_s`, as in Account.off_s; empty if it is right."""
     if not off_s:
         return ""
-    return f"clock_off: the leader's clock is {_by(off_s)} those of most nodes: times of day are wrong by that, durations are not; set it"
+    return f"clock_off: the leader's clock is {_by(off_s)} those of most nodes: times of day are wrong by that, durations are not; synchronise it"
 
 
 def _by(seconds: float) -> str:

@@ -24,7 +24,7 @@ KEPT = 50
 FIXED = frozenset(f.name for f in dataclasses.fields(RunSpec)) - {f.name for f in dataclasses.fields(PolicySpec)}
 """Other parts of a run file: a live run keeps its own."""
 
-AT_START = {"node_lease_s": "the nodes have it since they were started"}
+AT_START = {"node_lease_s": "nodes read it only at their start"}
 """Keys that a live run cannot change, and why."""
 
 
@@ -41,11 +41,9 @@ def changed(spec: RunSpec, given: Sequence[str], seen: Measured = NOTHING) -> Po
         if not equals or not all(key.split(".")):
             problems.append(f"{pair!r}: give KEY=VALUE, as hang.factor=20")
         elif key == "policy":
-            problems.append(f"{pair!r}: policy is no key, all of them are in it: give KEY=VALUE, as hang.factor=20")
+            problems.append(f"{pair!r}: policy is a table, not a key: give KEY=VALUE, as hang.factor=20")
         elif section in FIXED:
-            problems.append(
-                f"{key} is no part of the policy: {section} is fixed when a run is launched, in its run file"
-            )
+            problems.append(f"{key} is not part of the policy: {section} is fixed by the run file at launch")
         elif key in AT_START:
             problems.append(f"policy.{key} cannot be changed on a live run: {AT_START[key]}")
         elif wrong := _put(body["policy"], key.split("."), _value(text.strip()) if text.strip() else None):
@@ -74,7 +72,7 @@ def set_policy(
         store.commit({keys.policy(name): encode(wanted)}, expect=expect)
     except Fenced:
         raise Fatal(
-            f"somebody else has set the policy of {name} meanwhile: look (supervisor policy show), and say it again"
+            f"someone else has set the policy of {name} meanwhile: check it (supervisor policy show), then repeat this"
         ) from None
     return wanted
 
@@ -108,12 +106,12 @@ def _put(body: dict[str, Any], path: list[str], value: Any) -> str:
     for part in path[:-1]:
         inner = body.setdefault(part, {})
         if not isinstance(inner, dict):
-            return "it is inside of what is no table"
+            return "its parent is not a table"
         body = inner
     if value is not None:
         body[path[-1]] = value
     elif path[-1] not in body:
-        return "nothing is set there"
+        return "no value is set there"
     else:
         del body[path[-1]]
     return ""

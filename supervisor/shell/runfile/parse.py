@@ -20,6 +20,7 @@ from supervisor.core.bounds import Row
 from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import RunSpec
 from supervisor.shell.engines import registry
+from supervisor.shell.engines.slurm import validate
 from supervisor.shell.runfile import validate_policy
 
 

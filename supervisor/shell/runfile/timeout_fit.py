@@ -11,6 +11,7 @@ from supervisor.core.model import Memory
 from supervisor.core.spec import RunSpec
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.engines.local import LocalEngine, Pool
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 

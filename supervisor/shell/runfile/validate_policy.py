@@ -19,13 +19,13 @@ def problems(policy: PolicySpec) -> list[str]:
     """Returns the problems as sentences."""
     observable = [kind.value for kind in Kind if kind not in PLANNED]
     found = [
-        f"policy.observe: {name!r} is no kind of failure that can be only observed; {_nearest(name, observable)}"
+        f"policy.observe: {name!r} is not a kind of failure that can be only observed; {_nearest(name, observable)}"
         for name in policy.observe
         if name not in observable
     ]
     if policy.webhook_file and not policy.webhook_file.startswith("/"):
         found.append(
-            f"policy.webhook_file = {policy.webhook_file!r}: give the whole path of a file with the URL, from / on; each supervisor reads it"
+            f"policy.webhook_file = {policy.webhook_file!r}: give the absolute path of a file with the URL; each supervisor reads it"
         )
     share = policy.breaker.share
     if share == 0 or 1 < share < math.inf:  # other bad values are reported with the ranges
@@ -35,7 +35,7 @@ def problems(policy: PolicySpec) -> list[str]:
     for kind, budget in policy.kind_budget.items():
         found += _kind(f"policy.kind_budget.{kind}", kind)
         if budget < 1:
-            where = f"; policy.first_rung.{kind} says where it begins" if kind in CLIMBING else ""
+            where = f"; policy.first_rung.{kind} sets where it begins" if kind in CLIMBING else ""
             found.append(f"policy.kind_budget.{kind} = {budget}: must be at least 1{where}")
     for kind, pause in policy.kind_backoff_s.items():
         found += _kind(f"policy.kind_backoff_s.{kind}", kind)

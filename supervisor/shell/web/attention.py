@@ -54,21 +54,21 @@ class GetUp:
     def word(self) -> str:
         """The call as a sentence."""
         if self.level == "now":
-            return "A person has to act now:"
-        lasting = f"Nobody has to get up yet: {', '.join(self.yet)}." if self.yet else ""
+            return "A person must act now:"
+        lasting = f"No one needs to act yet: {', '.join(self.yet)}." if self.yet else ""
         if self.level == "soon":
             return f"{lasting} Look at this in working hours:" if lasting else _SOON
-        return lasting or "Nobody has to get up."
+        return lasting or "No one needs to act."
 
 
 _KINDS = re.compile(rf"\b({'|'.join(kind.value for kind in Kind)})\b")
 
-_SOON = "Nobody has to get up; look at this in working hours:"
+_SOON = "No one needs to act now; look at this in working hours:"
 
 _ENDED: Mapping[str, Headline] = {
-    "finished": Headline(level="good", text="Finished: all its steps are committed."),
-    "stopped": Headline(level="care", text="Stopped, as a person asked for."),
-    "halted": Headline(level="bad", text="Halted: it does not train, and its state is safe."),
+    "finished": Headline(level="good", text="Finished: all steps are committed."),
+    "stopped": Headline(level="care", text="Stopped, as a person requested."),
+    "halted": Headline(level="bad", text="Halted: the run does not train, and its state is safe."),
 }
 
 
@@ -86,7 +86,7 @@ def headline(
     if (phase := _phase(status)) in _ENDED:
         return _ENDED[phase]
     if status.phase == "resuming":
-        return Headline(level="care", text="Resuming: it starts again from its newest checkpoint.")
+        return Headline(level="care", text="Resuming: the run starts again from its newest checkpoint.")
     train = [g for g, v in verdicts.items() if v.worst in TRAINS]
     others = _others(verdicts)
     if not train:
@@ -146,7 +146,7 @@ def get_up(seen: Seen) -> GetUp:
     """Returns what a person must do. What can wait is omitted while something is urgent."""
     run, phase = seen.status.run, _phase(seen.status)
     if phase in _ENDED:
-        why = f'it is halted ({seen.status.halt_reason}): mend that, then `supervisor resume {run} --because "..."`'
+        why = f'the run is halted ({seen.status.halt_reason}): fix the cause, then `supervisor resume {run} --because "..."`'
         return GetUp(level=CALLS["RunNotProgressing"], why=(why,)) if phase == "halted" else GetUp(level="no")
     signs = [*_of_the_system(seen), *_of_the_run(seen), *_of_incidents(seen), *_of_what_is_left(seen)]
     if now := tuple(words for level, words in signs if level == "now"):
@@ -160,7 +160,7 @@ def settings(status: RunStatus, memory: Memory, spec: RunSpec) -> list[str]:
     policy = spec.policy
     said = {
         "paused: nothing is done": status.paused,
-        "observe: it decides, and does nothing": policy.mode == "observe",
+        "observe mode: decisions are recorded, and nothing is done": policy.mode == "observe",
         f"only observed: {', '.join(policy.observe)}": bool(policy.observe),
         "breaker holds": memory.breaker_since is not None,
     }
@@ -172,8 +172,8 @@ def _of_the_system(seen: Seen) -> Iterable[Sign]:
         yield (
             CALLS["StoreAway"],
             (
-                f"etcd has not answered for more than {_minutes(seen.lasts.away_s)}: what runs goes on, but nothing that "
-                "fails is mended; `supervisor doctor` looks at it"
+                f"etcd has not answered for more than {_minutes(seen.lasts.away_s)}: running processes go on, but failures are not "
+                "repaired; `supervisor doctor` checks it"
             ),
         )
     for alarm in seen.alarms:
@@ -182,8 +182,8 @@ def _of_the_system(seen: Seen) -> Iterable[Sign]:
         yield (
             CALLS["NoLeader"],
             (
-                "no supervisor leads: what runs goes on, but nothing that fails is mended; start one "
-                "(`supervisor run --etcd HOST:PORT --home HOME`; under Slurm `supervisor submit RUN.toml` again)"
+                "no supervisor leads: running processes go on, but failures are not repaired; start one "
+                "(`supervisor run --etcd HOST:PORT --home HOME`; on Slurm repeat `supervisor submit RUN.toml`)"
             ),
         )
     for problem in seen.status.problems:
@@ -200,12 +200,12 @@ def _of_the_run(seen: Seen) -> Iterable[Sign]:
         yield (
             CALLS["RunNotProgressing"],
             (
-                f"no step has come for more than {_minutes(seen.lasts.still_s)}: `supervisor status --run {run}` says what is "
-                f"waited for{newest}"
+                f"no step for more than {_minutes(seen.lasts.still_s)}: `supervisor status --run {run}` shows what the "
+                f"run waits for{newest}"
             ),
         )
     if _unlit(seen) and seen.lasts.unlit_s > AWAY_S:
-        how = f"it is {seen.status.lighthouse.state}" if seen.status.lighthouse.node else "it has no place"
+        how = f"it is {seen.status.lighthouse.state}" if seen.status.lighthouse.node else "it has no node"
         yield (
             CALLS["LighthouseAway"],
             (
@@ -217,16 +217,16 @@ def _of_the_run(seen: Seen) -> Iterable[Sign]:
         yield (
             CALLS["BreakerOpen"],
             (
-                "the breaker holds: many nodes or groups failed at once, none is given up; look for what they share "
-                f'(`supervisor nodes`). If they are gone: `supervisor resume {run} --because "..."`'
+                "the breaker holds: many nodes or groups failed at once, and none is given up. Look for a shared cause "
+                f'(`supervisor nodes`). If they are lost: `supervisor resume {run} --because "..."`'
             ),
         )
     if seen.unsaved:
         yield (
             CALLS["CheckpointsBehind"],
             (
-                f"{seen.unsaved}; mend it while they train (`supervisor nodes` shows their disks, "
-                "docs/runbooks/checkpoints-behind.md what to look for)"
+                f"{seen.unsaved}; repair this while they train (`supervisor nodes` shows their disks, "
+                "docs/runbooks/checkpoints-behind.md lists what to check)"
             ),
         )
     for group in memory.groups.values():
@@ -239,7 +239,7 @@ def _of_the_run(seen: Seen) -> Iterable[Sign]:
             UNALERTED["the engine refused a node that a group needs"],
             (
                 f"group {waits[0]} has no node, and the engine refused {refused[0].key}: "
-                f"{refused[0].reason or 'it does not say why'}; `supervisor restart {waits[0]} --run {run}` asks it again"
+                f"{refused[0].reason or 'without a reason'}; `supervisor restart {waits[0]} --run {run}` requests it again"
             ),
         )
 
@@ -251,16 +251,16 @@ def _of_incidents(seen: Seen) -> Iterable[Sign]:
     if paused and (unwell or any(v.worst == "d" for g, v in seen.verdicts.items() if g not in out)):
         yield (
             UNALERTED["paused, and something has failed"],
-            (f"it is paused, and something has failed: nothing is done about it until `supervisor resume {run}`"),
+            (f"the run is paused, and something has failed: nothing is done about it until `supervisor resume {run}`"),
         )
     elif paused:
-        yield UNALERTED["paused"], f"it is paused: what fails is not mended until `supervisor resume {run}`"
+        yield UNALERTED["paused"], f"the run is paused: failures are not repaired until `supervisor resume {run}`"
     for incident in unwell:
         if incident.shadow and not paused and incident.rung != Rung.RIDE_THROUGH:
             yield (
                 CALLS["ShadowWouldHaveKilled"],
                 (
-                    f"{incident.id} ({_about(incident)}) is only observed, as the policy says: nothing is done about it; "
+                    f"{incident.id} ({_about(incident)}) is only observed, by policy: nothing is done about it; "
                     f"`supervisor restart {incident.group} --run {run}` brings the group back"
                 ),
             )
@@ -290,21 +290,21 @@ def _of_what_is_left(seen: Seen) -> Iterable[Sign]:
     status = seen.status
     wanted = status.phase == "running" and _could_step(seen) and seen.spec.allocation.spares > 0
     if wanted and not status.spares:
-        yield CALLS["NoSpares"], "no spare is left: the next lost node waits for the engine (`supervisor nodes`)"
+        yield CALLS["NoSpares"], "no spare is left: replacing a lost node needs the engine (`supervisor nodes`)"
     left = {scope: n for scope, n in status.budgets_left.items() if n <= 1 and n < seen.allowed[scope]}
     if left:
         named = ", ".join(f"{_budget(scope)}: {n} of {seen.allowed[scope]} left" for scope, n in [*left.items()][:5])
         yield (
             CALLS["BudgetNearlySpent"],
             (
-                f"a budget is nearly spent ({named}); past it such a failure climbs a rung, or halts the run: "
+                f"a budget is nearly spent ({named}); beyond it such a failure climbs a rung, or halts the run: "
                 f"`supervisor incidents --run {status.run}`"
             ),
         )
     for host, why in status.cordons.items():
         yield (
             UNALERTED["a host is given no group"],
-            (f"cordoned {host}: {plain(why.removesuffix(ALONE))} (once mended: `supervisor uncordon {host}`)"),
+            (f"cordoned {host}: {plain(why.removesuffix(ALONE))} (once repaired: `supervisor uncordon {host}`)"),
         )
     for warning in status.warnings:
         yield UNALERTED["allowed, but dangerous"], warning

@@ -95,7 +95,7 @@ function drawHead() {
   say($("getup-word"), up.word);
   keep($("getup-why"), [...new Set(up.why)], withCommands, () => {});
   const badges = [...(state.set ?? [])];
-  if (state.store_since) badges.push(`etcd has not answered since ${clock(state.store_since)}: this is what held then`);
+  if (state.store_since) badges.push(`etcd has not answered since ${clock(state.store_since)}: this is the state of that time`);
   list($("badges"), badges);
 }
 
@@ -103,9 +103,9 @@ function drawNumbers() {
   const n = state.numbers, yet = (words) => n.over ? "" : words; // of what has ended nothing is still to come
   const all = {
     "Step": number(n.step),
-    "Loss": n.loss === undefined ? yet("not known") : typeof n.loss === "string" ? `${n.loss} (no number)` : n.loss.toFixed(3),
+    "Loss": n.loss === undefined ? yet("not known") : typeof n.loss === "string" ? `${n.loss} (not finite)` : n.loss.toFixed(3),
     "Step time": n.step_s ? `${digits(n.step_s)} s` : yet("not known"), "Tokens/s": n.tokens_per_s ? number(n.tokens_per_s) : yet("not known"),
-    "Quorum": n.quorum ? `${n.quorum} of ${n.groups} groups, its id is ${n.quorum_id}` : yet("none yet"),
+    "Quorum": n.quorum ? `${n.quorum} of ${n.groups} groups, id ${n.quorum_id}` : yet("none yet"),
     "Checkpoint": n.checkpoint === undefined ? yet("none yet") : `step ${number(n.checkpoint)}`,
     "Spares": `${state.nodes_by_state.spare}${nodeless()}`, "Leader": n.leader ? `${n.leader}, epoch ${n.epoch}` : "none", "Lighthouse": yet(n.lighthouse),
   };
@@ -200,18 +200,18 @@ function drawCharts() {
   for (const [id, name, found, unit] of [["loss", "Loss", losses, ""], ["time", "Step time", times, " s"]]) {
     const words = found.length ? `${digits(found[found.length - 1][1])}${unit}` : "not known";
     say($(`${id}-now`), `${name}: ${words}`);
-    const label = found.length > 1 ? `${name} from ${digits(found[0][1])}${unit} at ${clock(found[0][0])} to ${words} at ${clock(found[found.length - 1][0])}` : `${name}: too little was seen yet`;
+    const label = found.length > 1 ? `${name} from ${digits(found[0][1])}${unit} at ${clock(found[0][0])} to ${words} at ${clock(found[found.length - 1][0])}` : `${name}: too few points yet`;
     if ($(id).getAttribute("aria-label") !== label) $(id).setAttribute("aria-label", label);
     draw($(id), found, marks, digits, clock, id === "time" ? 0 : undefined);
   }
-  say($("charts-since"), `As this supervisor saw it, since ${clock(state.since)}. Dashed lines: incidents.`);
+  say($("charts-since"), `Recorded by this supervisor since ${clock(state.since)}. Dashed lines: incidents.`);
 }
 
 const MEANS = {
   allocate: "waiting for nodes", start: "processes starting", admission: "waiting for the gate", data: "waiting for data", quorum: "waiting for the quorum",
-  heal: "healing from peers", failed_step: "steps not committed", checkpoint: "checkpoints", evaluate: "evaluating", compile: "compiling", digest: "hashing the parameters", recompute: "steps made again",
-  hung: "hung", straggling: "waiting for who is slow", lost_step: "steps lost with their process", detect: "until a failure was noticed", decide: "noticed, not decided on",
-  store_away: "etcd away", place: "fencing, or looking for a node", act: "until a process was born", end: "finished before the others", other: "other",
+  heal: "healing from peers", failed_step: "steps not committed", checkpoint: "checkpoints", evaluate: "evaluating", compile: "compiling", digest: "hashing the parameters", recompute: "steps computed again",
+  hung: "hung", straggling: "waiting for a slow group", lost_step: "steps lost with their process", detect: "until a failure was detected", decide: "detected, not yet decided",
+  store_away: "etcd unavailable", place: "fencing, or looking for a node", act: "until a process started", end: "finished before the others", other: "other",
 };
 const NAMED = 4;  // causes; the others are one
 function drawSpent() {
@@ -220,7 +220,7 @@ function drawSpent() {
   if (!known) return;
   const percent = (share) => `${(100 * share).toFixed(1)}%`, seen = lost.filter(([, share]) => share >= 0.001), rest = seen.slice(NAMED).reduce((sum, [, share]) => sum + share, 0);
   const shares = [["trained the model", ettr], ...seen.slice(0, NAMED).map(([cause, share]) => [MEANS[cause] ?? cause, share]), ...(rest >= 0.001 ? [["the rest", rest]] : [])];
-  say($("spent-word"), `ETTR ${percent(ettr)}: so much of ${lasted(whole)} of group time (that of all groups, added up) trained the model. The rest is badput. ${ended === undefined ? "It is at most 30 s old." : "The run is over."}${began === undefined ? "" : ` It lasted ${lasted(ran_s)}, from ${clock(began)}${ended === undefined ? " on" : ` to ${clock(ended)}`}.`}`);
+  say($("spent-word"), `ETTR ${percent(ettr)}: this share of ${lasted(whole)} of group time (the sum over all groups) trained the model. The rest is badput. ${ended === undefined ? "These numbers are at most 30 s old." : "The run is over."}${began === undefined ? "" : ` It lasted ${lasted(ran_s)}, from ${clock(began)}${ended === undefined ? " on" : ` to ${clock(ended)}`}.`}`);
   shares.forEach((_, at) => { shares[at].push(`s${at}`); });
   keep($("spent-bar"), shares.map(([name]) => name), () => make("span"), (span, name) => {
     const [, share, kind] = shares.find(([n]) => n === name);
@@ -235,7 +235,7 @@ function drawSpent() {
 const PARTS = [["What was seen", "seen"], ["What else was considered, and why not", "considered"], ["What each would cost, in lost group-seconds until it steps again", "costs"]];
 function drawIncidents() {
   const of = state.incidents, ids = Object.keys(of).sort((a, b) => of[b].open - of[a].open || of[b].order - of[a].order || b.localeCompare(a, "en", { numeric: true }));
-  say($("incidents-sum"), ids.length ? `${state.incidents_all} so far, ${ids.filter((id) => of[id].open).length} open. They cost ${lasted(state.lost_s)} of group time so far: of each, from when its group was lost until it trained again, or until now.` : "None so far.");
+  say($("incidents-sum"), ids.length ? `${state.incidents_all} so far, ${ids.filter((id) => of[id].open).length} open. They cost ${lasted(state.lost_s)} of group time so far: for each, from the loss of its group until it trained again, or until now.` : "None so far.");
   keep($("incidents-list"), ids, freshIncident, (li, id) => {
     const i = of[id], [summary, body] = li.firstChild.children;
     is(li, i.open ? `open${i.shadow ? " shadow" : ""}` : i.state);
@@ -245,14 +245,14 @@ function drawIncidents() {
     say(done, i.did);
     say(when, moment(i));
     const why = i.trace ? [["The traceback", i.trace]] : [];
-    const parts = [["Why", [i.why || "nothing was decided yet"]], ...PARTS.map(([name, key]) => [name, i[key]]), ["Times", times(i)], ...why].filter(([, p]) => p.length);
+    const parts = [["Why", [i.why || "no decision yet"]], ...PARTS.map(([name, key]) => [name, i[key]]), ["Times", times(i)], ...why].filter(([, p]) => p.length);
     keep(body, parts.map(([name]) => name), (name) => make("section", {}, make("h3", {}, name), make(name === "The traceback" ? "pre" : "ul")), (part, name) => {
       const told = parts.find(([n]) => n === name)[1];
       name === "The traceback" ? say(part.lastChild, told) : list(part.lastChild, told);
     });
   });
   const hidden = state.incidents_all - ids.length;
-  say($("incidents-more"), hidden ? `${hidden} older ones: supervisor incidents --run ${state.run}` : "");
+  say($("incidents-more"), hidden ? `${hidden} older incidents: supervisor incidents --run ${state.run}` : "");
 }
 function freshIncident(id) {
   const summary = make("summary", {}, make("p", {}, make("span"), make("span", { class: "what" })), make("p"), make("p", { class: "small" }));
@@ -262,7 +262,7 @@ function freshIncident(id) {
 }
 function moment(i) {
   const began = i.opened === undefined ? undefined : i.opened - i.took_s, lost = TRAINED.includes(i.kind) ? "Began" : "Lost";
-  const when = began === undefined ? "when by the clock is not known yet" : i.took_s >= 0.1 ? `${lost} about ${clock(began)}, seen at ${clock(i.opened)}` : `Seen at ${clock(i.opened)}`;
+  const when = began === undefined ? "Time of day not known yet" : i.took_s >= 0.1 ? `${lost} about ${clock(began)}, seen at ${clock(i.opened)}` : `Seen at ${clock(i.opened)}`;
   if (i.recovered_s !== undefined) return `${when}; over after ${lasted(i.lasted_s)}${i.shadow ? ", by itself" : ""}. Generation ${i.generations.join(" → ")}.`;
   return `${when}; ${i.open ? "not over yet" : i.state}${i.open && i.lasted_s !== undefined ? `, for ${lasted(i.lasted_s)}` : ""}.`;
 }
@@ -272,7 +272,7 @@ function times(i) {
   for (const [name, said] of [["decided", "decided"], ["acted", "started"], ["recovered", "recovered"]]) {
     if (i[`${name}_s`] !== undefined) told.push(`${said} ${i[`${name}_s`].toFixed(2)} s after it was detected${i[name] === undefined ? "" : ` (${clock(i[name])})`}`);
   }
-  return [...told, `the group's newest step was ${number(i.step)}`, `how sure the cause and the culprit are: ${i.confidence}`];
+  return [...told, `the group's newest step was ${number(i.step)}`, `confidence in cause and culprit: ${i.confidence}`];
 }
 
 function drawNodes() {
@@ -281,7 +281,7 @@ function drawNodes() {
   say($("nodes-count"), `${by.alive} of ${total} nodes alive${others.length ? ` (${others.join(", ")})` : ""}. Spares: ${state.spares.slice(0, 8).join(", ") || "none"}${state.spares.length > 8 ? ` and ${state.spares.length - 8} more` : ""}${nodeless()}.`);
   ids.sort((a, b) => (state.nodes[b].wrong.length > 0) - (state.nodes[a].wrong.length > 0) || a.localeCompare(b, "en", { numeric: true }));
   keep($("nodes").tBodies[0], ids, () => {
-    const made = row("", "agent", "does", "");
+    const made = row("", "agent", "runs", "");
     made.children[3].append(make("ul"));
     made.children[3].classList.add("wide", "why");
     return made;
@@ -292,7 +292,7 @@ function drawNodes() {
     say(tr.children[2], n.does || "nothing");
     list(tr.children[3].firstChild, n.wrong);
   });
-  say($("nodes-more"), total > ids.length ? `${total - ids.length} more, of which nothing is to be said: supervisor nodes` : "");
+  say($("nodes-more"), total > ids.length ? `${total - ids.length} more nodes are not listed: supervisor nodes` : "");
 }
 
 function drawRest() {
@@ -330,7 +330,7 @@ function look() {
   if (heardAt === null) return;
   const at = `${two(heardAt.getHours())}:${two(heardAt.getMinutes())}:${two(heardAt.getSeconds())}`;
   const broken = now - heard > patience || stream.readyState !== EventSource.OPEN;
-  say(word, broken ? `no word since ${at}; trying again` : `live, ${at}`);
+  say(word, broken ? `no update since ${at}; trying again` : `live, ${at}`);
   document.body.classList.toggle("lost", broken);
   if (broken && state.run) document.title = `? ${state.run}`;
   word.setAttribute("aria-live", broken ? "assertive" : "off");

@@ -82,7 +82,7 @@ def snapshot(mirror: Mirror, record: RunRecord | None, live: Live) -> dict[str, 
     try:
         return {**head, **_of_run(mirror, record, live)}
     except observe.Unreadable as error:
-        bad = {"level": "bad", "text": "Nothing is known of this run, and nothing is decided."}
+        bad = {"level": "bad", "text": "The state of this run cannot be read, so nothing is decided."}
         return {
             **head, "run": record.spec.name, "letters": dict(LETTERS), "headline": bad,
             "get_up": _get_up(attention.GetUp(level="now", why=(str(error),))),
@@ -281,11 +281,13 @@ def _notable(nodes: Iterable[NodeStatus], found: RunStatus) -> list[NodeStatus]:
 
 
 def _wrong(n: NodeStatus) -> list[str]:
-    said = [] if n.alive else ["silent: its agent's lease is gone" if n.node else "no node is there"]
+    said = (
+        [] if n.alive else ["silent: its agent's lease has expired" if n.node else "no node of this host is registered"]
+    )
     said += [f"cordoned: {attention.plain(n.cordon)}"] if n.cordon else []
     said += [f"leaving: {n.leaving}"] if n.leaving and n.leaving != n.cordon else []
     if n.check is not None and n.alive and n.check.stands in ("failed", "unknown") and not n.cordon:
-        said.append(f"its checks {'failed' if n.check.stands == 'failed' else 'could not be done'} ({n.check.why})")
+        said.append(f"its checks {'failed' if n.check.stands == 'failed' else 'could not run'} ({n.check.why})")
     return [*said, *n.problems, *n.facts]
 
 
@@ -334,9 +336,9 @@ def _allowed(spec: RunSpec, scope: str) -> int:
 
 def _notes(found: RunStatus) -> list[str]:
     """Returns what waits, and what is about to happen."""
-    leaving = [f"{node} is to be left: {why}" for node, why in found.leaving.items()]
+    leaving = [f"groups will leave {node}: {why}" for node, why in found.leaving.items()]
     step = found.handover_at_step
-    hands_over = [f"all groups end after step {step}, and go on on other nodes"] if step is not None else []
+    hands_over = [f"all groups end after step {step}, and continue on other nodes"] if step is not None else []
     return [*found.waiting, *leaving, *hands_over]
 
 

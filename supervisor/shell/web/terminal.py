@@ -64,7 +64,7 @@ class Drawing:
 
     def _head(self, word: str) -> list[Text]:
         run = f"run {self._told['run']}" if self._told.get("run") else "supervisor"
-        lost = word.startswith("no word")
+        lost = word.startswith("no update")
         line = Text().append(run, "bold")
         if self._width < ENDLESS:
             line.append(" " * max(2, self._width - len(run) - len(word)))
@@ -87,7 +87,7 @@ class Drawing:
         said = list(self._told.get("set", ()))
         if since := self._told.get("store_since"):
             said.append(
-                f"etcd has not answered since {clock(since)} ({lasted(self._told['now'] - since)}): this is what held then"
+                f"etcd has not answered since {clock(since)} ({lasted(self._told['now'] - since)}): this is the state of that time"
             )
         return [line for sentence in said for line in self._folded(f"! {sentence}", "bold yellow")]
 
@@ -134,7 +134,7 @@ class Drawing:
         rows = [self._group(g, told[g]) for g in shown]
         hidden = len(unwell) - len([g for g in shown if g in unwell])
         if hidden:
-            head.append(f"  ({hidden} more that are not well)", "dim")
+            head.append(f"  ({hidden} more with problems)", "dim")
         tiles = self._tiles(numbers) if shown != numbers else []
         if len(tiles) > height - 2 - len(rows):
             tiles = []

@@ -42,9 +42,7 @@ def top(store: Looked, run: str, console: Printer) -> None:
         page.begin()
         if not console.is_terminal or console.is_dumb_terminal:
             told = feed.newest
-            word = (
-                f"one look, at {clock(told['now'])} {zone(told['now'])}: that no step comes is seen only by who watches"
-            )
+            word = f"snapshot at {clock(told['now'])} {zone(told['now'])}: a stop of the steps shows only in a live `top` or page"
             for line in Drawing(told, ENDLESS, _signs(console)).lines(word, ENDLESS):
                 console.print(line, soft_wrap=True)
             return
@@ -77,9 +75,9 @@ def _follow(feed: Feed, console: Printer, live: Live) -> NoReturn:
 def _word(told: Mapping[str, Any], age_s: float) -> str:
     """Returns the age of the picture in words. `age_s`: seconds since the page's own thread published."""
     if told["store_since"]:
-        return f"no word from etcd since {clock(told['store_since'])}"
+        return f"no update from etcd since {clock(told['store_since'])}"
     if age_s > 3 * told["every_s"] + 4:  # a browser waits as long
-        return f"no word since {clock(told['now'])} ({lasted(age_s)})"
+        return f"no update since {clock(told['now'])} ({lasted(age_s)})"
     return f"live {clock(told['now'])} {zone(told['now'])}"
 
 

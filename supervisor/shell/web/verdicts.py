@@ -74,15 +74,15 @@ def _of_group(group: GroupMemory, observed: Observed, spec: RunSpec) -> GroupVer
     said = [_of_rank(group, known.get(rank)) for rank in range(spec.groups.ranks_per_group)]
     hearing = observed.gate.hearing.get(group.group) if observed.gate is not None else None
     if hearing == "silent" and group.phase == "running":
-        said = [("u", "the gate hears it no more") if letter == "h" else (letter, why) for letter, why in said]
+        said = [("u", "the gate no longer hears it") if letter == "h" else (letter, why) for letter, why in said]
     worst = max(said, key=lambda one: _WORST[one[0]])
     return GroupVerdict(ranks="".join(letter for letter, _ in said), why=worst[1])
 
 
 _WAITS_FOR = {
     "unplaced": "it has no node yet",
-    "placing": "a node is looked for",
-    "fencing": "its old generation must be proved gone, or shut out, before it may start again",
+    "placing": "the supervisor looks for a node",
+    "fencing": "its old generation must be known to have ended, or be fenced, before it may start again",
 }
 
 
@@ -98,11 +98,11 @@ def _of_rank(group: GroupMemory, rank: RankView | None) -> tuple[str, str]:
         doing = f", in {rank.stuck.activity}" if rank.stuck.activity else ""
         return (
             "g",
-            f"rank {rank.rank} has taken longer for its step than the {rank.stuck.bound_s:.0f} s that it may{doing}",
+            f"rank {rank.rank} exceeds the {rank.stuck.bound_s:.0f} s allowed for its step{doing}",
         )
     if group.phase == "starting":
         return "t", f"generation {group.generation} is starting ({rank.phase}): it has committed no step yet"
     return "h", ""
 
 
-_UNTOLD = "its node says nothing of it"
+_UNTOLD = "its node does not report it"

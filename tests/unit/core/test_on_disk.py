@@ -78,7 +78,7 @@ def test_torn_and_foreign_folders_are_named() -> None:
     w = stopped(trained())
     others = (
         "step-250.g0.gen1 (torn: it has no complete.json)",
-        "backup (foreign: it has not the name of a checkpoint)",
+        "backup (foreign: its name is not that of a checkpoint)",
     )
     disk(w, mark(200), others=others, at=w.now + 1.0)
     assert resumed(w) == {200}

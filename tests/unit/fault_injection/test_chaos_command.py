@@ -158,7 +158,7 @@ def test_how_many_is_not_said_of_a_schedule_that_names_them(tmp_path: Path) -> N
     path = tmp_path / "schedule.toml"
     path.write_text('[[fault]]\nname = "sigkill"\nat_step = 3\n')
     for option in ("--faults", "--every-steps"):
-        assert f"{path} names them: leave out one" in said(2, "run", str(path), option, "3", "--dry-run")
+        assert f"{path} lists the faults: leave out one" in said(2, "run", str(path), option, "3", "--dry-run")
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "a b", "", "a" * 300, "-a", "a\n"])
@@ -180,14 +180,14 @@ def test_what_is_of_a_run_that_is_started_here_is_not_said_of_a_live_one(tmp_pat
     (tmp_path / "s.toml").write_text(SCHEDULE + "group = 1\nrank = 0\n")
     given = [str(tmp_path / "s.toml"), "--run", "live", "--etcd", "127.0.0.1:1", *option]
     for command_ in ("run", "replay"):
-        assert "are of a run that is started here, and --run breaks live: leave" in said(2, command_, *given)
+        assert "apply to a run that is started here, but --run breaks live: leave" in said(2, command_, *given)
 
 
 def test_a_folder_that_is_taken_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(SCHEDULE)
     (tmp_path / "runs" / "chaos").mkdir(parents=True)
     text = said(1, "run", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))
-    assert "is there already: choose another --name, or remove it" in text
+    assert "already exists: choose another --name, or remove it" in text
 
 
 def test_a_plan_is_read_once_before_it_is_replayed_and_once_then(
@@ -203,11 +203,11 @@ def test_a_plan_is_read_once_before_it_is_replayed_and_once_then(
 
 def test_only_a_plan_replays(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(SCHEDULE)
-    assert "is no plan: it names no victim for sigkill" in said(2, "replay", str(tmp_path / "s.toml"))
+    assert "is not a plan: it names no victim for sigkill" in said(2, "replay", str(tmp_path / "s.toml"))
     (tmp_path / "runs" / "chaos").mkdir(parents=True)
     (tmp_path / "s.toml").write_text(SCHEDULE + "group = 1\nrank = 0\n")
     text = said(1, "replay", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))
-    assert "is there already" in text, "it went as far as to start"
+    assert "already exists" in text, "it went as far as to start"
 
 
 def test_the_command_line_finds_it() -> None:

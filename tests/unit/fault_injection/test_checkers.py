@@ -191,7 +191,7 @@ def killed_by_giving_back_its_allocation(f: Files) -> None:
 
 
 def killed_by_a_policy_that_there_is_not(f: Files) -> None:
-    f.shim(15.0, "signalled", "n1", 0, 1, signal=15, why="it is not to run on this node")
+    f.shim(15.0, "signalled", "n1", 0, 1, signal=15, why="it must not run on this node")
 
 
 def two_quorums_at_once(f: Files) -> None:

@@ -163,7 +163,7 @@ def test_a_folder_of_no_run_and_a_run_of_which_nothing_was_decided(folder: Path)
     (folder.parent / "fresh" / "journal.jsonl").write_text('{"t":0.5,"entry":"event","event":"term","epoch":1}\n')
     for where, words in (
         (folder.parent, "holds no journal.jsonl"),
-        (folder.parent / "fresh", "nothing was decided yet"),
+        (folder.parent / "fresh", "its journal has no decision yet"),
     ):
         said = asked(str(where))
         assert said.exit_code == 1

@@ -148,8 +148,8 @@ def test_a_file_that_cannot_be_written_is_said_in_a_sentence(tmp_path: Path) -> 
     command.register(app)
     for out, says in (
         (tmp_path / "no" / "out.json", "cannot write"),
-        (tmp_path, "is no file"),
-        (Path("/dev/null"), "is no file"),
+        (tmp_path, "is not a file"),
+        (Path("/dev/null"), "is not a file"),
     ):
         told = CliRunner().invoke(app, ["--gpus", "1024", "--days", "1", "--out", str(out)])
         assert told.exit_code == 2
@@ -208,7 +208,7 @@ def test_the_command_compares_two_policies(tmp_path: Path) -> None:
     few = ["--gpus", "1024", "--days", "30", "--seeds", "2"]
     told = CliRunner().invoke(app, [*few, "--policy", str(one), "--policy", str(two)], env={"COLUMNS": "200"})
     assert told.exit_code == 0, told.output
-    assert told.output.count("ETTR if each failure stopped everybody") == 2
+    assert told.output.count("ETTR if each failure stopped all groups") == 2
     assert "arXiv 2407.21783" in told.output
     less = told.output.split(f"policy {two} less policy {one}:")[1]
     assert re.search(r"ETTR +│ +-\S+ % +│ +± \S+ % ", less), "a longer lease costs time"

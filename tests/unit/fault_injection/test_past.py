@@ -147,7 +147,7 @@ def test_the_command(tmp_path: Path) -> None:
     ):
         told = CliRunner().invoke(app, ["--journal", str(path), *unused], env={"COLUMNS": "200"})
         assert told.exit_code == 2
-        assert f"Invalid value for {unused[0]}: it is of failures by chance" in told.output
+        assert f"Invalid value for {unused[0]}: it applies to random failures" in told.output
 
 
 @pytest.mark.parametrize(

@@ -227,8 +227,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         ({"at": 1e300}, "line 1: at is 1e+300, and must be a number of seconds from 0 to 86400"),
         ({"seconds": -1}, "line 1: seconds is -1, and must be a number of seconds from 0 to 86400"),
         ({"kind": ["crash"]}, "line 1: there is no fault ['crash']; known: crash"),
-        ({"more": 1}, "line 1: a fault is one JSON object with at, kind, seconds, target, and nothing else"),
-        (None, "line 1: a fault is one JSON object with at, kind, seconds, target, and nothing else"),
+        ({"more": 1}, "line 1: a fault must be one JSON object with at, kind, seconds, target, and no other keys"),
+        (None, "line 1: a fault must be one JSON object with at, kind, seconds, target, and no other keys"),
     ],
 )
 def test_a_plan_of_something_else_is_said_before_anything_is_played(
@@ -266,7 +266,7 @@ def test_what_would_be_ignored_is_refused(monkeypatch: pytest.MonkeyPatch, asked
         command.main()
 
 
-@pytest.mark.parametrize(("place", "says"), [("", "is no file"), ("file/out.json", "cannot be written")])
+@pytest.mark.parametrize(("place", "says"), [("", "is not a file"), ("file/out.json", "cannot be written")])
 def test_a_file_of_results_that_cannot_be_written_is_said_before_anything_is_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str, says: str
 ) -> None:
@@ -337,11 +337,11 @@ def test_what_broke_before_is_not_forgotten(
     for seeds in ("1", "2", "2"):
         monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(out), "--seeds", seeds, "--go-on"])
         assert command.main() == 1
-    assert capsys.readouterr().err.count("1 seeds that broke before; played again, 1 of them do") == 2
+    assert capsys.readouterr().err.count("held 1 broken seeds; played again, 1 of them still break") == 2
     assert json.loads(out.read_text())["violations"] == 1
     monkeypatch.undo()
     monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(out), "--seeds", "2", "--go-on"])
-    for said in ("1 seeds that broke before; played again, 0 of them do", "nothing is left to play"):
+    for said in ("held 1 broken seeds; played again, 0 of them still break", "nothing is left to play"):
         assert command.main() == 0, "it is mended"
         assert said in capsys.readouterr().err
     body = json.loads(out.read_text())
@@ -398,7 +398,7 @@ def test_a_process_that_is_killed_ends_the_lane_and_costs_nothing_that_was_playe
                 os.kill(each, signal.SIGKILL)
             lane.kill()
     assert lane.returncode == 1
-    assert "has ended, perhaps for want of memory; what was played is kept: go on with --go-on" in said
+    assert "has died, perhaps out of memory; the results so far are kept: go on with --go-on" in said
     assert json.loads(out.read_text())["seeds"] > 0
 
 

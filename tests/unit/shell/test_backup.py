@@ -94,14 +94,14 @@ def _swap(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("name", "harm", "why"),
     [
-        ("a.json", _lose, "torn, or no backup"),
-        ("a.json.gz", _lose, "torn, or no backup"),
-        ("a.json", _swap, "not those that were written"),
-        ("a.json", lambda _: b"[]", "no backup of this program's"),
+        ("a.json", _lose, "torn, or not a backup"),
+        ("a.json.gz", _lose, "torn, or not a backup"),
+        ("a.json", _swap, "do not match its sha256"),
+        ("a.json", lambda _: b"[]", "not a backup of this program"),
         ("a.json", lambda _: b'{"what":"supervisor-backup"}', "of a newer program"),
         ("a.json", lambda c: c.replace(b'"format": 1', b'"format": 2'), "of a newer program"),
-        ("a.json", lambda c: c.replace(b'"revision"', b'"revisions"'), "torn, or no backup"),
-        ("a.json", lambda _: b"\xff\xfe", "torn, or no backup"),
+        ("a.json", lambda c: c.replace(b'"revision"', b'"revisions"'), "torn, or not a backup"),
+        ("a.json", lambda _: b"\xff\xfe", "torn, or not a backup"),
     ],
 )
 def test_a_file_that_cannot_be_trusted_is_refused(name: str, harm: Any, why: str, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_leader_and_a_state_that_is_there_are_in_the_way(tmp_path: Path) -> No
         backup.restore(led, made, tmp_path / "b")
     full = _filled()
     full.commit({}, [keys.LEADER])
-    with pytest.raises(Fatal, match=r"holds \d+ keys of ours already \(runs run\)"):
+    with pytest.raises(Fatal, match=r"holds \d+ keys of this program already \(runs run\)"):
         backup.restore(full, made, tmp_path / "b")
     assert full.revision == 5, "nothing was written"
 
@@ -293,9 +293,9 @@ def test_a_restore_that_died_half_way_is_seen_and_made_whole_by_the_same_command
     with pytest.raises(Fatal, match="half way"):
         backup.restore(store, made, tmp_path / "b")
     mirror = Mirror(store.list(keys.PREFIX))
-    assert "has begun and not ended" in why_not(mirror, mirror.items)
+    assert "was interrupted" in why_not(mirror, mirror.items)
     assert keys.spec("run") not in mirror.items, "the run's own record comes last"
-    with pytest.raises(Fatal, match="has begun and not ended"):
+    with pytest.raises(Fatal, match="was interrupted"):
         backup.take(store)
     store.left = 99
     store.put(keys.control("other"), b"left by another, older file")
@@ -316,7 +316,7 @@ def test_a_supervisor_that_comes_in_between_stops_the_restore(tmp_path: Path) ->
             return revision
 
     store = Led()
-    with pytest.raises(Fatal, match="came in between"):
+    with pytest.raises(Fatal, match="wrote to it meanwhile"):
         backup.restore(store, _large(), tmp_path / "b")
     assert keys.spec("run") not in _held(store)
 

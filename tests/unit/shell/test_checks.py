@@ -155,7 +155,7 @@ def unsure(state: Any = "unknown") -> dict[str, bytes]:
 
 def test_what_could_not_be_done_is_its_nodes_alone_and_a_person_may_say_that_it_is_well(store: MemoryStore) -> None:
     put(store, registration("n1", allocation="run-a1"), unsure(), check("n1", host="n1"))
-    words = "its checks could not be done on node n9 (before its first rank): device: no answer within 120 s"
+    words = "its checks could not run on node n9 (before its first rank): device: no answer within 120 s"
     assert "h9" not in cordons.seen_by(mirror(store), "run")
     assert f"given no group: {words}" in text(render.nodes(status.node_status(mirror(store))))
     view = observe.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]

@@ -53,7 +53,7 @@ def test_a_run_whose_memory_cannot_be_read_may_be_paused() -> None:
 def test_a_stop_says_within_which_time_and_whether_anybody_leads() -> None:
     mirror = mirror_at("running")
     said = client.stopping(mirror, record_of(mirror))
-    assert "what has not ended in 310 s is ended, and the run within 320 s" in said
+    assert "what has not ended in 310 s is terminated, and the run ends within 320 s" in said
     assert "no supervisor leads" in said
     leader = LeaderRecord(host="h", pid=1, home="/h")
     mirror = mirror_at("running", **{keys.LEADER: encode(leader)})
@@ -62,7 +62,7 @@ def test_a_stop_says_within_which_time_and_whether_anybody_leads() -> None:
 
 def test_a_run_that_drains_towards_its_halt_is_not_resumed_yet() -> None:
     mirror, store = mirror_at("stopping", "budgets are spent"), MemoryStore()
-    with pytest.raises(Fatal, match="run run is still draining towards its halt; say it again when it is halted"):
+    with pytest.raises(Fatal, match="run run is still stopping before its halt; repeat this when it is halted"):
         client.resume(store, mirror, record_of(mirror), "mended", True)
     assert control(store) is None
     client.resume(store, mirror, record_of(mirror), "")

@@ -23,6 +23,7 @@ from supervisor.shell.dev.up_lock import alone
 from supervisor.shell.dev.up_parts import Up
 from supervisor.shell.engines.slurm import engine
 from supervisor.shell.inspect import client
+from supervisor.shell.inspect import client, hosts
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
@@ -52,11 +53,13 @@ def test_a_failpoint_that_there_is_not(tmp_path: Path, command: Sequence[str]) -
 @pytest.mark.parametrize("command", [(*SUPERVISOR, "run"), AGENT])
 def test_a_log_format_that_there_is_not(tmp_path: Path, command: Sequence[str]) -> None:
     text = refused(tmp_path, *command, "--etcd", "127.0.0.1:1", SUPERVISOR_LOG_FORMAT="xml")
-    assert "SUPERVISOR_LOG_FORMAT = 'xml': it is text or json" in text
+    assert "SUPERVISOR_LOG_FORMAT = 'xml': it must be text or json" in text
 
 
 def test_a_log_level_that_there_is_not(tmp_path: Path) -> None:
-    assert "SUPERVISOR_LOG = 'foo': it is one of DEBUG" in refused(tmp_path, *SUPERVISOR, "nodes", SUPERVISOR_LOG="foo")
+    assert "SUPERVISOR_LOG = 'foo' is no log level; set it to one of DEBUG" in refused(
+        tmp_path, *SUPERVISOR, "nodes", SUPERVISOR_LOG="foo"
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_an_endpoint_in_the_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", [("--nodes", "0"), ("--address", "auto")])
 def test_a_part_of_a_system_needs_its_etcd(tmp_path: Path, option: Sequence[str]) -> None:
     text = refused(tmp_path, *SUPERVISOR, "up", *option, SUPERVISOR_ETCD="")
-    assert f"{' '.join(option)} needs the --etcd of the system" in text
+    assert f"{' '.join(option)} needs --etcd: the etcd of the system to join" in text
 
 
 def test_submit_is_for_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +99,7 @@ def test_submit_is_for_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(client, "check_titan", lambda spec: [])
     result = CliRunner().invoke(cli.app, ["submit", str(tmp_path / "run.toml"), "--etcd", "127.0.0.1:1"])
     assert result.exit_code == 2
-    assert 'allocation.engine = "local": submit is for "slurm"' in result.output
+    assert 'allocation.engine = "local": submit needs "slurm"' in result.output
 
 
 @pytest.mark.parametrize("etcd", ["127.0.0.1:1", "https://127.0.0.1:1"])
@@ -124,7 +127,7 @@ NO_TEXT = b"caf\xe9".decode(errors="surrogateescape")
 def test_words_that_are_no_utf_8(command: Sequence[str], where: str) -> None:
     result = CliRunner().invoke(cli.app, command)
     assert result.exit_code == 2
-    assert f"Invalid value for '{where}': it is no UTF-8" in result.output
+    assert f"Invalid value for '{where}': it is not valid UTF-8" in result.output
 
 
 def test_every_option_that_says_why_takes_utf_8_alone() -> None:
@@ -268,7 +271,7 @@ def test_what_is_wrong_about_a_cordon(
 
     assert "no node was ever on a host 'n11'" in said(1, "n11", "--because", "disk")
     assert "--because" in said(2, "n1")
-    assert "say why" in said(2, "n1", "--because", "  ")
+    assert "give a reason" in said(2, "n1", "--because", "  ")
     said(2, "--because", "disk")
     assert len(store.commits) == 1
 
@@ -287,7 +290,7 @@ def test_where_nobody_said_which_etcd_the_default_is_told_as_such(
     said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path)])
     assert said.exit_code == 1
     assert (
-        f"supervisor: no `supervisor up` in {tmp_path} has noted its etcd, and none answers at 127.0.0.1:2379"
+        f"supervisor: no etcd found: no `supervisor up` in {tmp_path} has recorded one, and none answers at the default, 127.0.0.1:2379"
         in said.stderr
     )
     assert f"supervisor ledger {tmp_path}/NAME" in said.stderr

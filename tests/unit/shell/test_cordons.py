@@ -290,12 +290,12 @@ def test_status_and_nodes_say_why_and_by_whom() -> None:
     values = {**run_values(), **registration("n1"), **registration("n2"), **person("n2"), **suspicion("n9")}
     mirror = mirror_of(values)
     found = status.run_status(mirror, RunRecord(spec=SPEC, run_dir="/r", launched_unix_s=1.0))
-    assert found.cordons == {"n2": "cordoned by ann@login: disk", "n9": "incident i1 (for this run alone)"}
+    assert found.cordons == {"n2": "cordoned by ann@login: disk", "n9": "incident i1 (only for this run)"}
     assert "cordoned n2: cordoned by ann@login: disk" in text(render.run(found, 0.0))
     one, two, nine = status.node_status(mirror)
     assert (one.node, one.cordon) == ("n1", "")
     assert (two.node, two.cordon) == ("n2", "cordoned by ann@login: disk")
-    assert (nine.node, nine.host, nine.cordon) == ("", "n9", "incident i1 (for run run alone)")
+    assert (nine.node, nine.host, nine.cordon) == ("", "n9", "incident i1 (only for run run)")
     shown = text(render.nodes([one, two, nine]))
     assert "cordoned by ann@login: disk" in shown
     assert "no node on n9" in shown

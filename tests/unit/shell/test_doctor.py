@@ -297,8 +297,8 @@ def _forwarders(memory: Memory = MEMORY, **about: Any) -> list[Finding]:
 
 def test_a_forwarder_that_reaches_the_seat_is_good_and_others_are_named() -> None:
     assert levels(_forwarders(gate="127.0.0.1:1", reaches_gate=True)) == ["good"]
-    assert "passes on to h:2, the seat is 127.0.0.1:1" in only(_forwarders(gate="h:2", reaches_gate=True), "bad").what
-    assert "passes on to nobody" in only(_forwarders(gate="", reaches_gate=False), "bad").what
+    assert "forwards to h:2, the seat is 127.0.0.1:1" in only(_forwarders(gate="h:2", reaches_gate=True), "bad").what
+    assert "forwards to no gate" in only(_forwarders(gate="", reaches_gate=False), "bad").what
     assert "does not reach the gate" in only(_forwarders(gate="127.0.0.1:1", reaches_gate=False), "bad").what
 
 

@@ -68,7 +68,7 @@ def test_a_slurm_that_answers(commands: Commands, tmp_path: Path) -> None:
     found = look(tmp_path, **WANTED)
     assert [f.what for f in found if f.level == "bad"] == []
     said = "\n".join(f.what for f in found)
-    for words in ("22.05.8", "at h is UP", "train (4 nodes, at most infinite)", "has no job of ours"):
+    for words in ("22.05.8", "at h is UP", "train (4 nodes, at most infinite)", "has no job of this program"):
         assert words in said
     assert "KillWait" not in said
 
@@ -126,7 +126,7 @@ def test_jobs_of_ours_are_counted_by_system() -> None:
         "Slurm: jobs of me for system xyz: 1 RUNNING",
     ]
     for nothing in ({}, [], {"jobs": []}):
-        assert [f.what for f in slurm.jobs(nothing, "me")] == ["Slurm: me has no job of ours"]
+        assert [f.what for f in slurm.jobs(nothing, "me")] == ["Slurm: me has no job of this program"]
 
 
 @pytest.mark.parametrize(("wait_s", "level"), [(30, "good"), (13, "note"), (2, "note")])
@@ -177,14 +177,14 @@ def test_a_nodes_folder_is_its_own_and_can_be_written(tmp_path: Path, monkeypatc
     assert [f.level for f in slurm.node_folder(tmp_path)] == ["good"]
     assert [f.level for f in slurm.node_folder(tmp_path / "nothing")] == ["bad"]
     monkeypatch.setattr(slurm, "kind_of", lambda _: ("lustre", True))
-    assert "not for a shared file system" in next(slurm.node_folder(tmp_path)).what
+    assert "must not be on a shared file system" in next(slurm.node_folder(tmp_path)).what
 
 
 def test_the_automatic_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(addresses.examine("127.0.0.1:2379")) == []
     assert list(addresses.examine("nonsense")) == []
     (away,) = addresses.examine("nosuch.invalid:2379")
-    assert (away.level, "no way from here to nosuch.invalid:2379" in away.what) == ("bad", True)
+    assert (away.level, "no route from here to nosuch.invalid:2379" in away.what) == ("bad", True)
     assert addresses.listens("127.0.1.1").level == "note"
     assert addresses.listens("203.0.113.7").level == "bad"
     monkeypatch.setattr(addresses, "is_loopback", lambda _: False)

@@ -193,7 +193,7 @@ def test_what_the_engine_would_know_and_does_not_is_gone() -> None:
     engine = Engine()
     found = drive(store_with(OURS), engine)
     assert found is not None
-    assert (found.state, found.nodes, found.reason) == ("gone", ("n1",), "the engine knows it no more")
+    assert (found.state, found.nodes, found.reason) == ("gone", ("n1",), "the engine no longer knows it")
     assert engine.acquired == []
 
 
@@ -328,7 +328,7 @@ def test_a_refusal_is_final_only_after_its_pauses_and_holds_up_nobody(monkeypatc
     driver = driver_of(store, engine)
     assert [turn(driver) for _ in range(3)] == [0.0] * 3
     assert engine.acquired == [KEY]
-    assert written(store) == Grant(key=KEY, state="pending", reason="refused, and asked again: too busy")
+    assert written(store) == Grant(key=KEY, state="pending", reason="refused, and requested again: too busy")
     want_another(store, driver)
     turn(driver)
     assert engine.acquired == [KEY, "run-a2"]
@@ -415,7 +415,7 @@ def test_one_that_was_granted_and_waits_again_is_gone_and_given_back() -> None:
     )
     found = drive(store, engine)
     assert engine.released == [KEY]
-    assert found == replace(OURS, state="gone", reason="it was granted and waits again (Priority): given back")
+    assert found == replace(OURS, state="gone", reason="it was granted and is pending again (Priority): released")
     assert engine.acquired == []
     engine.has = {KEY: Grant(key=KEY, state="pending", engine_id="ours:1")}
     assert drive(store, engine) == found

@@ -74,5 +74,5 @@ def test_a_pool_that_cannot_be_read_is_named(tmp_path: Path, torn: str) -> None:
     Pool(nodes=(PoolNode(name="n1"),), etcd="127.0.0.1:1", report_s=1.0, cold=True).save(tmp_path)
     (path,) = tmp_path.rglob("pool.json")
     path.write_text(torn)
-    with pytest.raises(Fatal, match=r"pool\.json is no pool of nodes"):
+    with pytest.raises(Fatal, match=r"pool\.json is not a pool of nodes"):
         Pool.load(tmp_path)

@@ -32,9 +32,9 @@ def test_what_is_there_is_told_apart(tmp_path: Path) -> None:
     found = checkpoint_folders.read(str(tmp_path))
     assert [(mark.step, mark.generation) for mark in found.complete] == [(200, 2), (100, 1), (50, 1)]
     assert found.others == (
-        "from-elsewhere (foreign: it has not the name of a checkpoint)",
+        "from-elsewhere (foreign: its name is not that of a checkpoint)",
         "step-250.g0.gen1 (torn: it has no complete.json)",
-        "step-900.g0.gen1 (foreign: its complete.json is not that of this name)",
+        "step-900.g0.gen1 (foreign: its complete.json does not match its name)",
     )
     assert found.unseen == ""
 

@@ -43,7 +43,7 @@ def test_the_loser_reads_the_winners() -> None:
 def test_what_is_no_name_is_refused() -> None:
     store = MemoryStore()
     store.put(keys.SYSTEM, encode(System(name="a b/c")))
-    with pytest.raises(Fatal, match="which is no name"):
+    with pytest.raises(Fatal, match="which is not a valid name"):
         system_id(store)
     store.put(keys.SYSTEM, b"abc")
     with pytest.raises(Fatal, match="cannot be read"):

@@ -167,7 +167,7 @@ def test_an_input_that_cannot_be_written_stops_nothing(
 
     monkeypatch.setattr(journal_module, "take", take)
     assert Journal(tmp_path / "journal.jsonl").take(OBSERVED, RunSpec(name="run"), MEMORY) is None
-    assert "it cannot be written" in caplog.text
+    assert "they cannot be written" in caplog.text
 
 
 def test_a_disk_that_stalls_is_not_waited_for(

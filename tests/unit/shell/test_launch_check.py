@@ -100,7 +100,7 @@ def test_a_run_that_was_launched_before() -> None:
     known = client.launched_before(store, SPEC)
     assert known is not None
     assert known.run_dir == "/r"
-    with pytest.raises(Fatal, match="there is another run named 'run' already"):
+    with pytest.raises(Fatal, match="another run is already named 'run'"):
         client.launched_before(store, RunSpec(name="run"))
 
 
@@ -148,7 +148,7 @@ def test_a_collective_that_the_same_recipe_took_before_refuses_a_shorter_timeout
     result, done = launched("", seen)
     assert result.exit_code == 2
     assert "torchft.process_group_timeout_ms = 10000 is below 12001 ms" in result.output
-    assert "as run before was seen, which trained the same" in result.output
+    assert "measured in run before, which trained the same" in result.output
     assert not done
     result, _ = launched("[torchft]\nprocess_group_timeout_ms = 13000\n[policy.hang]\nat_least_s = 60.0\n", seen)
     assert result.exit_code == 0

@@ -23,6 +23,7 @@ from supervisor.shell.control.build_info import program
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.journal import read
 from supervisor.shell.control.loop import Loop, Machine
+from supervisor.shell.control.loop import Loop
 from supervisor.shell.metrics.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import (

@@ -131,8 +131,8 @@ def test_what_is_not_taken_is_sent_again_by_the_same_and_the_url_is_in_no_log(
         assert len(hook.bodies) == 3
         assert not send(store, leads(store), NOTICE, str(hook.file))
     assert len(hook.bodies) == 3, "the next leader leaves it to who has claimed it"
-    assert "the webhook did not take it (HTTPError), again in 0.01 s" in caplog.text
-    assert "the webhook did not take it (HTTPError), given up" in caplog.text
+    assert "the webhook did not accept it (HTTPError), again in 0.01 s" in caplog.text
+    assert "the webhook did not accept it (HTTPError), given up" in caplog.text
     assert SECRET not in caplog.text
 
 

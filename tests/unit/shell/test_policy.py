@@ -63,8 +63,8 @@ def test_kinds_are_keys_too_and_without_a_value_a_key_has_its_default_again() ->
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("kind_budget.crash=", ("policy.kind_budget.crash: nothing is set there",)),
-        ("hang.factr=", ("policy.hang.factr: nothing is set there",)),
+        ("kind_budget.crash=", ("policy.kind_budget.crash: no value is set there",)),
+        ("hang.factr=", ("policy.hang.factr: no value is set there",)),
         ("first_rung.node_lost=restart", ("policy.first_rung.node_lost", "'replace', 'reallocate' or 'stop'")),
         ("first_rung.leaving=restart", ("leaving is always replace: its node is about to be taken away",)),
         ("hang.factr=20", ("policy.hang.factr", "nearest: policy.hang.factor")),
@@ -75,14 +75,14 @@ def test_kinds_are_keys_too_and_without_a_value_a_key_has_its_default_again() ->
         ("hang.at_least_s=1", ("policy.hang.at_least_s = 1 is below",)),
         ("hang.factor", ("'hang.factor': give KEY=VALUE",)),
         ("=3", ("give KEY=VALUE",)),
-        ("policy=x", ("'policy=x': policy is no key, all of them are in it: give KEY=VALUE",)),
-        ("policy.policy=x", ("policy is no key",)),
+        ("policy=x", ("'policy=x': policy is a table, not a key: give KEY=VALUE",)),
+        ("policy.policy=x", ("policy is a table, not a key",)),
         ("..=3", ("'..=3': give KEY=VALUE",)),
         ("hang.=3", ("'hang.=3': give KEY=VALUE",)),
-        ("torchft.heartbeat_timeout_ms=10", ("is no part of the policy: torchft is fixed when a run is launched",)),
-        ("groups.count=3", ("groups is fixed when a run is launched",)),
-        ("mode.now=observe", ("policy.mode.now: it is inside of what is no table",)),
-        ("node_lease_s=9", ("cannot be changed on a live run", "since they were started")),
+        ("torchft.heartbeat_timeout_ms=10", ("is not part of the policy: torchft is fixed by the run file at launch",)),
+        ("groups.count=3", ("groups is fixed by the run file at launch",)),
+        ("mode.now=observe", ("policy.mode.now: its parent is not a table",)),
+        ("node_lease_s=9", ("cannot be changed on a live run", "only at their start")),
     ],
 )
 def test_what_is_wrong_is_refused_as_in_the_run_file(given: str, words: tuple[str, ...]) -> None:
@@ -128,7 +128,7 @@ def test_of_two_at_once_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         return commit(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(store, "commit", another_first)
-    with pytest.raises(Fatal, match="somebody else has set the policy of run meanwhile"):
+    with pytest.raises(Fatal, match="someone else has set the policy of run meanwhile"):
         live_policy.set_policy(store, RECORD, ["mode=observe"], "why")
     item = store.get(keys.policy("run"))
     assert item is not None
@@ -236,7 +236,7 @@ def test_the_command_says_where_the_file_with_the_url_is_not_here(
         return result.output
 
     file = tmp_path / "url"
-    assert f"{file} cannot be read here (No such file or directory); the supervisor" in said(f"webhook_file={file}")
+    assert f"{file} cannot be read here (No such file or directory); each supervisor" in said(f"webhook_file={file}")
     assert "webhook_file" not in said("hang.factor=21"), "what was so before is the doctor's to say"
     assert "cannot be read" not in said("webhook_file=")
     file.write_text("https://chat.example/hook\n")

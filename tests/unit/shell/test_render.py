@@ -80,7 +80,7 @@ def test_a_row_of_a_node_is_whole_on_80_columns_and_what_holds_everywhere_is_sai
     assert lines[1] == "    debug group 0 rank 0 generation 1 (running)"
     assert lines[2].startswith("n2           silent")
     assert lines[3:5] == [
-        "    when last heard: debug group 0 rank 0 generation 1 (running)",
+        "    last reported: debug group 0 rank 0 generation 1 (running)",
         "    cordoned: incident i2: node_lost",
     ]
     assert lines[7:] == ["gpu-node-17, n2: clock_unsynchronised: start chronyd"]

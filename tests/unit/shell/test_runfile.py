@@ -87,7 +87,7 @@ def test_an_unknown_key_names_the_nearest(body: dict[str, Any], expected: str) -
         ({"groups": 3}, ("groups = 3 (int)",)),
         (
             {"policy": {"webhook_file": "hook"}},
-            ("policy.webhook_file = 'hook'", "give the whole path of a file with the URL, from / on"),
+            ("policy.webhook_file = 'hook'", "give the absolute path of a file with the URL"),
         ),
         ({"policy": {"silent_timeout_s": "30"}}, ("policy.silent_timeout_s = '30' (str)", "number")),
         ({"titan": {"recipe": 5}}, ("titan.recipe = 5 (int)", "string")),

@@ -85,14 +85,14 @@ def test_keys_of_slurm_need_slurm() -> None:
     [
         ("--partition=gpu", "allocation.slurm.partition"), ("-p gpu", "allocation.slurm.partition"),
         ("-pgpu", "allocation.slurm.partition"), ("--part=gpu", "allocation.slurm.partition"),
-        ("--comment=x", "it is how a job is known again"), ("--parsable", "it reads the answer"),
-        ("--signal=USR1@60", "allocation.slurm.warn_s"), ("--requeue", "a job that ends is asked for anew"),
+        ("--comment=x", "it identifies the job"), ("--parsable", "it reads the answer"),
+        ("--signal=USR1@60", "allocation.slurm.warn_s"), ("--requeue", "a job that ends is requested again"),
         ("-N2", "allocation.nodes"), ("--nodes=2", "allocation.nodes"), ("--array=1-4", "allocation.nodes"),
-        ("--output=x", "allocation.slurm.node_folder"), ("--job-name=x", "it is how a job is known again"),
-        ("-J x", "it is how a job is known again"), ("--exclude=n1", "left out by themselves"),
+        ("--output=x", "allocation.slurm.node_folder"), ("--job-name=x", "it identifies the job"),
+        ("-J x", "it identifies the job"), ("--exclude=n1", "excluded automatically"),
         ("--exclusive", "allocation.slurm.exclusive"), ("--time 5", "allocation.slurm.time_limit"),
-        ("--ar=0-3", "allocation.nodes"), ("--clusters=b", "at one cluster"), ("-Mb", "at one cluster"),
-        ("--cluster=b", "at one cluster"), ("--cluster-constraint=x", "at one cluster"), ("--uid=x", "at its own user"),
+        ("--ar=0-3", "allocation.nodes"), ("--clusters=b", "on one cluster"), ("-Mb", "on one cluster"),
+        ("--cluster=b", "on one cluster"), ("--cluster-constraint=x", "on one cluster"), ("--uid=x", "of its own user"),
         ("--version", "submit nothing"), ("--ntasks=8", "groups.ranks_per_group"),
         ("--dependency=afterok:7", "or never start"), ("-d singleton", "or never start"), ("--begin=now+1hour", "would wait for it too"),
         ("-b 16:00", "would wait for it too"), ("--export=NONE", "allocation.slurm.setup"), ("--export-file=e", "allocation.slurm.setup"),
@@ -103,13 +103,13 @@ def test_keys_of_slurm_need_slurm() -> None:
 )  # fmt: skip
 def test_a_flag_of_ours_names_the_key(flag: str, instead: str) -> None:
     said = only(flags=[flag])
-    assert said.startswith(f"allocation.slurm.flags: {flag!r} is not for flags: ")
+    assert said.startswith(f"allocation.slurm.flags: {flag!r} cannot be set in flags: ")
     assert instead in said
 
 
 @pytest.mark.parametrize("flag", ["2", "", "reservation=llm", "--", "; rm"])
 def test_what_is_no_flag(flag: str) -> None:
-    assert "is no flag" in only(flags=[flag])
+    assert "is not a flag" in only(flags=[flag])
 
 
 @pytest.mark.parametrize("key", ["partition", "gres", "agent_command"])
@@ -118,4 +118,4 @@ def test_a_value_is_one_line(key: str) -> None:
 
 
 def test_a_node_folder_is_a_full_path() -> None:
-    assert "must be a full path" in only(node_folder="logs")
+    assert "must be an absolute path" in only(node_folder="logs")

@@ -221,6 +221,6 @@ def test_the_number_is_found_among_what_else_is_said(
 def test_without_a_number_it_is_not_known_what_became_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
-    with pytest.raises(NumberUnknown, match="has not said the number") as error:
+    with pytest.raises(NumberUnknown, match="did not print the number") as error:
         says(tmp_path, monkeypatch, sbatch=f"printf '{output}\\n'").submit([], "")
     assert isinstance(error.value, Retryable)

@@ -99,7 +99,7 @@ def test_a_job_with_another_comment_is_cancelled_and_not_made_again() -> None:
     commands.comment = f"project=llm;{COMMENT}"
     engine = engine_at(commands)
     for _ in range(3):
-        with pytest.raises(RequestRefused, match=r"took job 101, and its comment is 'project=llm;.*job_submit"):
+        with pytest.raises(RequestRefused, match=r"accepted job 101, and its comment is 'project=llm;.*job_submit"):
             engine.acquire(REQUEST)
     assert commands.submitted == 1
     assert set(commands.cancelled) == {101}
@@ -110,7 +110,7 @@ def test_a_job_that_went_elsewhere_is_cancelled_and_not_made_again() -> None:
     commands.done = False
     engine = engine_at(commands)
     for _ in range(3):
-        with pytest.raises(RequestRefused, match=r"took job 101, and it is not in this cluster's list"):
+        with pytest.raises(RequestRefused, match=r"accepted job 101, and it is not in this cluster's list"):
             engine.acquire(REQUEST)
     assert (commands.submitted, set(commands.cancelled)) == (1, {101})
 
@@ -147,7 +147,7 @@ def test_a_success_without_a_number_is_looked_up(comment: str) -> None:
     if comment == COMMENT:
         engine.acquire(REQUEST)
     for _ in range(2 * (comment != COMMENT)):
-        with pytest.raises(RequestRefused, match="without saying its number"):
+        with pytest.raises(RequestRefused, match="without printing its number"):
             engine.acquire(REQUEST)
     assert (commands.submitted, commands.cancelled) == (1, [])
 
@@ -191,7 +191,7 @@ def test_where_all_hosts_are_left_out_these_are_told_and_not_the_partition() -> 
     commands.done = False
     spec = AllocationSpec(engine="slurm", slurm=SlurmSpec(partition="gpu"))
     for exclude, expected in (
-        (("n1", "n2"), "left out: n1, n2. They are cordoned"),
+        (("n1", "n2"), "excluded: n1, n2. They are cordoned"),
         (("n1",), "Slurm refuses the job: no"),
     ):
         commands.outcomes = [Refused("no node")] * 2
@@ -223,7 +223,9 @@ def test_a_strangers_job_is_not_cancelled() -> None:
         return number
 
     commands.submit = another_users  # type: ignore[method-assign]
-    with pytest.raises(RequestRefused, match=r"took job 101, and it is of user \d+, not of ours.*not ours to cancel"):
+    with pytest.raises(
+        RequestRefused, match=r"accepted job 101, and it belongs to user \d+, not to ours.*not ours to cancel"
+    ):
         engine_at(commands).acquire(REQUEST)
     assert commands.cancelled == []
 

@@ -67,13 +67,13 @@ def test_who_waits_is_told_in_the_engines_own_words() -> None:
     found = seen(WAITING, Grant(key="run-a3", state="pending", reason="Resources"))
     assert found.waiting == (
         "group 1 without a node: waiting for the engine",
-        "allocation run-a3 pending: Resources; asked for at least 65 s ago (incident i1: node lost)",
+        "allocation run-a3 pending: Resources; requested at least 65 s ago (incident i1: node lost)",
     )
     assert "run-a3 pending: Resources" in text(render.run(found, NOW))
 
 
 def test_one_that_no_engine_has_answered_yet_is_pending() -> None:
-    assert "allocation run-a3 pending; asked for" in seen(WAITING).waiting[1]
+    assert "allocation run-a3 pending; requested" in seen(WAITING).waiting[1]
 
 
 def test_a_late_one_says_that_the_run_goes_on() -> None:
@@ -330,7 +330,7 @@ def test_budgets_are_of_the_runs_own_clock_whatever_the_wall_clocks(
 def test_a_leaders_clock_that_is_off_is_said_while_it_leads() -> None:
     leads = {keys.LEADER: encode(LeaderRecord(host="h", pid=1, home="/nowhere"))}
     told = {**leads, keys.account("run"): encode(Account(off_s=3600.0))}
-    said = "clock_off: the leader's clock is 60 min ahead of those of most nodes: times of day are wrong by that, durations are not; set it"
+    said = "clock_off: the leader's clock is 60 min ahead of those of most nodes: times of day are wrong by that, durations are not; synchronise it"
     assert said in seen(MEMORY, **told).warnings
     back = {**leads, keys.account("run"): encode(Account(off_s=-3 * 86400.0))}
     assert any("is 3 days behind those of most nodes" in word for word in seen(MEMORY, **back).warnings)

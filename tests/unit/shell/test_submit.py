@@ -234,11 +234,11 @@ def test_where_a_plugin_changes_the_comment_one_job_is_made_and_cancelled(plane:
             return number
 
     slurm = Rewrites()
-    with pytest.raises(Fatal, match=r"took job 1, and its comment is 'project=llm'"):
+    with pytest.raises(Fatal, match=r"accepted job 1, and its comment is 'project=llm'"):
         submit.ensure(slurm, plane, 2, nothing, 60)
     assert [j.states for j in slurm.queue] == [("CANCELLED",)]
     environment_of = {"SLURM_JOB_ID": "1", submit.VARIABLE: environment(slurm, 1)[submit.VARIABLE]}
-    with pytest.raises(Fatal, match="took job 2"):
+    with pytest.raises(Fatal, match="accepted job 2"):
         submit.succeed(slurm, environment_of)
     assert [j.states for j in slurm.queue] == [("CANCELLED",)] * 2
 
@@ -257,7 +257,7 @@ def test_one_without_a_number_that_has_ended_already_is_told(plane: submit.Contr
             raise NumberUnknown("cost: 3 EUR")
 
     slurm = Ends()
-    with pytest.raises(Fatal, match=r"without saying its number, and it has ended already: its log is .*control"):
+    with pytest.raises(Fatal, match=r"without printing its number, and it has ended already: its log is .*control"):
         submit.ensure(slurm, plane, 1, nothing, 60)
     assert len(slurm.queue) == 1
 
@@ -383,10 +383,10 @@ def test_a_job_that_knows_nothing_says_so() -> None:
 
 def test_nobody_leads(plane: submit.ControlPlane) -> None:
     store, slurm = MemoryStore(), Slurm(busy=True)
-    with pytest.raises(Fatal, match="jobs have ended and nobody leads: their logs are in"):
+    with pytest.raises(Fatal, match="jobs have ended and no supervisor leads: their logs are in"):
         submit.wait_for_leader(store, slurm, plane, nothing, 60)
     slurm.queue = [job(1, plane.comment("1"), why="Priority")]
-    with pytest.raises(Fatal, match=r"nobody leads after 0 s: Slurm has not started job 1 \(Priority\)"):
+    with pytest.raises(Fatal, match=r"no supervisor leads after 0 s: Slurm has not started job 1 \(Priority\)"):
         submit.wait_for_leader(store, slurm, plane, nothing, 0)
     slurm.queue = [job(1, plane.comment("1"), "n1")]
     with pytest.raises(Fatal, match="the logs of the jobs are in"):

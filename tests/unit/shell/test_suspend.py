@@ -53,7 +53,7 @@ def test_a_live_run_is_stopped_and_waited_for() -> None:
     suspend.suspend(store, RUNS, said.append, becomes(store, "stopped"))
     assert control(store) == Control(stop=True, suspended=True)
     assert said == [
-        "run run was paused; that is over when it goes on",
+        "run run was paused; the pause ends when it goes on",
         "stopping run: a last checkpoint first, for at most 60 s; Ctrl-C again ends all at once",
         "run run is stopped, its checkpoint of step 50 is complete; `supervisor up` goes on with it",
     ]

@@ -57,8 +57,10 @@ def printed(run: str = "", world: ToldWorld | None = None, encoding: str = "utf-
 
 def test_into_a_pipe_it_is_printed_once_and_nothing_is_cut() -> None:
     text = printed()
-    assert re.match(r"run run  one look, at \d\d:\d\d:\d\d \w+: that no step comes is seen only by who watches\n", text)
-    assert "Training: all 3 groups step.\nNobody has to get up.\n" in text
+    assert re.match(
+        r"run run  snapshot at \d\d:\d\d:\d\d \w+: a stop of the steps shows only in a live `top` or page\n", text
+    )
+    assert "Training: all 3 groups step.\nNo one needs to act.\n" in text
     assert "\x1b" not in text
     assert "   2  ✓✓  healthy   n3      generation 1  step 5\n" in text
     assert printed("run").splitlines()[1:] == text.splitlines()[1:]
@@ -94,7 +96,7 @@ def test_it_is_live_fits_and_leaves_the_terminal_as_it_was() -> None:
         screen = shown.shows("step 5 ")
         assert re.match(r"run run +live \d\d:\d\d:\d\d \w+$", screen[0])
         assert screen[1].rstrip() == "Training: all 3 groups step."
-        assert screen[2].rstrip() == "Nobody has to get up."
+        assert screen[2].rstrip() == "No one needs to act."
         assert max(map(len, screen)) <= 80
         assert len(screen) <= 24
         assert GREEN in shown.wrote
@@ -123,8 +125,10 @@ def test_while_etcd_is_away_it_says_since_when_and_goes_on_after_it() -> None:
         shown.shows("step 5 ")
         shown.process.send_signal(signal.SIGUSR1)
         screen = shown.shows("! etcd has not answered since ")
-        assert any(re.search(r"since \d\d:\d\d:\d\d \(\d+(\.\d)? s\): this is what held then", row) for row in screen)
-        assert re.match(r"run run +no word from etcd since \d\d:\d\d:\d\d$", screen[0])
+        assert any(
+            re.search(r"since \d\d:\d\d:\d\d \(\d+(\.\d)? s\): this is the state of that time", row) for row in screen
+        )
+        assert re.match(r"run run +no update from etcd since \d\d:\d\d:\d\d$", screen[0])
         assert any("step 5 " in row for row in screen)
         shown.process.send_signal(signal.SIGUSR1)
         shown.process.send_signal(signal.SIGUSR2)
@@ -136,4 +140,4 @@ def test_while_etcd_is_away_it_says_since_when_and_goes_on_after_it() -> None:
 def test_when_nothing_is_told_any_more_the_picture_says_so() -> None:
     told = {"now": 1_700_000_000.0, "every_s": 2.0, "store_since": 0.0}
     assert _word(told, 9.9).startswith("live ")
-    assert re.fullmatch(r"no word since 2023-11-1\d \d\d:\d\d:\d\d \(12 s\)", _word(told, 12.0))
+    assert re.fullmatch(r"no update since 2023-11-1\d \d\d:\d\d:\d\d \(12 s\)", _word(told, 12.0))

@@ -305,7 +305,7 @@ def test_half_a_system_is_not_adopted(
     with up.up(tmp_path, [PoolNode(name="n1")], HERE, say=pytest.fail):
         spawned.clear()
     with (
-        pytest.raises(Fatal, match=f"was started with {refusal}: `supervisor down` ends it first"),
+        pytest.raises(Fatal, match=f"were started with {refusal}: end them first with `supervisor down`"),
         up.up(tmp_path, [PoolNode(name="n1")], replace(HERE, **given), say=pytest.fail),
     ):
         pytest.fail("it began")

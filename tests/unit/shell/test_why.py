@@ -155,7 +155,7 @@ def test_other_words_are_the_same_answer(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(decision_replay, "decide", reworded)
     told = decision_replay.why(world.incident, world.journal.path)
     assert told.same
-    assert "the same is done, told in other words (decision" in "\n".join(decision_replay.page(told))
+    assert "the same is done, in other words (decision" in "\n".join(decision_replay.page(told))
 
 
 def test_why_nothing_was_done_yet_is_found_however_it_is_worded(
@@ -230,7 +230,7 @@ def test_a_journal_without_the_input_says_so(tmp_path: Path) -> None:
     told = decision_replay.why(world.incident, world.journal.path)
     assert not told.same
     assert "not known (decisions" in page(world)
-    assert "an older version wrote it, which kept none" in page(world)
+    assert "the older version that wrote it kept none" in page(world)
 
 
 def test_inputs_that_had_to_go_are_said_to_be_gone(tmp_path: Path) -> None:
@@ -467,7 +467,7 @@ def test_a_journal_of_a_program_that_had_other_kinds(tmp_path: Path) -> None:
     world = crashed(tmp_path)
     path = world.journal.path
     path.write_text(path.read_text().replace('"kind":"crash"', '"kind":"gremlin"'))
-    with pytest.raises(Fatal, match=r"line of decision \d+ of epoch 7 is of another program's"):
+    with pytest.raises(Fatal, match=r"line of decision \d+ of epoch 7 is from another version"):
         decision_replay.why(world.incident, path)
 
 

@@ -79,7 +79,7 @@ def test_a_process_is_told_by_its_parts() -> None:
 
 def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(logged.VARIABLE, "xml")
-    with pytest.raises(logged.LogFormatError, match="SUPERVISOR_LOG_FORMAT = 'xml': it is text or json"):
+    with pytest.raises(logged.LogFormatError, match="SUPERVISOR_LOG_FORMAT = 'xml': it must be text or json"):
         logged.set_up()
 
 

@@ -128,7 +128,7 @@ class Commands:
         output = self._once("sbatch", "--parsable", *options, script=script).strip()
         numbers: list[str] = _NUMBER.findall(output)
         if not numbers:
-            raise NumberUnknown(f"sbatch has not said the number of the job that it submitted: {output!r}")
+            raise NumberUnknown(f"sbatch did not print the number of the job that it submitted: {output!r}")
         return int(numbers[-1])
 
     def refusal(self, options: Sequence[str], script: str) -> str:

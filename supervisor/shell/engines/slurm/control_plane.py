@@ -173,7 +173,7 @@ def ensure(commands: Commands, plane: ControlPlane, wanted: int, say: Say, withi
             say(f"submitted job {number}: a supervisor and a service host")
             continue
         if time.monotonic() > until:
-            raise Fatal(f"{_pending(waiting)} after {within_s:g} s, and stays in the queue: say it again later")
+            raise Fatal(f"{_pending(waiting)} after {within_s:g} s, and stays in the queue: repeat this later")
         said = _say_once(say, said, waiting)
         time.sleep(POLL_S)
 
@@ -184,11 +184,11 @@ def wait_for_leader(store: Store, commands: Commands, plane: ControlPlane, say: 
     while store.get(keys.LEADER) is None:
         jobs = living(commands, plane)
         if not jobs:
-            raise Fatal(f"the control plane's jobs have ended and nobody leads: their logs are in {plane.logs}")
+            raise Fatal(f"the control plane's jobs have ended and no supervisor leads: their logs are in {plane.logs}")
         waiting = [job for job in jobs if not job.node]
         if time.monotonic() > until:
             why = _pending(waiting) if len(waiting) == len(jobs) else f"the logs of the jobs are in {plane.logs}"
-            raise Fatal(f"nobody leads after {within_s:g} s: {why}; the jobs stay, say it again later")
+            raise Fatal(f"no supervisor leads after {within_s:g} s: {why}; the jobs stay, so repeat this later")
         said = _say_once(say, said, waiting)
         time.sleep(POLL_S)
 
@@ -248,7 +248,7 @@ def _submit(commands: Commands, plane: ControlPlane, comment: str, exclude: Sequ
         found = number or next((job.id for job in living(commands, plane) if job.comment == comment), 0)
         if not found:
             raise Fatal(
-                "Slurm took a control-plane job without saying its number, and it has ended already: its log is the newest "
+                "Slurm accepted a control-plane job without printing its number, and it has ended already: its log is the newest "
                 f"in {plane.logs}"
             )
         return found

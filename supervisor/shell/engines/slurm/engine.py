@@ -194,8 +194,8 @@ class SlurmEngine:
             raise RequestRefused(str(error)) from error
         if security.tls and not request.spec.slurm.exclusive:
             raise RequestRefused(
-                "allocation.slurm.exclusive = false: nodes are then named HOST.JOBID, and there is no certificate for a "
-                "name that is not known before; set exclusive = true"
+                "allocation.slurm.exclusive = false: nodes are then named HOST.JOBID, and no certificate can be made for a "
+                "name that is not known in advance; set exclusive = true"
             )
         return (
             slurm_script.options(request, self._comment(request)),
@@ -212,9 +212,9 @@ class SlurmEngine:
         anywhere = [option for option in options if not option.startswith("--exclude=")]
         if request.exclude and not self._commands.refusal(anywhere, script):
             return (
-                f"Slurm refuses the job: all hosts that would do are left out: {', '.join(request.exclude)}. They are cordoned, "
+                f"Slurm refuses the job: all suitable hosts are excluded: {', '.join(request.exclude)}. They are cordoned, "
                 "because they failed, or their node did not register (supervisor incidents, supervisor explain). Slurm's words: "
-                f'{words}. Have them mended; once the run is halted, supervisor resume {request.run} --because "..." clears '
+                f'{words}. Have them repaired; once the run is halted, supervisor resume {request.run} --because "..." clears '
                 "all cordons"
             )
         found = []
@@ -238,8 +238,8 @@ class SlurmEngine:
         elif self._may_drain:
             self._may_drain = False
             log.warning(
-                "Slurm does not let us drain node %s: %s; suspect nodes are only left out of our own jobs "
-                "(allocation.slurm.drain_suspects = false says no more of it)",
+                "Slurm does not let us drain node %s: %s; suspect nodes are only excluded from our own jobs "
+                "(allocation.slurm.drain_suspects = false silences this)",
                 host,
                 words,
             )
@@ -339,7 +339,7 @@ def _leaving(node: Node | None) -> str:
 def _end(job: Job) -> str:
     said = ", ".join(job.states)
     if job.restarts:
-        said = f"queued again by somebody ({said}), which is cancelled"
+        said = f"queued again by someone ({said}), which is cancelled"
     elif not _ended(job):
         said += ", which is cancelled"
     if job.preempted_unix_s and "PREEMPTED" not in job.states:

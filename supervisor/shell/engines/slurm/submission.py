@@ -32,11 +32,11 @@ def undone(commands: Commands, number: int, comment: str, before: Collection[int
         if any(job.ours and job.comment == comment for job in jobs):
             return ""
     found = next((job for job in jobs if number and job.id == number and job.id not in before), None)
-    what = f"Slurm took job {number}" if number else "Slurm took a job without saying its number"
+    what = f"Slurm accepted job {number}" if number else "Slurm accepted a job without printing its number"
     if found is None:
         why = f"and it is not in this cluster's list with the comment {comment!r}"
     elif not found.ours:
-        why = f"and it is of user {found.uid}, not of ours"
+        why = f"and it belongs to user {found.uid}, not to ours"
     else:
         why = f"and its comment is {found.comment!r}, not {comment!r}"
     if found is not None and not found.ours:
@@ -44,9 +44,9 @@ def undone(commands: Commands, number: int, comment: str, before: Collection[int
     elif number and number not in before and cancelled(commands, [number]):
         left = ""
     else:
-        left = " (is it there: cancel it by hand)"
+        left = " (if it exists, cancel it by hand)"
     return (
-        f"{what}, {why}: by it the supervisor knows its jobs. A plugin of the site (job_submit, cli_filter) must leave "
+        f"{what}, {why}: the supervisor recognises its jobs by their comment. A plugin of the site (job_submit, cli_filter) must leave "
         f"--comment and the cluster of a supervisor's jobs as they are{left}"
     )
 

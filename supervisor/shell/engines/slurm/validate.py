@@ -9,12 +9,12 @@ from supervisor.core.handover import EARLY_S
 from supervisor.core.spec import AllocationSpec, SlurmSpec
 
 _OURS = "the supervisor sets it: "
-_KNOWN = _OURS + "it is how a job is known again"
+_KNOWN = _OURS + "it identifies the job"
 _NOTHING = "sbatch would submit nothing"
-_USER = "the supervisor looks for its jobs at its own user"
-_FILES = _OURS + "set allocation.slurm.node_folder for where logs are"
-_CLUSTER = "the supervisor looks for its jobs at one cluster: that of the supervisor's own SLURM_CONF"
-_ONE_NODE = _OURS + "a job is one node; set allocation.nodes for how many"
+_USER = "the supervisor looks only for jobs of its own user"
+_FILES = _OURS + "set allocation.slurm.node_folder to place the logs"
+_CLUSTER = "the supervisor looks for its jobs on one cluster: that of the supervisor's own SLURM_CONF"
+_ONE_NODE = _OURS + "a job is one node; set allocation.nodes for their number"
 _ANY_NODE = "a job is one node, of any name; set allocation.slurm.constraint, or a --reservation"
 _ENVIRONMENT = "a node needs the supervisor's environment; set allocation.slurm.setup for more variables"
 
@@ -30,7 +30,7 @@ FLAGS = {
     "--deadline": "Slurm would remove the jobs; set allocation.slurm.time_limit, and titan.steps for the run's end",
     "--dependency": "a lost node's replacement would wait for it too, or never start; submit the run when it may begin",
     "--error": _FILES,
-    "--exclude": _OURS + "hosts that failed are left out by themselves",
+    "--exclude": _OURS + "failed hosts are excluded automatically",
     "--exclusive": "set allocation.slurm.exclusive",
     "--export": _ENVIRONMENT,
     "--export-file": _ENVIRONMENT,
@@ -41,7 +41,7 @@ FLAGS = {
     "--job-name": _KNOWN,
     "--kill-on-invalid-dep": _OURS + "jobs do not depend on each other",
     "--no-kill": _OURS + "a job ends with its node",
-    "--no-requeue": _OURS + "a job that ends is asked for anew",
+    "--no-requeue": _OURS + "a job that ends is requested again",
     "--nodefile": _ANY_NODE,
     "--nodelist": _ANY_NODE,
     "--nodes": _ONE_NODE,
@@ -54,14 +54,14 @@ FLAGS = {
     "--partition": "set allocation.slurm.partition",
     "--qos": "set allocation.slurm.qos",
     "--quiet": _OURS + "it reads the answer",
-    "--requeue": _OURS + "a job that ends is asked for anew",
+    "--requeue": _OURS + "a job that ends is requested again",
     "--signal": "set allocation.slurm.warn_s",
     "--test-only": "supervisor launch --check asks Slurm without starting anything",
     "--time": "set allocation.slurm.time_limit",
     "--uid": _USER,
     "--usage": _NOTHING,
     "--version": _NOTHING,
-    "--wait": _OURS + "nobody waits for the end of a job",
+    "--wait": _OURS + "nothing waits for the end of a job",
     "--wrap": "set allocation.slurm.setup, or allocation.slurm.agent_command",
 }
 """Flags of sbatch that users may not set, with what to do instead."""
@@ -151,12 +151,12 @@ def _flags(flags: tuple[str, ...]) -> list[str]:
     for flag in flags:
         if not re.match(r"--?[A-Za-z]", flag):
             found.append(
-                f'allocation.slurm.flags: {flag!r} is no flag: give each with its value as one, as "--reservation=llm"'
+                f'allocation.slurm.flags: {flag!r} is not a flag: give each with its value as one string, as "--reservation=llm"'
             )
             continue
         reserved = _reserved(flag)
         if reserved is not None:
-            found.append(f"allocation.slurm.flags: {flag!r} is not for flags: {FLAGS[reserved]}")
+            found.append(f"allocation.slurm.flags: {flag!r} cannot be set in flags: {FLAGS[reserved]}")
     return found
 
 
@@ -181,6 +181,6 @@ def _lines(slurm: SlurmSpec) -> list[str]:
     ]
     if slurm.node_folder and not slurm.node_folder.startswith("/"):
         found.append(
-            f"allocation.slurm.node_folder = {slurm.node_folder!r}: must be a full path, the same on every node"
+            f"allocation.slurm.node_folder = {slurm.node_folder!r}: must be an absolute path, the same on every node"
         )
     return found

@@ -20,8 +20,8 @@ def examine(endpoint: str) -> Iterator[Finding]:
         return  # reported where etcd is asked
     except OSError as error:
         yield bad(
-            f"no way from here to {endpoint}: {error.strerror or error}",
-            "check the name and the network; `supervisor-agent --address auto` asks the same",
+            f"no route from here to {endpoint}: {error.strerror or error}",
+            "check the name and the network; `supervisor-agent --address auto` needs the same",
         )
         return
     yield listens(address)
@@ -31,12 +31,12 @@ def listens(address: str) -> Finding:
     """Checks if a node here could be reached at this address."""
     if is_loopback(address):
         return note(
-            f"--address auto is {address} here: no other machine reaches a node at that",
-            "give etcd's endpoint by an address that is not this machine's loopback, or give --address",
+            f"--address auto is {address} here: no other machine reaches a node at that address",
+            "give etcd's endpoint by an address other than loopback, or give --address",
         )
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
             probe.bind((address, 0))
     except OSError as error:
-        return bad(f"--address auto is {address} here, where nobody can listen: {error.strerror}", "give --address")
+        return bad(f"--address auto is {address} here, where no process can listen: {error.strerror}", "give --address")
     return good(f"--address auto is {address} here, and a node can listen there")

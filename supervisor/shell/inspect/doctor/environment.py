@@ -24,13 +24,13 @@ def examine(home: Path) -> Iterator[Finding]:
 
 def findings(of: Mapping[str, str], whose: str) -> Iterator[Finding]:
     for names, rule in environment.found(of, "removed"):
-        yield note(f"in {whose}: {', '.join(names)}: {rule.why}", "nothing: they are kept from all processes")
+        yield note(f"in {whose}: {', '.join(names)}: {rule.why}", "nothing: no process gets them")
     for names, rule in environment.found(of, "harmful"):
         yield note(f"in {whose}: {', '.join(names)}: {rule.why}", "unset it, if you do not need it")
     if names := environment.proxies(of):
         yield note(
             f"in {whose}: {', '.join(names)}: webhooks and trainers' own downloads use the proxy",
-            "nothing: etcd, heals and all else between nodes do without it",
+            "nothing: etcd, heals and all other traffic between nodes avoid it",
         )
 
 

@@ -60,7 +60,7 @@ def _python() -> Iterator[Finding]:
     yield Finding(
         level="good" if inside else "note",
         what=f"Python {sys.version.split()[0]} {'in' if inside else 'outside'} a virtual environment",
-        do="" if inside else "use one of its own: our import names are also those of public packages",
+        do="" if inside else "use a virtual environment of its own: some public packages share our import names",
     )
 
 
@@ -84,7 +84,7 @@ def _packages() -> Iterator[Finding]:
             continue
         yield Finding(
             level="bad",
-            what=f"{whose} ({name}) is in this environment and overwrites files of ours",
+            what=f"{whose} ({name}) is in this environment and overwrites files of this program",
             do=f"pip uninstall {name}, then reinstall this program",
         )
 
@@ -137,11 +137,11 @@ def clock(status: int | None) -> Finding:
     """Finds a clock that is not synchronized. No decision depends on a wall clock, but people compare logs."""
     do = "run chrony or systemd-timesyncd; until then do not compare the logs of several machines (no decision does)"
     if status is None:
-        return note("the kernel does not say whether the clock is kept in step", do)
+        return note("the kernel does not say if the clock is synchronised", do)
     return (
-        note("nobody keeps this machine's clock in step", do)
+        note("this machine's clock is not synchronised", do)
         if status & STA_UNSYNC
-        else good("the clock is kept in step")
+        else good("the clock is synchronised")
     )
 
 

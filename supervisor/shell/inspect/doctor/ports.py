@@ -14,7 +14,7 @@ from supervisor.shell.inspect.doctor.finding import Finding, good, note
 _LISTEN = "0A"
 """TCP_LISTEN in /proc/net/tcp."""
 
-DO = "keep them on the training network: a firewall, or addresses of that network alone (docs/SECURITY.md)"
+DO = "keep them on the training network, by a firewall or by addresses of only that network (docs/SECURITY.md)"
 
 
 def examine(home: Path) -> Iterator[Finding]:
@@ -33,10 +33,10 @@ def examine(home: Path) -> Iterator[Finding]:
         name, ports = min(open_.items())
         told = ", ".join(map(str, sorted(ports)[:6]))
         yield note(
-            f"{len(open_)} trainers listen on every address of this machine ({name}: ports {told}), in plain", DO
+            f"{len(open_)} trainers listen on every address of this machine ({name}: ports {told}), unencrypted", DO
         )
     elif looked:
-        yield good(f"no port of the {looked} trainers here can be reached from off this machine by every address")
+        yield good(f"none of the {looked} trainers here listens on every address of this machine")
 
 
 def trainers(system: Path) -> Iterator[tuple[str, int]]:

@@ -49,7 +49,7 @@ def examine(home: Path, environment: Mapping[str, str] = os.environ) -> Iterator
         said = " ".join(_ask("scontrol", "ping").split())
     except _Trouble as trouble:
         if wanted(environment):
-            yield bad(str(trouble), "check SLURM_CONF, munge and slurmctld; `scontrol ping` says more")
+            yield bad(str(trouble), "check SLURM_CONF, munge and slurmctld; `scontrol ping` has details")
         else:
             yield note(f"{trouble}", 'only `engine = "slurm"` needs it: then set SLURM_CONF')
         return
@@ -60,7 +60,7 @@ def examine(home: Path, environment: Mapping[str, str] = os.environ) -> Iterator
         yield from jobs(_json("squeue"), _user())
         config = _ask("scontrol", "show", "config")
     except _Trouble as trouble:
-        yield bad(str(trouble), "the supervisor asks the same; Slurm's own log says more")
+        yield bad(str(trouble), "the supervisor needs the same answer; Slurm's log has details")
         return
     yield from _ages(config)
     yield _shared(home)
@@ -105,7 +105,7 @@ def _version(text: str) -> Finding:
     if found is None or (int(found[1]), int(found[2])) >= OLDEST:
         return good(f"Slurm: {told}")
     return bad(
-        f"Slurm: {told} is too old: its `squeue --json` is another, or none",
+        f"Slurm: {told} is too old: its `squeue --json` differs or is missing",
         f"{OLDEST[0]}.{OLDEST[1]:02d} or later is needed",
     )
 
@@ -132,7 +132,7 @@ def jobs(body: Any, user: str) -> Iterator[Finding]:
     for system, states in sorted(found.items()):
         yield good(f"Slurm: jobs of {user} for system {system}: " + _counted(states))
     if not found:
-        yield good(f"Slurm: {user} has no job of ours")
+        yield good(f"Slurm: {user} has no job of this program")
 
 
 def _counted(states: Counter[str]) -> str:
@@ -159,7 +159,7 @@ def _shared(home: Path) -> Finding:
         return good(f"{home} is on {kind}: checkpoints below it are seen by all nodes that mount it")
     return note(
         f"{home} is on {kind}, which looks like this machine's own",
-        "checkpoints belong on a file system that all nodes share: see whether another node has this folder (srun ls)",
+        "checkpoints belong on a file system that all nodes share: check that another node has this folder (srun ls)",
     )
 
 
@@ -169,7 +169,7 @@ def _inside(environment: Mapping[str, str], config: str) -> Iterator[Finding]:
     if host:
         yield good(f"inside job {job} on {host}")
     else:
-        yield note(f"inside job {job}, but SLURMD_NODENAME is not set", "the node's name is given by hand: --host NAME")
+        yield note(f"inside job {job}, but SLURMD_NODENAME is not set", "give the node's name by hand: --host NAME")
     wait_s = _seconds(config, "KillWait")
     if wait_s is not None and wait_s < NODE_ENDS_WITHIN_S:
         yield note(
@@ -189,8 +189,8 @@ def node_folder(folder: Path) -> Iterator[Finding]:
         yield bad(f"{folder} cannot be written on this node", "give another: allocation.slurm.node_folder")
     elif shared:
         yield note(
-            f"{folder} is on {kind}: a node's records are not for a shared file system",
-            "give a folder of the node's own: allocation.slurm.node_folder",
+            f"{folder} is on {kind}: a node's records must not be on a shared file system",
+            "give a folder on the node's own disk: allocation.slurm.node_folder",
         )
     else:
         free = shutil.disk_usage(folder).free / 2**30

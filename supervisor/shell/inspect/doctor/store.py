@@ -41,7 +41,7 @@ def examine(store: EtcdStore, mirror: Mirror) -> Iterator[Finding]:
     try:
         found = margins(store, mirror)
     except PortError as error:
-        yield note(f"the leases cannot be asked for: {error}", "run this with the certificate of `supervisor`")
+        yield note(f"cannot list the leases: {error}", "run this with the certificate of `supervisor`")
         found = []
     yield from leases(found)
     yield from pace(trips, min((m.ttl_s for m in found), default=0))
@@ -58,14 +58,15 @@ def server(seen: StoreStatus, quota_bytes: int | None) -> Iterator[Finding]:
     for alarm in seen.alarms:
         yield bad("etcd has raised an alarm", alarm)
     if not seen.has_leader:
-        yield bad("etcd has no leader: it takes no writes", "bring back a majority of its members")
+        yield bad("etcd has no leader: it accepts no writes", "bring back a majority of its members")
     if seen.members_unknown:
-        yield bad(
-            f"etcd does not say who its members are: {seen.members_unknown}", "bring back a majority of its members"
-        )
+        yield bad(f"etcd does not list its members: {seen.members_unknown}", "bring back a majority of its members")
     names = ", ".join(seen.members)
     if len(seen.members) == 1:
-        yield note(f"etcd has one member ({names})", "for more than a demo run three: with one, its disk is the run's")
+        yield note(
+            f"etcd has one member ({names})",
+            "for more than a demo, run three: with one, losing its disk loses the state of all runs",
+        )
     elif seen.members and len(seen.members) % 2 == 0:
         yield note(
             f"etcd has {len(seen.members)} members ({names})", "an even number survives no more losses than one fewer"
@@ -149,7 +150,7 @@ def leases(found: Sequence[Margin]) -> Iterator[Finding]:
     for m in late:
         yield bad(
             f"the lease of {m.key[len(keys.PREFIX) :]} has {max(0, m.left_s)} of {m.ttl_s} s left",
-            "whoever keeps it is frozen, cut off, or on a machine that is too busy: look at its log",
+            "its owner is frozen, cut off, or on an overloaded machine: look at its log",
         )
     if found and not late:
         yield good(f"{len(found)} leases are renewed in time")

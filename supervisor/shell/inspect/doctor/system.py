@@ -40,7 +40,7 @@ def examine(mirror: Mirror) -> Iterator[Finding]:
         if memory.halt_reason:
             yield bad(
                 f"run {name} is halted: {say(memory.halt_reason)}",
-                f'supervisor incidents --run {name}; once it is mended: supervisor resume {name} --because "..."',
+                f'supervisor incidents --run {name}; once the cause is fixed: supervisor resume {name} --because "..."',
             )
         if memory.phase not in ENDED:
             yield from lighthouse(mirror, record.spec.name, memory)
@@ -48,7 +48,7 @@ def examine(mirror: Mirror) -> Iterator[Finding]:
             yield from webhook(mirror, record)
             yield from timeouts.examine(mirror, record, memory)
     for key, reason in unreadable.items():
-        yield bad(f"{key} cannot be read: {reason}", "it is left alone; delete it if nobody needs it")
+        yield bad(f"{key} cannot be read: {reason}", "it is left alone; delete it if no one needs it")
 
 
 def _leader(mirror: Mirror) -> Finding:
@@ -81,7 +81,7 @@ def lighthouse(mirror: Mirror, run: str, memory: Memory) -> Iterator[Finding]:
         return
     refused = connects(seat.address)
     if refused:
-        do = f"if nodes reach it (supervisor status), it is only this machine that does not; else look at node {seat.node}"
+        do = f"if nodes reach it (supervisor status), only this machine does not; otherwise look at node {seat.node}"
         yield bad(f"{where}: its gate at {seat.address} takes no connection from here ({refused})", do)
     else:
         yield good(f"{where}: its gate at {seat.address} takes connections")
@@ -145,10 +145,12 @@ def forwarders(mirror: Mirror, run: str, memory: Memory) -> Iterator[Finding]:
             who = f"run {run}: the forwarder of group {t.group} rank {t.rank} on {node}"
             if t.gate is not None and t.gate != seat:
                 yield bad(
-                    f"{who} passes on to {t.gate or 'nobody'}, the seat is {seat or 'empty'}", "look at its agent's log"
+                    f"{who} forwards to {t.gate or 'no gate'}, the seat is {seat or 'empty'}", "look at its agent's log"
                 )
             elif t.reaches_gate is False:
-                yield bad(f"{who} does not reach the gate at {seat}", f"look at the network between {node} and that")
+                yield bad(
+                    f"{who} does not reach the gate at {seat}", f"look at the network between {node} and the gate"
+                )
             elif t.reaches_gate:
                 right += 1
     if right:

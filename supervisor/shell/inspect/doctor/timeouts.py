@@ -46,7 +46,7 @@ def judged(run: str, row: Row) -> Fit:
 
 def _do(run: str, row: Row) -> str:
     if not row.settable:
-        return "look at what keeps the engine from answering"
+        return "find out why the engine does not answer"
     if row.key.startswith("policy.") and row.key != "policy.node_lease_s":
         return f"supervisor policy set {row.key[7:]}={_number(row.best.value)} --because WHY --run {run}"
     return f"{row.key} = {_number(row.best.value)} in the run file of the next run"

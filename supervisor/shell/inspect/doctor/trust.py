@@ -21,7 +21,7 @@ from supervisor.wire.security import Security, SecurityError, load, read_certifi
 SOON_S = 14 * 86400.0
 """Two weeks: time to come back from a holiday and renew the certificate."""
 
-RENEW = "write new files in their places (deploy/certificates.sh makes them); no restart is needed"
+RENEW = "replace the files (deploy/certificates.sh makes new ones); no restart is needed"
 
 Permission = tuple[bytes, bytes, bool]
 """Start, end (exclusive), and true if the user may write there."""
@@ -66,8 +66,8 @@ def talk(endpoints: Sequence[str], security: Security) -> Finding:
     if security.tls and all(e.strip().startswith("https://") for e in endpoints):
         return good("TLS to etcd, both ways")
     if security.insecure:
-        return note("insecure = true: everything is in plain", "docs/SECURITY.md says how to make certificates")
-    return good("etcd in plain, on loopback alone")
+        return note("insecure = true: nothing is encrypted", "docs/SECURITY.md says how to make certificates")
+    return good("etcd without TLS, only on loopback")
 
 
 def rights(store: EtcdStore, endpoints: Sequence[str], security: Security) -> Iterator[Finding]:
@@ -75,21 +75,24 @@ def rights(store: EtcdStore, endpoints: Sequence[str], security: Security) -> It
     checks = _checks(store)
     tls = security.tls and all(e.strip().startswith("https://") for e in endpoints)
     if checks is None:
-        yield note("etcd does not say whether it checks who may do what", "look at its log")
+        yield note("etcd does not report if it checks permissions", "look at its log")
     elif not checks and tls:
         yield bad(
-            "etcd checks nobody: whoever has a certificate may write everything",
+            "etcd checks no permissions: anyone with a certificate may write everything",
             "supervisor init-auth --security root.toml --node NAME ...",
         )
     elif not checks:
-        yield note("etcd checks nobody: whoever reaches it may write everything", "fine on a machine of your own alone")
+        yield note(
+            "etcd checks no permissions: anyone who reaches it may write everything",
+            "acceptable only on a machine of your own",
+        )
     if not checks or not tls:
         return
     try:
         user = read_certificate(security).name
         yield from surplus(user, _permissions(store, user))
     except (SecurityError, PortError) as error:
-        yield note(f"what this user may do cannot be looked at: {error}", "run this with the certificate of `root`")
+        yield note(f"cannot read the permissions of this user: {error}", "run this with the certificate of `root`")
 
 
 def _ask(store: EtcdStore, what: str, request: Any) -> Any:
@@ -125,7 +128,7 @@ def _permissions(store: EtcdStore, user: str) -> set[Permission]:
 
 def surplus(user: str, given: Collection[Permission]) -> Iterator[Finding]:
     """Compares a user's permissions with those that `init-auth` grants."""
-    mend = "supervisor init-auth with the certificate of `root` sets it right (give --node for each node)"
+    mend = "supervisor init-auth with the certificate of `root` corrects this (give --node for each node)"
     if user == auth.ROOT:
         yield note(
             "this is the certificate of `root`, which may do everything", "use that of `supervisor` for daily work"
@@ -138,7 +141,8 @@ def surplus(user: str, given: Collection[Permission]) -> Iterator[Finding]:
     }
     if not must:
         yield bad(
-            f"etcd knows {user!r}, which is no name of this program's", "give a certificate that docs/SECURITY.md names"
+            f"etcd knows {user!r}, which is not a user of this program",
+            "give a certificate that docs/SECURITY.md names",
         )
         return
     more, less = set(given) - must, must - set(given)
@@ -147,7 +151,7 @@ def surplus(user: str, given: Collection[Permission]) -> Iterator[Finding]:
     for start, _, writes in sorted(less):
         yield bad(f"user {user} may not {'write' if writes else 'read'} {_key(start)}, which it must", mend)
     if not more and not less:
-        yield good(f"etcd checks who may do what; user {user} may what it must and no more")
+        yield good(f"etcd checks permissions; user {user} may do what it must and no more")
 
 
 def _key(start: bytes) -> str:

@@ -74,7 +74,7 @@ def test_a_healthy_run() -> None:
     w = world()
     found = look(w)
     assert found["headline"] == {"level": "good", "text": "Training: all 3 groups step."}
-    assert found["get_up"] == {"level": "no", "word": "Nobody has to get up.", "why": []}
+    assert found["get_up"] == {"level": "no", "word": "No one needs to act.", "why": []}
     assert [words(found, g) for g in range(3)] == [["healthy", "healthy"]] * 3
     numbers = found["numbers"]
     assert (numbers["step"], numbers["quorum"], numbers["groups"], numbers["leader"]) == (5, 3, 3, "pid 41 on host")
@@ -143,18 +143,18 @@ def test_a_lost_node_is_cordoned_and_its_group_moves() -> None:
     w.lapse(node)
     found = look(w)
     assert words(found, 2) == ["dead", "dead"]
-    assert "proved gone, or shut out" in found["groups"]["2"]["why"]
+    assert "known to have ended, or be fenced" in found["groups"]["2"]["why"]
     w.round()
     w.recover(2, step=6)
     after = look(w)
     assert after["groups"]["2"]["node"] == "n4"
-    assert after["nodes"][node]["wrong"][0] == "silent: its agent's lease is gone"
+    assert after["nodes"][node]["wrong"][0] == "silent: its agent's lease has expired"
     assert any(said.startswith("cordoned: ") for said in after["nodes"][node]["wrong"])
     assert next(iter(after["nodes"])) == node, "what is wrong comes first"
     assert after["get_up"]["level"] == "soon"
     assert any("no spare is left" in why for why in after["get_up"]["why"])
     (barred,) = [why for why in after["get_up"]["why"] if why.startswith(f"cordoned {node}: ")]
-    assert barred.endswith(f"(once mended: `supervisor uncordon {node}`)"), "it was lost just now"
+    assert barred.endswith(f"(once repaired: `supervisor uncordon {node}`)"), "it was lost just now"
 
 
 def test_a_node_that_is_silent_while_its_group_is_heard_is_unknown() -> None:
@@ -171,7 +171,7 @@ def test_hung_and_slow_ranks() -> None:
     w.report(0, 1, commits=1, step=5, stuck=StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0))
     found = look(w)
     assert words(found, 0) == ["healthy", "hung"]
-    assert found["groups"]["0"]["why"] == "rank 1 has taken longer for its step than the 30 s that it may, in data"
+    assert found["groups"]["0"]["why"] == "rank 1 exceeds the 30 s allowed for its step, in data"
     w = world()
     for group, compute_s in enumerate((0.4, 0.9, 0.4)):
         w.report(group, 0, commits=1, step=5, compute_s=compute_s)
@@ -256,7 +256,7 @@ def test_where_the_policy_only_observes_nobody_is_called() -> None:
     w.crash(0)
     w.round(0.1)
     found = look(w)
-    assert found["set"] == ["observe: it decides, and does nothing"]
+    assert found["set"] == ["observe mode: decisions are recorded, and nothing is done"]
     assert found["incidents"]["i1"]["shadow"]
     assert found["get_up"]["level"] == "soon"
     assert "is only observed" in found["get_up"]["why"][0]
@@ -277,7 +277,7 @@ def test_no_leader() -> None:
     assert found["get_up"]["why"][0].startswith("no supervisor leads")
     found = look(w, leaderless_s=4.0)
     assert found["get_up"]["level"] == "no"
-    assert found["get_up"]["word"].startswith("Nobody has to get up yet: no supervisor leads (another takes over ")
+    assert found["get_up"]["word"].startswith("No one needs to act yet: no supervisor leads (another takes over ")
 
 
 def test_while_its_nodes_are_given_back_it_has_finished() -> None:
@@ -288,8 +288,8 @@ def test_while_its_nodes_are_given_back_it_has_finished() -> None:
     assert set(w.verbs()) == {"release"}
     assert w.memory.phase == "running", "the engine has not taken them yet"
     found = look(w)
-    assert found["headline"] == {"level": "good", "text": "Finished: all its steps are committed."}
-    assert found["get_up"] == {"level": "no", "word": "Nobody has to get up.", "why": []}
+    assert found["headline"] == {"level": "good", "text": "Finished: all steps are committed."}
+    assert found["get_up"] == {"level": "no", "word": "No one needs to act.", "why": []}
 
 
 def test_no_step() -> None:
@@ -301,7 +301,7 @@ def test_no_step() -> None:
     assert look(w, still_s=10.0)["headline"]["level"] == "good", "steps may take that long"
     called = look(w, still_s=STILL_S)["get_up"]
     assert called["level"] == "now"
-    assert called["why"][0].startswith("no step has come for more than 15 min: `supervisor status --run run` says")
+    assert called["why"][0].startswith("no step for more than 15 min: `supervisor status --run run` shows")
 
 
 def blind(w: ToldWorld) -> dict[str, Any]:
@@ -388,7 +388,7 @@ def test_every_alert_that_calls_at_night_has_its_fault() -> None:
 @pytest.mark.parametrize(("name", "fault"), [(n, f) for n, faults in FAULTS.items() for f in faults])
 def test_while_an_alert_calls_the_page_does_too(name: str, fault: Callable[[ToldWorld], dict[str, Any]]) -> None:
     up = fault(world())["get_up"]
-    assert (up["level"], up["word"]) == ("now", "A person has to act now:"), name
+    assert (up["level"], up["word"]) == ("now", "A person must act now:"), name
     assert up["why"]
 
 

@@ -84,7 +84,7 @@ def test_before_a_halted_run_is_resumed_one_sees_what_there_is_to_resume_from() 
 def test_steps_that_no_checkpoint_holds_are_told_at_the_top_however_small_the_terminal() -> None:
     _, headline, up, why, *_ = drawn(unsaved(world()))
     assert headline == "Training: all 3 groups step, but there is no checkpoint since step 50."
-    assert up == "Nobody has to get up; look at this in working hours:"
+    assert up == "No one needs to act now; look at this in working hours:"
     assert why.startswith("- no checkpoint since step 50, and one is due every 50 steps: ")
 
 
@@ -100,7 +100,7 @@ def test_what_is_not_shown_is_counted() -> None:
         told["groups"][str(g)] = told["groups"]["1"]
     head = next(row for row in drawn(told) if row.startswith("groups "))
     rows = sum(row.lstrip()[:1].isdigit() and "starting" in row for row in drawn(told))
-    assert f"({88 - rows} more that are not well)" in head
+    assert f"({88 - rows} more with problems)" in head
 
 
 def test_a_pause_and_an_etcd_that_is_away() -> None:
@@ -111,7 +111,7 @@ def test_a_pause_and_an_etcd_that_is_away() -> None:
     text = "\n".join(drawn(look(w, now=now, store_since=now - 12)))
     assert "! paused: nothing is done" in text
     assert "! etcd has not answered since " in text
-    assert "(12 s): this is what" in text
+    assert "(12 s): this is the state" in text
     told = look(w, now=now, store_since=now - 200)
     assert told["get_up"]["level"] == "now"
     assert "etcd has not answered for more than 3 min" in told["get_up"]["why"][0]
@@ -155,7 +155,7 @@ def test_no_run_and_one_that_cannot_be_read() -> None:
     w = world()
     w.store.put("/supervisor/v1/runs/run/memory/run", b"{")
     told = look_as_it_is(w)
-    assert "A person has to act now:" in drawn(told)
+    assert "A person must act now:" in drawn(told)
 
 
 def look_as_it_is(w: Any) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def test_a_run_that_stands_still_calls_when_the_alert_does(world: ToldWorld) -> 
     assert watcher.up(after_s=STILL_S - UNREAD_EVERY_S)["level"] == "no"
     up = watcher.up(after_s=2 * UNREAD_EVERY_S)
     assert up["level"] == "now"
-    assert up["why"][0].startswith("no step has come for more than 15 min")
+    assert up["why"][0].startswith("no step for more than 15 min")
 
 
 def test_a_run_that_never_steps_calls_once_it_could(world: ToldWorld) -> None:
