@@ -22,21 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from supervisor.core.decide import decide
-from supervisor.core.engines import TRAITS
-from supervisor.core.model import (
-    AllocationMemory,
-    Decision,
-    GateView,
-    Grant,
-    GroupMemory,
-    Lighthouse,
-    Memory,
-    NodeView,
-    Observed,
-    RankView,
-)
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.engines import TRAITS
+from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory
+from supervisor.core.model.observed import GateView, Grant, NodeView, Observed, RankView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
 
 LOCAL_WORD_S = TRAITS["local"].word_s
 

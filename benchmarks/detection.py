@@ -45,9 +45,10 @@ from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Order
 from fault_injection.sim.lane import commit
 from fault_injection.testbed.unavailable import NotHere
-from supervisor.core.model import Incident, Kind, Rung
-from supervisor.core.spec import BudgetSpec, GroupsSpec, RunSpec, TitanSpec, TorchFTSpec
-from supervisor.core.words import said, say
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.spec import BudgetSpec, GroupsSpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.report.words import said, say
 from supervisor.ports.errors import Fatal
 from supervisor.ports.store import Item
 from supervisor.shell.control import cordons

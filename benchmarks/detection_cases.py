@@ -19,8 +19,8 @@ from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Order
 from fault_injection.testbed.memory_cgroup import memory_cgroup
 from fault_injection.testbed.unavailable import NotHere
-from supervisor.core.blame import LOCKED_BY_ANOTHER
-from supervisor.core.model import Kind, Rung
+from supervisor.core.evidence.hang_attribution import LOCKED_BY_ANOTHER
+from supervisor.core.model.kinds import Kind, Rung
 from tests.helpers.waiting import eventually
 
 if TYPE_CHECKING:

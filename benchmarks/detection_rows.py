@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.detection_cases import CRASH, HANG, NOTHING, Case
-from supervisor.core.spec import HangSpec
+from supervisor.core.model.spec import HangSpec
 
 HANGS = HangSpec(factor=40.0, at_least_s=4.0, at_most_s=30.0)
 """`at_least_s`: the least that a run file accepts with these timeouts of TorchFT. `factor`: makes the bound that a rank

@@ -32,10 +32,11 @@ from typing import Any
 from benchmarks.decide import machine
 from benchmarks.healthy_trainer import ALONE_EVERY, ALONE_S, EVALUATE_EVERY, EVALUATE_S, SLOW_EVERY, SLOW_TIMES
 from fault_injection.sim.lane import commit
-from supervisor.core.model import Incident, Kind, Rung
-from supervisor.core.reason import Code
-from supervisor.core.spec import AllocationSpec, GroupsSpec, HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
-from supervisor.core.words import said, say
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code
+from supervisor.core.model.spec import AllocationSpec, GroupsSpec, HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.report.words import said, say
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control import journal
 from supervisor.shell.dev.etcd_server import start_etcd

@@ -12,9 +12,10 @@ import json
 from pathlib import Path
 
 from benchmarks.decide import describe, machine, once, reference
-from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Lighthouse, Memory
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import AllocationSpec, GroupsSpec, RunSpec
+from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory
+from supervisor.core.model.observed import Grant
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import AllocationSpec, GroupsSpec, RunSpec
 from supervisor.ports.store import Changes, Item, Snapshot
 from supervisor.shell.control import projection
 from supervisor.shell.control.state_cache import Mirror

@@ -22,7 +22,7 @@ from fault_injection.sim.lane import commit
 from fault_injection.whatif import command
 from fault_injection.whatif.months import ByChance, Months, Outcome
 from fault_injection.whatif.rates import Times, rates, times
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.spec import RunSpec
 
 RESULTS = Path(__file__).parent / "results" / "simulated_vs_published.json"
 BOUND = 0.03

@@ -34,7 +34,7 @@ from fault_injection.sim.judge import recorded as told_by
 from fault_injection.sim.lane import commit
 from fault_injection.sim.pace import Pace, pace
 from fault_injection.sim.world import World
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.spec import RunSpec
 from supervisor.shell.engines.local import POLL_S
 from supervisor.shell.history.files import FaultDone, History
 

@@ -40,7 +40,15 @@ from typing import Any
 from agents.shim import process
 from benchmarks.decide import machine
 from fault_injection.testbed import netns
-from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import (
+    AllocationSpec,
+    GroupsSpec,
+    PolicySpec,
+    RunSpec,
+    SlurmSpec,
+    TitanSpec,
+    TorchFTSpec,
+)
 from supervisor.shell.control import cordons
 from supervisor.shell.dev.etcd_server import start_etcd
 from supervisor.shell.inspect import hosts

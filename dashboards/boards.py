@@ -11,7 +11,7 @@ from grafana_foundation_sdk.models.common import StackingMode
 from dashboards.colours import GREEN, GREY, OF_CAUSE
 from dashboards.expressions import grown, since
 from dashboards.panels import Panel
-from supervisor.core.model import Verdict
+from supervisor.core.model.observed import Verdict
 
 RUN, GROUP, NODE = 'run="$run"', 'group=~"$group"', 'node=~"$node"'
 RATE = "$__rate_interval"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from supervisor.core.ledger import Cause
+from supervisor.core.goodput.causes import Cause
 
 GREEN = "semi-dark-green"
 """Colour of what is good."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboards.expressions import checked, since
-from supervisor.core.cordons import REPEATED_S
-from supervisor.core.unsaved import BEHIND
+from supervisor.core.evidence.checkpoint_lag import BEHIND
+from supervisor.core.policy.cordons import REPEATED_S
 from supervisor.shell.web.calls import AWAY_S, CALLS, STILL_S, Level
 
 MINUTE_S, HOUR_S = 60.0, 3600.0

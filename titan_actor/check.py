@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from supervisor.core.spec import GroupsSpec, TitanSpec
+from supervisor.core.model.spec import GroupsSpec, TitanSpec
 from supervisor.wire.records import RecordError, RunRecord, decode
 from titan_actor import mends
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Union
 
-from supervisor.core.spec import DataSpec, TitanSpec
+from supervisor.core.model.spec import DataSpec, TitanSpec
 from supervisor.wire.gpus import SHARED
 from supervisor.wire.records import TrainerLaunch
 from titan_actor import data, mends, recipes, shares

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from supervisor.core.spec import DataSpec
+from supervisor.core.model.spec import DataSpec
 
 STDLIB = "python-stdlib"
 FOLDER = "supervisor-folder"

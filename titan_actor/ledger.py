@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from supervisor.core.ledger import of_lines, totals
+from supervisor.core.goodput.causes import of_lines, totals
 
 log = logging.getLogger(__name__)
 

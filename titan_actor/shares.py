@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from supervisor.core.spec import DataSpec
+from supervisor.core.model.spec import DataSpec
 from titan_actor.data import DataError, documents, folder_files
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from supervisor.core.spec import TitanSpec
+from supervisor.core.model.spec import TitanSpec
 from titan_actor import address, mends
 from titan_actor.samples import names
 

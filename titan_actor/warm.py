@@ -115,7 +115,7 @@ def _forked_without_gpu() -> str:
 
 def _touch() -> None:
     """Runs the code that imports only on use."""
-    from supervisor.core.spec import TitanSpec
+    from supervisor.core.model.spec import TitanSpec
     from titan_actor import config
 
     config.vocabulary_problem(config.from_spec(TitanSpec()))

@@ -29,7 +29,6 @@ from agents.agent.node_view import View
 from agents.agent.rank_commands import RankCommands
 from agents.agent.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
 from agents.agent.reporter import Callbacks, Reporter
-from agents.agent.reporter import Reporter
 from agents.agent.shim_client import ShimClient, ShimLost, ShimRefused, Watched
 from agents.agent.shim_client import record as to_record
 from agents.agent.start_queue import Starts
@@ -43,8 +42,8 @@ from agents.shim.active_clock import AwakeClock
 from agents.shim.settings import Settings
 from agents.shim.settings import parse as parse_settings
 from agents.threads.from_thread import from_thread
-from supervisor.core.disks import UNUSABLE
-from supervisor.core.spec import HangSpec, PolicySpec
+from supervisor.core.evidence.disk_faults import UNUSABLE
+from supervisor.core.model.spec import HangSpec, PolicySpec
 from supervisor.shell import failpoints
 from supervisor.shell.failpoints import reach
 from supervisor.wire import logged

@@ -21,8 +21,8 @@ from agents.health.step_timing import Pace
 from agents.health.stopped_ranks import Stopped
 from agents.shim.active_clock import Still
 from agents.shim.settings import Settings
-from supervisor.core.measured import NOTHING, Measured
-from supervisor.core.spec import HangSpec
+from supervisor.core.model.measured import NOTHING, Measured
+from supervisor.core.model.spec import HangSpec
 from supervisor.wire import activity
 from supervisor.wire.records import (
     ExitObserved,

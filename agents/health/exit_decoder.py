@@ -9,7 +9,7 @@ from typing import Any
 
 from agents.agent.launch import OUTPUT
 from agents.health import kernel_log
-from supervisor.core import errors
+from supervisor.core.evidence import error_text
 from supervisor.wire import rotated
 from supervisor.wire.records import PEERS_GONE, ExitObserved, ProcessRecord
 
@@ -30,11 +30,11 @@ def decode(record: ProcessRecord, log_name: str = OUTPUT) -> ExitObserved:
     """Reads the error file and the end of the log in the process's folder. A missing or broken file counts as empty."""
     folder = Path(record.folder)
     # `supervisor explain` prints all of it in a terminal
-    message, trace = map(errors.printable, _error_file(folder / "error.json"))
-    log = errors.printable(_end_of(folder / log_name).decode(errors="replace"))
+    message, trace = map(error_text.printable, _error_file(folder / "error.json"))
+    log = error_text.printable(_end_of(folder / log_name).decode(errors="replace"))
     raised = ""
     if not message and record.exit_code == UNCAUGHT:
-        raised, trace = errors.raised(log)
+        raised, trace = error_text.raised(log)
     by_sigkill = record.signal == signal.SIGKILL and not record.told
     kernel = kernel_log.killed_for_memory(record.pid, record.start_ticks) if by_sigkill else ""
     return ExitObserved(
@@ -43,7 +43,7 @@ def decode(record: ProcessRecord, log_name: str = OUTPUT) -> ExitObserved:
         error_file=_cut(message.encode(errors="replace")[:MESSAGE_BYTES]),
         raised=_cut(raised.encode(errors="replace")[:MESSAGE_BYTES]),
         trace=_newest_lines(trace),
-        last_words=errors.last_words(log) if record.exit_code != 0 else "",
+        last_words=error_text.last_words(log) if record.exit_code != 0 else "",
         told=record.told,
         oom=True if kernel else record.oom,
         ended_s=record.ended_s,

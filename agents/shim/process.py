@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-from supervisor.core.visible import visible
+from supervisor.core.report.visible import visible
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

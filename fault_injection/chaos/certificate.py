@@ -19,8 +19,8 @@ from fault_injection.demo import report as costs
 from fault_injection.faults.acts import Injected
 from fault_injection.parity import twin
 from fault_injection.parity.replay import of_history, tries_of
-from supervisor.core.ledger import Cause, Interval, ratios
-from supervisor.core.model import Kind
+from supervisor.core.goodput.causes import Cause, Interval, ratios
+from supervisor.core.model.kinds import Kind
 from supervisor.shell.history.files import FaultDone, History, Setting
 from supervisor.shell.history.goodput import Span, ledger
 from supervisor.shell.history.incidents import ridden_through

@@ -23,8 +23,10 @@ from fault_injection.faults.site import NOT_OURS, SHARED_DISK, SHARED_NETWORK, n
 from fault_injection.in_rank import causes
 from fault_injection.testbed import slurm
 from fault_injection.testbed.system import House
-from supervisor.core.model import Grant, Memory, Rung
-from supervisor.core.restored import ENDED
+from supervisor.core.model.kinds import Rung
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Grant
+from supervisor.core.remediation.restore import ENDED
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Store
 from supervisor.shell.control import cordons, observe

@@ -20,7 +20,7 @@ from fault_injection.testbed.etcds import cluster
 from fault_injection.testbed.netns import Network
 from fault_injection.testbed.run_command import run_command
 from fault_injection.testbed.system import House
-from supervisor.core.spec import (
+from supervisor.core.model.spec import (
     AllocationSpec,
     BudgetSpec,
     GroupsSpec,

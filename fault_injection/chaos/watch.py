@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from supervisor.core.model import GroupMemory, Incident
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.memory import GroupMemory
 from supervisor.ports.store import Item, Store
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.history.files import Seen

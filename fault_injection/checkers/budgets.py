@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from supervisor.core import breaker
-from supervisor.core.model import PLANNED, Kind, Rung
-from supervisor.core.reason import Code, of_json
+from supervisor.core.attribution import circuit_breaker
+from supervisor.core.model.kinds import PLANNED, Kind, Rung
+from supervisor.core.model.reason import Code, of_json
 from supervisor.shell.history.files import History, Process, Setting, Unknown
 from supervisor.shell.history.goodput import SLACK_S
 
@@ -136,7 +136,11 @@ class _Free:
     def _of_one_cause(self, t: float, incident: Mapping[str, Any]) -> bool:
         """Returns true if this was a restart in place for a failure that no node caused, as other records bear out."""
         code = _code(incident)
-        if incident["rung"] != Rung.RESTART or incident["kind"] not in breaker.HELD or not self._in_place(incident):
+        if (
+            incident["rung"] != Rung.RESTART
+            or incident["kind"] not in circuit_breaker.HELD
+            or not self._in_place(incident)
+        ):
             return False
         if code == Code.BREAKER_HOLDS:
             return any(begun <= t < ended + self._window() + SLACK_S for begun, ended in self._held)

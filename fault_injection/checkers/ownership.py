@@ -17,8 +17,8 @@ from fault_injection.checkers.rank_records import (
     told_until,
 )
 from fault_injection.parity.replay import tries_of
-from supervisor.core.model import Kind
-from supervisor.core.reason import Code
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.reason import Code
 from supervisor.shell.history.files import History, Process, Steps, Unknown
 
 OUT_OF_REACH = frozenset({Kind.HANG, Kind.STALLED, Kind.NODE_LOST, Kind.GPU})

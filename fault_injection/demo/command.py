@@ -24,7 +24,7 @@ from fault_injection.testbed import netns
 from fault_injection.testbed.netns import Network
 from supervisor.cli.common import HOME, Home, sentences
 from supervisor.cli.ledger import from_start_to_end
-from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell.dev import up as up_module
 from supervisor.shell.etcd import connect

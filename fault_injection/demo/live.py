@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fault_injection.demo.scenario import Look
-from supervisor.core.words import say
+from supervisor.core.report.words import say
 from supervisor.shell.inspect import render
 from supervisor.wire.printer import Printer
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from fault_injection.checkers.consistency import Verdict
 from fault_injection.faults.acts import Injected
-from supervisor.core.reason import of_json
-from supervisor.core.words import say
+from supervisor.core.model.reason import of_json
+from supervisor.core.report.words import say
 from supervisor.shell.history.files import History
 from supervisor.shell.history.goodput import Span, does_not_add_up, in_short, ledger
 from supervisor.shell.history.incident_cost import of_incidents

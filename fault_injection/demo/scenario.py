@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fault_injection.faults import acts
 from fault_injection.faults.acts import Injected
-from supervisor.core.model import Incident
-from supervisor.core.restored import ENDED
+from supervisor.core.model.incident import Incident
+from supervisor.core.remediation.restore import ENDED
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror

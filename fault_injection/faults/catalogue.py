@@ -10,7 +10,7 @@ from fault_injection.faults import inject as made
 from fault_injection.faults.fault import Family, Fault, Inject, Need, Site
 from fault_injection.in_rank import causes
 from fault_injection.testbed.slurm import AWAY_S
-from supervisor.core.model import Kind
+from supervisor.core.model.kinds import Kind
 
 # --- needs ---
 

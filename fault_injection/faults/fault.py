@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from fault_injection.testbed.system import House
-from supervisor.core.model import Grant, Kind
-from supervisor.core.spec import AllocationSpec
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.observed import Grant
+from supervisor.core.model.spec import AllocationSpec
 
 Family = Literal[
     "process", "collectives", "data", "state", "agent", "node", "supervisor", "lighthouse", "etcd", "engine", "gpu"

@@ -11,11 +11,14 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from fault_injection.sim.store import SimStore
-from supervisor.core.kinds import PLANNED
-from supervisor.core.ladder import first_rung
-from supervisor.core.model import Decision, GroupMemory, Incident, Memory, Observed, Rung
-from supervisor.core.reason import ONE_CAUSE
-from supervisor.core.words import say
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import PLANNED, Rung
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.reason import ONE_CAUSE
+from supervisor.core.policy.ladder import first_rung
+from supervisor.core.report.words import say
 from supervisor.wire import keys
 from supervisor.wire.records import CheckpointMark, GateObserved, NodeDesired, decode
 

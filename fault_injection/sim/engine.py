@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from supervisor.core.model import Grant
+from supervisor.core.model.observed import Grant
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Retryable
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from supervisor.core.model import Rung
-from supervisor.core.reason import Code, Reason, of_json
-from supervisor.core.words import say
+from supervisor.core.model.kinds import Rung
+from supervisor.core.model.reason import Code, Reason, of_json
+from supervisor.core.report.words import say
 from supervisor.shell.history.files import Decided, History, Unknown
 
 MARGIN_S = 1.0

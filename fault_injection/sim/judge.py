@@ -18,7 +18,7 @@ from fault_injection.sim.bounds import RECOVERY_BOUND_S, SEEN_S, Bounds
 from fault_injection.sim.faults import CONTROL, Fault
 from fault_injection.sim.files import its_host_is_cordoned, spent_when_said
 from fault_injection.sim.world import World
-from supervisor.core.model import Kind
+from supervisor.core.model.kinds import Kind
 from supervisor.shell.history import files
 from supervisor.shell.history.files import FaultDone, History, Setting
 

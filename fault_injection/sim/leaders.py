@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fault_injection.sim.store import SimStore
-from supervisor.core.model import Decision, GroupMemory, Memory, Observed
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.spec import RunSpec
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.journal import Journal
 from supervisor.shell.control.loop import Loop, Machine
-from supervisor.shell.control.loop import Loop
 from supervisor.shell.etcd import LEASE_S, Election
 from supervisor.shell.etcd.election import Leadership
 from supervisor.shell.metrics.live_goodput import Accounts

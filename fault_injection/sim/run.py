@@ -15,9 +15,9 @@ from fault_injection.sim.faults import Fault, is_tight
 from fault_injection.sim.judge import Asked, Struck, judge
 from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
-from supervisor.core.reason import Code, Reason
-from supervisor.core.restored import ENDED
-from supervisor.core.words import said, say
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.remediation.restore import ENDED
+from supervisor.core.report.words import said, say
 
 LEFT_OVER_S = 60.0
 """Seconds after it until nothing may be left over: one more wait for an allocation (allocation_timeout_s)."""

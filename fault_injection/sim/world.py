@@ -19,7 +19,7 @@ from fault_injection.sim.nodes import Node, Trainer
 from fault_injection.sim.pace import Pace, pace
 from fault_injection.sim.store import Etcd, SimStore
 from fault_injection.sim.training import Training
-from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec
+from supervisor.core.model.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec
 from supervisor.wire import keys
 from supervisor.wire.records import LighthouseDesired, RunRecord, encode
 

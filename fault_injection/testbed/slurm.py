@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from supervisor.core.model import Grant
-from supervisor.core.spec import SlurmSpec
+from supervisor.core.model.observed import Grant
+from supervisor.core.model.spec import SlurmSpec
 from supervisor.ports.errors import Fatal, PortError
 from supervisor.shell.engines.slurm.commands import PING_S, Commands, Job, Node, Refused, environment
 from supervisor.shell.engines.slurm.script import of_setting

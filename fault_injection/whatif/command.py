@@ -21,7 +21,7 @@ from fault_injection.whatif.months import ByChance, Months, Outcome, whole
 from fault_injection.whatif.past import DAY_S, LONGEST_S
 from fault_injection.whatif.rates import Rates, Times, known, rates, times
 from supervisor.cli.common import sentences
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.spec import RunSpec
 from supervisor.shell.history.schema import GROUPS
 from supervisor.shell.runfile import parse
 from supervisor.wire.printer import Printer

@@ -17,25 +17,22 @@ from typing import Any
 from fault_injection.whatif.past import Failed
 from fault_injection.whatif.rates import Look, Rates, Times
 from supervisor.core.decide import decide
-from supervisor.core.model import (
-    AllocationMemory,
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.kinds import Rung
+from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory
+from supervisor.core.model.observed import (
     ControlView,
     CordonView,
-    Decision,
     GateView,
     GpuFact,
     Grant,
-    GroupMemory,
-    Lighthouse,
-    Memory,
     NodeView,
     Observed,
     RankView,
-    Rung,
 )
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import RunSpec
-from supervisor.core.words import say
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.report.words import say
 
 HOST = "host"
 TURN_S = 0.1

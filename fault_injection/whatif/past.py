@@ -14,8 +14,8 @@ from pydantic.dataclasses import dataclass as checked
 
 from fault_injection.checkers import history_file
 from fault_injection.whatif.rates import Look, Times
-from supervisor.core.lasted import from_first_sign_s
-from supervisor.core.model import Kind
+from supervisor.core.model.kinds import Kind
+from supervisor.core.report.durations import from_first_sign_s
 from supervisor.shell.history.files import History, of_lines
 from supervisor.shell.history.schema import GROUPS, Group, wrong_by, wrong_with_journal
 

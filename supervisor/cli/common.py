@@ -23,7 +23,7 @@ from supervisor.wire.printer import Printer, print_line
 from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port
 
 if TYPE_CHECKING:
-    from supervisor.core.bounds import Row
+    from supervisor.core.timeouts.bound import Row
     from supervisor.shell.control.state_cache import Mirror
     from supervisor.shell.etcd import EtcdStore
     from supervisor.wire.records import RunRecord

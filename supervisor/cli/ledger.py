@@ -17,8 +17,8 @@ import typer
 from rich.table import Table
 
 from supervisor.cli.common import Json, sentences, show
-from supervisor.core.ledger import Cause, Interval, totals
-from supervisor.core.restored import ENDED
+from supervisor.core.goodput.causes import Cause, Interval, totals
+from supervisor.core.remediation.restore import ENDED
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control.journal import read as read_journal
 from supervisor.shell.dev.home import system_folder

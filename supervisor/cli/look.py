@@ -29,7 +29,7 @@ from supervisor.wire import command_line, keys
 from supervisor.wire.printer import Printer, print_block, print_line
 
 if TYPE_CHECKING:
-    from supervisor.core.model import Incident
+    from supervisor.core.model.incident import Incident
     from supervisor.shell.inspect.logs import LogTail
     from supervisor.shell.inspect.merged_log import Joined
 
@@ -97,7 +97,7 @@ def incidents(
 ) -> None:
     """List a run's failures: what was done, and why."""
     with opened_mirror(etcd, home, security) as mirror:
-        from supervisor.core.lasted import incident_s, wall_clock
+        from supervisor.core.report.durations import incident_s, wall_clock
         from supervisor.shell.inspect import client, render, status
         from supervisor.shell.inspect import decision_replay as why_module
 

@@ -23,14 +23,14 @@ from supervisor.cli.common import (
     sentences,
     text_option,
 )
-from supervisor.core.measured import NOTHING, Measured
+from supervisor.core.model.measured import NOTHING, Measured
 from supervisor.ports.errors import Fatal
 from supervisor.shell.dev.home import security_of, system_folder
 from supervisor.wire import command_line, keys
 from supervisor.wire.printer import print_line
 
 if TYPE_CHECKING:
-    from supervisor.core.spec import RunSpec
+    from supervisor.core.model.spec import RunSpec
     from supervisor.shell.control.state_cache import Mirror
     from supervisor.shell.etcd import EtcdStore
     from supervisor.wire.records import Control, RunRecord
@@ -57,7 +57,6 @@ def launch(
     """Check a run file and start its run."""
     from supervisor.shell.engines.registry import Context, before_launch
     from supervisor.shell.inspect import client
-    from supervisor.shell.runfile import timeout_fit
 
     spec = _checked_spec(file)
     if wait:
@@ -169,16 +168,16 @@ def _checked_spec(file: Path) -> RunSpec:
 
 def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
     """Exits 2 with the unsafe timeouts, judged by what a run of the same program took; notes those that are short."""
-    from supervisor.core import timeouts
+    from supervisor.core.timeouts import solver
     from supervisor.shell.control.state_cache import Mirror
     from supervisor.shell.runfile import timeout_fit
 
     like, seen = timeout_fit.of_one_like_it(Mirror(store.list(keys.PREFIX)), spec)
-    problems = [row.sentence for row in timeouts.unsafe(spec, seen)]
+    problems = [row.sentence for row in solver.unsafe(spec, seen)]
     for problem in problems:
         print_line(f"supervisor: {file}: {problem} (measured in run {like}, which trained the same)", err=True)
     if problems:
-        print_timeouts(spec.name, timeouts.rows(spec, seen))
+        print_timeouts(spec.name, solver.rows(spec, seen))
         raise typer.Exit(2)
     _note_what_is_short(spec, seen)
 

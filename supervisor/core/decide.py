@@ -12,41 +12,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from supervisor.core import (
-    breaker,
-    cordons,
-    detect,
-    disks,
-    late,
-    numerics,
-    often,
-    shadow,
-    straggler,
-    timeouts,
-    unsaved,
-)
-from supervisor.core.blame import TOGETHER, TOLD_S, UNSURE, Blame, blame
-from supervisor.core.follow import follow
-from supervisor.core.judge import judge
-from supervisor.core.leaving import leave
-from supervisor.core.measured import remembered
-from supervisor.core.model import (
-    Decision,
-    Failure,
-    GroupMemory,
-    Memory,
-    Observed,
-)
-from supervisor.core.placement import place
-from supervisor.core.reason import Code, Reason
-from supervisor.core.resume import resume
-from supervisor.core.round import NEW_A_ROUND, Round
-from supervisor.core.seat import seat_lighthouse
-from supervisor.core.signs import HELD, Sign, SignKind, kind_of
-from supervisor.core.spares import renew
-from supervisor.core.spec import RunSpec
-from supervisor.core.wind_down import wind_down
-from supervisor.core.words import as_kept
+from supervisor.core.attribution import circuit_breaker, flapping_hosts, stragglers
+from supervisor.core.evidence import checkpoint_lag, disk_faults, group_failure, nonfinite
+from supervisor.core.evidence.hang_attribution import TOGETHER, TOLD_S, UNSURE, Blame, blame
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.incident import Failure
+from supervisor.core.model.measured import remembered
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.signs import HELD, Sign, SignKind, kind_of
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.policy import cordons
+from supervisor.core.remediation import start_deadline
+from supervisor.core.remediation.drain import leave
+from supervisor.core.remediation.group_phases import follow
+from supervisor.core.remediation.judge import judge
+from supervisor.core.remediation.lighthouse import seat_lighthouse
+from supervisor.core.remediation.placement import place
+from supervisor.core.remediation.resume import resume
+from supervisor.core.remediation.shutdown import wind_down
+from supervisor.core.remediation.spare_pool import renew
+from supervisor.core.report.words import as_kept
+from supervisor.core.round import observe_mode
+from supervisor.core.round.draft import NEW_A_ROUND, Round
+from supervisor.core.timeouts import solver
 
 
 @dataclass(slots=True)
@@ -133,7 +123,7 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "breaker",
-        lambda r, found: breaker.look(r, found.failing),
+        lambda r, found: circuit_breaker.look(r, found.failing),
         frozenset({"breaker_since", "breaker_ended", "evict_until", "evictions_done"}),
         "counts all that fail before anything is done about one",
     ),
@@ -166,7 +156,7 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "breaker over",
-        lambda r, _: breaker.over(r),
+        lambda r, _: circuit_breaker.over(r),
         frozenset({"breaker_since"}),
         "a run that ends holds nothing",
     ),
@@ -230,7 +220,7 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
 def _free_hosts(r: Round) -> None:
     for host in cordons.freed(r.observed, r.before.cordons):
         r.uncordon(host)
-        often.freed(r, host)
+        flapping_hosts.freed(r, host)
 
 
 def _follow_all(r: Round) -> None:
@@ -244,21 +234,24 @@ def _note_hang(r: Round, found: Found) -> None:
 
 
 def _note_slow(r: Round, found: Found) -> None:
-    found.slow = straggler.look(r)
+    found.slow = stragglers.look(r)
 
 
 def _find_failures(r: Round, found: Found) -> None:
     """Finds the groups that fail, and adds the waits about which nothing is done."""
-    spike = numerics.spike(r.groups, r.observed, r.spec)
-    no_way = detect.without_a_way(r.groups, r.observed, r.spec, r.before.lighthouse.opened)
-    behind = unsaved.behind(r.groups, r.draft.checkpoint, r.observed, r.spec)
-    for why in (*disks.untold(r.groups, r.observed), *filter(None, (spike, no_way, behind))):
+    spike = nonfinite.spike(r.groups, r.observed, r.spec)
+    no_way = group_failure.without_a_way(r.groups, r.observed, r.spec, r.before.lighthouse.opened)
+    behind = checkpoint_lag.behind(r.groups, r.draft.checkpoint, r.observed, r.spec)
+    for why in (*disk_faults.untold(r.groups, r.observed), *filter(None, (spike, no_way, behind))):
         r.wait(why)
-    compared = detect.Compared(
-        frozenset(found.hanging.groups), found.slow, detect.not_finite(r.observed, r.before), late.excused(r)
+    compared = group_failure.Compared(
+        frozenset(found.hanging.groups),
+        found.slow,
+        group_failure.not_finite(r.observed, r.before),
+        start_deadline.excused(r),
     )
     for g, group in r.groups.items():
-        failure = detect.failure(group, r.observed, r.spec, r.before, compared)
+        failure = group_failure.failure(group, r.observed, r.spec, r.before, compared)
         if failure is not None:
             found.failing[g] = failure
 
@@ -277,14 +270,14 @@ def _in_order(r: Round) -> list[int]:
     """Orders groups by number, after those whose own was not finite, while the others still report whose it was."""
     order = sorted(r.groups)
     if any(kind_of(key) == SignKind.NAN for key in r.before.suspects):
-        order.sort(key=lambda g: not numerics.said(r.groups[g], r.observed) & numerics.OWN)
+        order.sort(key=lambda g: not nonfinite.said(r.groups[g], r.observed) & nonfinite.OWN)
     return order
 
 
 def _note_checkpoint(r: Round) -> None:
     best = r.before.checkpoint
     for group in r.groups.values():
-        for rank in detect.ranks_of(group, r.observed):
+        for rank in group_failure.ranks_of(group, r.observed):
             mark = rank.checkpoint
             # Only the current generation counts: an older one may have thawed in the middle of a write.
             if mark is not None and mark.generation == group.generation and (best is None or mark.step > best.step):
@@ -295,7 +288,7 @@ def _note_checkpoint(r: Round) -> None:
 
 
 def _note_measured(r: Round) -> None:
-    known = remembered(r.before.measured, timeouts.measured(r.observed))
+    known = remembered(r.before.measured, solver.measured(r.observed))
     if known != r.before.measured:
         r.draft = replace(r.draft, measured=known)
 
@@ -318,15 +311,15 @@ def _want_allocations(r: Round) -> None:
 
 
 def _note_suspects(r: Round, hanging: Blame) -> None:
-    signs = (detect.suspect(g, r.observed) for g in r.groups.values() if g.node and g.phase != "finished")
+    signs = (group_failure.suspect(g, r.observed) for g in r.groups.values() if g.node and g.phase != "finished")
     suspects = {sign.key: r.before.suspects.get(sign.key, r.now) for sign in signs if sign is not None}
     for since in suspects.values():
-        if r.now < since + detect.engine_word_s(r.observed, r.spec):
-            r.look_again(since + detect.engine_word_s(r.observed, r.spec))
-        elif r.now < since + detect.ENGINE_AWAY_S and (r.observed.engine_listed_at or r.now) < since:
+        if r.now < since + group_failure.engine_word_s(r.observed, r.spec):
+            r.look_again(since + group_failure.engine_word_s(r.observed, r.spec))
+        elif r.now < since + group_failure.ENGINE_AWAY_S and (r.observed.engine_listed_at or r.now) < since:
             r.look_again(r.now + 0.25)
     for g in r.groups.values():
-        back = detect.back_since(g, r.observed, r.before) if g.incident else None
+        back = group_failure.back_since(g, r.observed, r.before) if g.incident else None
         if back is not None:
             suspects[Sign(SignKind.BACK, g.node).key] = back
     if hanging.unsure:
@@ -359,7 +352,7 @@ def _note_together(r: Round, hanging: Blame, suspects: dict[str, float]) -> None
 
 def _who_hangs(r: Round) -> Blame:
     since = r.before.suspects.get(UNSURE)
-    found = blame(shadow.there(r.groups, r.incidents, r.observed), r.observed, r.spec, r.before)
+    found = blame(observe_mode.there(r.groups, r.incidents, r.observed), r.observed, r.spec, r.before)
     if found.behind != r.before.behind:
         r.draft = replace(r.draft, behind=found.behind)
     if found.held:
@@ -369,7 +362,7 @@ def _who_hangs(r: Round) -> Blame:
 
 
 def _note_silent(r: Round) -> None:
-    gate = detect.listening(r.observed)
+    gate = group_failure.listening(r.observed)
     silent = tuple(
         g.group
         for g in r.groups.values()

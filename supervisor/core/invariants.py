@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from supervisor.core import budget as budgets
-from supervisor.core.cordons import barred
-from supervisor.core.detect import gone
-from supervisor.core.model import GroupMemory, Memory, Observed, Rung
-from supervisor.core.spec import RunSpec
+from supervisor.core.evidence.group_failure import gone
+from supervisor.core.model.kinds import Rung
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.policy import budgets
+from supervisor.core.policy.cordons import barred
 
 
 def violations(before: Memory, after: Memory, observed: Observed, spec: RunSpec) -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from supervisor.core.model import Grant
-from supervisor.core.spec import AllocationSpec
+from supervisor.core.model.observed import Grant
+from supervisor.core.model.spec import AllocationSpec
 from supervisor.ports.errors import Fatal
 
 

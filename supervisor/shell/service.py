@@ -25,8 +25,6 @@ from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.control.system_id import system_id
 from supervisor.shell.control.webhook import Notifier
 from supervisor.shell.engines import registry
-from supervisor.shell.engines.local import LocalEngine
-from supervisor.shell.engines.slurm.engine import SlurmEngine
 from supervisor.shell.etcd import Election, EtcdStore, connect
 from supervisor.shell.etcd.metrics import StoreWatch
 from supervisor.shell.metrics.telemetry import Telemetry

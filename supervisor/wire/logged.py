@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TextIO
 
-from supervisor.core.visible import visible
+from supervisor.core.report.visible import visible
 
 VARIABLE = "SUPERVISOR_LOG_FORMAT"
 LINES = 10_000

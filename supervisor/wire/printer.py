@@ -1,6 +1,6 @@
 """The only way to a terminal for text that may be foreign: from trainers, engines, kernels, persons, other machines.
 
-Nothing in it acts as markup, an emoji name, or a terminal command (`supervisor.core.visible`). `ruff` bans the other
+Nothing in it acts as markup, an emoji name, or a terminal command (`supervisor.core.report.visible`). `ruff` bans the other
 ways.
 """
 
@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType  # noqa: TID251
 from rich.segment import Segment
 from rich.text import Text
 
-from supervisor.core.visible import visible
+from supervisor.core.report.visible import visible
 
 
 class Printer(Console):

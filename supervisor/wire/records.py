@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
-from supervisor.core.measured import Measured
-from supervisor.core.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.measured import Measured
+from supervisor.core.model.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.wire.checks import CheckResult
 
 VERSION = 1
@@ -258,7 +258,7 @@ class Progress:
     data_s: float = 0.0
     """Part of it for which the rank waited for its data."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of its process so far, by cause of the ledger (supervisor.core.ledger); rank 0 only."""
+    """Seconds of its process so far, by cause of the ledger (supervisor.core.goodput.causes); rank 0 only."""
     healed: bool = False
     """True if this process loaded its peers' state. Others may report `heal` seconds too, for giving their own."""
     gradient_norm: float | None = None
@@ -352,7 +352,7 @@ class Fact:
 
     kind: str
     """disk_full, disk_read_only, file_system_stalled, file_system_error, ranks_unseen, memory_pressure,
-    clock_unsynchronised, link_down, and those of supervisor.core.gpu; other sources have other kinds."""
+    clock_unsynchronised, link_down, and those of supervisor.core.evidence.gpu_faults; other sources have other kinds."""
     subject: str
     """The folder, interface or device."""
     evidence: str
@@ -704,7 +704,7 @@ class Account:
     stepped_unix_s: float = 0.0
     """Newest time of a committed step, as in Progress."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of all groups, by cause of the ledger (supervisor.core.ledger)."""
+    """Seconds of all groups, by cause of the ledger (supervisor.core.goodput.causes)."""
     clock: float = 0.0
     """Run clock up to which this account counts, where the next leader continues; 0 if an old program wrote it."""
     began_unix_s: float = 0.0

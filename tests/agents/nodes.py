@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.shim import process
-from supervisor.core.spec import TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import TitanSpec, TorchFTSpec
 from supervisor.ports.store import Store
 from supervisor.shell.processes import is_running
 from supervisor.wire import keys

@@ -14,7 +14,6 @@ import pytest
 from agents.agent.desired import Wanted
 from agents.agent.main import Agent
 from agents.agent.reporter import Callbacks, Reporter
-from agents.agent.reporter import Reporter
 from agents.shim.settings import Settings, parse
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.ports.store import Expect, Item, Snapshot, Store

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from agents.agent.reporter import Callbacks, Reporter, _repeated
-from agents.agent.reporter import Reporter, _repeated
 from agents.health.checks import hand, machine, network, run
 from agents.health.checks.neighbours import PEERS, neighbours
 from agents.health.checks.network import Peer

@@ -23,7 +23,7 @@ from agents.agent.file_poller import GATE_FROZEN_S
 from agents.shim import process, sockets
 from agents.shim.main import AGENT_FROZEN_S
 from agents.shim.process_table import Child
-from supervisor.core.spec import TorchFTSpec
+from supervisor.core.model.spec import TorchFTSpec
 from supervisor.ports.store import Store
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys

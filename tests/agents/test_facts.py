@@ -32,7 +32,7 @@ from agents.health.facts.files import (
 from fault_injection.faults.site import no_memory_cgroup
 from fault_injection.testbed import netns
 from fault_injection.testbed.memory_cgroup import memory_cgroup
-from supervisor.core.spec import HangSpec
+from supervisor.core.model.spec import HangSpec
 from supervisor.ports.store import Store
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys

@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 
 from agents.shim import process
-from supervisor.core.detect import GATE_ETCD_SILENCE_S
-from supervisor.core.spec import TorchFTSpec
+from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
+from supervisor.core.model.spec import TorchFTSpec
 from supervisor.ports.store import Store
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.shell.etcd import connect

@@ -12,7 +12,7 @@ from agents.health.facts.gpu_devices import LINKS_EVERY, THROTTLED_LOOKS, Device
 from agents.health.facts.gpu_xids import SAME_S, TOLD_S, Xids, in_line
 from agents.health.kernel_log import Follower
 from fault_injection.doubles.fake_nvml import FakeNvml, gpu
-from supervisor.core import gpu as core
+from supervisor.core.evidence import gpu_faults as core
 from supervisor.wire.records import Fact
 from tests.helpers.waiting import eventually
 

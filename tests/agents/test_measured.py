@@ -10,7 +10,6 @@ import pytest
 
 from agents.agent.node_view import View
 from agents.agent.reporter import Callbacks, Reporter
-from agents.agent.reporter import Reporter
 from agents.shim.settings import Settings
 from supervisor.shell.metrics import clock_skew
 from supervisor.wire import keys

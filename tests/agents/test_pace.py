@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agents.health.step_timing import KEPT, LEARNED_AT_LEAST, MOVES_ON, NEWEST, STANDS_S, WARM_UP_COMMITS, Own, Pace
-from supervisor.core.spec import HangSpec
+from supervisor.core.model.spec import HangSpec
 from supervisor.wire.activity import FILE, LAYOUT, NAMES, Activity, read
 from supervisor.wire.records import Progress, Stuck
 

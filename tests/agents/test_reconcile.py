@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agents.agent.names import TrainerName, parse
 from agents.agent.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
-from supervisor.core.spec import TorchFTSpec
+from supervisor.core.model.spec import TorchFTSpec
 from supervisor.wire.records import LighthouseDesired, NodeDesired, ProcessRecord, TrainerDesired
 from tests.agents.nodes import RUN, trainer
 

@@ -8,7 +8,6 @@ import pytest
 
 from agents.agent import reporter as module
 from agents.agent.reporter import Callbacks, Reporter
-from agents.agent.reporter import Reporter
 from supervisor.ports.errors import Fenced
 from supervisor.wire import keys
 from supervisor.wire.records import NodeObserved, Registration, SecondAgent, decode

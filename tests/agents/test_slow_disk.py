@@ -18,7 +18,6 @@ import pytest
 from agents.agent.file_poller import GATE_FROZEN_S, FrozenGates
 from agents.agent.main import Agent
 from agents.agent.reporter import Callbacks, Reporter
-from agents.agent.reporter import Reporter
 from agents.agent.shim_client import ShimClient
 from agents.shim import process
 from agents.shim.main import Refusal, Shim

@@ -15,7 +15,7 @@ import pytest
 from agents.agent.node_view import View
 from agents.health.stopped_ranks import BY_A_SIGNAL, MAIN_THREAD_ENDED, Stopped, state
 from agents.shim.settings import Settings
-from supervisor.core.spec import HangSpec
+from supervisor.core.model.spec import HangSpec
 from supervisor.ports.store import Store
 from supervisor.wire.records import ProcessRecord
 from tests.agents.nodes import Nodes, desire, rank, running, trainer

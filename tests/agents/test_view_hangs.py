@@ -12,7 +12,7 @@ from agents.agent import node_view as views
 from agents.agent.node_view import View
 from agents.health.step_timing import LEARNED_AT_LEAST, UNSEEN_S, WARM_UP_COMMITS
 from agents.shim.settings import Settings
-from supervisor.core.spec import HangSpec
+from supervisor.core.model.spec import HangSpec
 from supervisor.wire.activity import Activity
 from supervisor.wire.records import ProcessRecord, Progress, encode
 from titan_actor.activity import ActivityFile

@@ -142,10 +142,10 @@ def test_what_hides_a_sets_order_is_let_through(tmp_path: Path) -> None:
 
 PLANTED_LAYERS = [
     (
-        "supervisor/core/placement.py",
+        "supervisor/core/remediation/placement.py",
         "from supervisor.shell.control import state_cache as mirror",
         "supervisor.core is not allowed to import supervisor.shell",
-        "supervisor.core.placement -> supervisor.shell.control.state_cache",
+        "supervisor.core.remediation.placement -> supervisor.shell.control.state_cache",
     ),
     (
         "supervisor/wire/keys.py",

@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args
 
 from benchmarks.decide import machine
 from fault_injection.checkers import consistency
-from supervisor.core.model import Memory
-from supervisor.core.spec import TitanSpec, TorchFTSpec
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.spec import TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Retryable
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror

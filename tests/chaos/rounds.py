@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fault_injection.checkers import consistency
-from supervisor.core.spec import RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.store import MAX_OPERATIONS
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.shell.etcd import connect

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from supervisor.core.model import Grant
-from supervisor.core.spec import AllocationSpec, SlurmSpec
+from supervisor.core.model.observed import Grant
+from supervisor.core.model.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Engine, Request
 from supervisor.ports.errors import Retryable
 from supervisor.shell.engines import local

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from supervisor.core import decide as core
-from supervisor.core.model import Decision, Memory, Observed
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.spec import RunSpec
 from supervisor.shell.control import decision_inputs
 
 _decide = core.decide

@@ -14,7 +14,6 @@ from pydantic import TypeAdapter
 from supervisor.core.decide import decide
 from supervisor.shell.control.decision_inputs import Input
 from tests.corpus.neutral import Answer, answer, of_today
-from tests.corpus.neutral import Answer, answer
 
 PATH = Path(__file__).with_name("decisions.jsonl.xz")
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from supervisor.core.model import Decision, Memory
-from supervisor.core.reason import Reason
-from supervisor.core.signs import SignKind, kind_of
-from supervisor.core.words import say
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.reason import Reason
+from supervisor.core.model.signs import SignKind, kind_of
+from supervisor.core.report.words import say
 
 WORDS = {"reason", "evidence", "considered", "costs", "error", "trace", "said", "held_hang"}
 """Fields that only tell people why."""

@@ -20,10 +20,12 @@ from typing import Any
 
 from fault_injection.sim import run as sim
 from supervisor.core import decide as core
-from supervisor.core.model import Decision, Memory, Observed
-from supervisor.core.reason import Reason
-from supervisor.core.spec import RunSpec
-from supervisor.core.words import said
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.reason import Reason
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.report.words import said
 from supervisor.shell.control import decision_inputs, journal, loop
 from tests.corpus.file import INPUT, PATH, Recorded, read, write
 from tests.corpus.neutral import answer

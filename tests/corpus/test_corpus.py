@@ -6,10 +6,10 @@ from itertools import islice
 
 import pytest
 
-from supervisor.core import words
 from supervisor.core.decide import decide
-from supervisor.core.notice import due
-from supervisor.core.reason import Code
+from supervisor.core.model.reason import Code
+from supervisor.core.report import words
+from supervisor.core.report.notifications import due
 from tests.corpus.file import INPUT, read
 
 PLANTED = "nothing cheaper is left, another group is the cause"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from supervisor.core.decide import STAGES, Found
-from supervisor.core.model import Memory
-from supervisor.core.round import Round
+from supervisor.core.model.memory import Memory
+from supervisor.core.round.draft import Round
 from supervisor.shell.control.decision_inputs import Input
 from tests.corpus.file import INPUT, read
 from tests.corpus.test_corpus import PARTS
@@ -18,7 +18,7 @@ from tests.corpus.test_corpus import PARTS
 AT_ROUNDS_END = {"clock", "decisions"}
 """Round.done writes these itself."""
 IN_A_RESUME = {"resumes_done", "allocations_above"}
-"""core/resume.py and core/restored.py write these alone."""
+"""core/remediation/resume.py and core/remediation/restore.py write these alone."""
 IN_THE_ROUND = ("groups", "allocations", "incidents", "cordons", "spent", "spent_by_kind", "restarts_done")
 """Fields of memory that a round keeps beside its draft."""
 

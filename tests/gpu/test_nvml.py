@@ -10,7 +10,7 @@ import pytest
 
 from agents.health.facts.gpu import Gpus
 from agents.health.facts.gpu_devices import Devices
-from supervisor.core import gpu as core
+from supervisor.core.evidence import gpu_faults as core
 from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU here")

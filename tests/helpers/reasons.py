@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from supervisor.core.model import Kind
-from supervisor.core.reason import Code, Reason, strings
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.reason import Code, Reason, strings
 
 STARTS = Reason.of(Code.RUN_STARTS)
 SEGFAULT = Reason.of(Code.ENDED_BY_SIGNAL, rank=0, name="SIGSEGV", signal=11)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from supervisor.core.model import Decision, NodeView, RankView
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.observed import NodeView, RankView
 from supervisor.shell.control import projection
 from supervisor.wire import keys
 from supervisor.wire.records import (

@@ -12,8 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from supervisor.core.model import GroupMemory, Kind
-from supervisor.core.spec import BudgetSpec, RunSpec, TorchFTSpec
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.memory import GroupMemory
+from supervisor.core.model.spec import BudgetSpec, RunSpec, TorchFTSpec
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import client

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.model import Memory
-from supervisor.core.restored import GENERATIONS
-from supervisor.core.spec import TitanSpec
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.spec import TitanSpec
+from supervisor.core.remediation.restore import GENERATIONS
 from supervisor.shell.control import observe
 from supervisor.shell.dev.etcd_server import start_etcd
 from supervisor.wire import checkpoints, keys

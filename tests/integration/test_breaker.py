@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.model import Rung
-from supervisor.core.spec import BreakerSpec
+from supervisor.core.model.kinds import Rung
+from supervisor.core.model.spec import BreakerSpec
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord
 from tests.helpers.waiting import eventually

@@ -18,8 +18,8 @@ from fault_injection.faults import acts
 from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Order
 from fault_injection.testbed.unavailable import NotHere
-from supervisor.core.model import Kind, Rung
-from supervisor.core.reason import Code, Reason
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code, Reason
 from supervisor.wire import keys
 from supervisor.wire.records import Health
 from tests.helpers.waiting import eventually

@@ -18,7 +18,7 @@ from fault_injection.chaos.schedule import load
 from fault_injection.checkers.consistency import check
 from fault_injection.checkers.history_file import load as read
 from fault_injection.checkers.recovery import ALL
-from supervisor.core.spec import TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import TitanSpec, TorchFTSpec
 from supervisor.shell.processes import start_ticks
 from tests.helpers.waiting import eventually
 from tests.integration.world import World, toy_spec

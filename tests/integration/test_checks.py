@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from supervisor.core.model import Suspicion
+from supervisor.core.model.incident import Suspicion
 from supervisor.wire import keys
 from supervisor.wire.records import NodeCheck, RunRecord
 from tests.agents.toy_check_device import broken

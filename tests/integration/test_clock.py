@@ -11,8 +11,8 @@ import pytest
 
 from fault_injection.doubles import clocks
 from fault_injection.testbed.unavailable import NotHere
-from supervisor.core.lasted import incident_s
-from supervisor.core.model import Kind, Rung
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.report.durations import incident_s
 from supervisor.shell.control import journal
 from supervisor.shell.inspect import status
 from supervisor.wire.programs import SEAM

@@ -19,8 +19,9 @@ from benchmarks.detection import CHECKPOINT_STEPS, GROUPS, Bench
 from fault_injection.faults import acts
 from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Order
-from supervisor.core.model import Incident, Kind, Rung
-from supervisor.core.reason import Code, Reason
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code, Reason
 from supervisor.shell.runfile import live_policy
 from tests.helpers.reasons import values
 from tests.helpers.waiting import eventually

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from supervisor.core.model import Kind
+from supervisor.core.model.kinds import Kind
 from supervisor.wire.records import RunRecord
 from tests.helpers.waiting import eventually
 from tests.integration.test_cli import cli, fails

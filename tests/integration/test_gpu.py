@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fault_injection.doubles.gpus import FOLDER, Gpus
-from supervisor.core.model import Kind, Rung
-from supervisor.core.reason import Code
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code
 from supervisor.wire import keys
 from supervisor.wire.records import Health, RunRecord
 from tests.helpers.reasons import texts, values

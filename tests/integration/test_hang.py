@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from supervisor.core.measured import Measured
-from supervisor.core.model import Incident, Kind, Rung
-from supervisor.core.reason import Code
-from supervisor.core.spec import HangSpec, TitanSpec
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.measured import Measured
+from supervisor.core.model.reason import Code
+from supervisor.core.model.spec import HangSpec, TitanSpec
 from supervisor.wire.records import RunRecord
 from tests.helpers.reasons import codes, values
 from tests.helpers.waiting import eventually

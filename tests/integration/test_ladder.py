@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from agents.agent.launch import read_launch
-from supervisor.core.model import Kind, Rung
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import HangSpec
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import HangSpec
 from supervisor.wire import keys
 from supervisor.wire.checkpoints import MARKER
 from supervisor.wire.records import CheckpointMark, NodeDesired, RunRecord, encode

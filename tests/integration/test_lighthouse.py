@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agents.shim import process
-from supervisor.core.spec import RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import RunSpec, TitanSpec, TorchFTSpec
 from supervisor.shell.processes import is_running
 from supervisor.wire.records import RunRecord
 from tests.helpers.measure import measured

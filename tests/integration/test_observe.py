@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.model import Kind, Rung
+from supervisor.core.model.kinds import Kind, Rung
 from supervisor.shell.control import journal
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.model import Kind, Rung
-from supervisor.core.spec import AllocationSpec, GroupsSpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.spec import AllocationSpec, GroupsSpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.wire.records import TrainerLaunch, decode
 from tests.helpers.waiting import eventually
 from tests.integration.world import World, world

@@ -13,8 +13,8 @@ import pytest
 from agents.health.facts.files import DEADLINE_S, EVERY_S, EVERY_SHARED_S
 from benchmarks import detection
 from benchmarks.detection import CHECKPOINT_STEPS, NODES, Bench
-from supervisor.core.model import Kind, Rung
-from supervisor.core.reason import Code, Reason
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code, Reason
 from supervisor.wire import keys
 from supervisor.wire.records import Health
 from tests.helpers.file_system import FileSystem, file_system, missing

@@ -19,8 +19,8 @@ from statistics import median
 
 import pytest
 
-from supervisor.core.detect import GATE_ETCD_SILENCE_S
-from supervisor.core.model import Kind
+from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
+from supervisor.core.model.kinds import Kind
 from supervisor.ports.errors import Retryable
 from supervisor.shell.dev.etcd_server import find_server, start_etcd
 from supervisor.shell.etcd import connect

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import Grant, Kind
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.observed import Grant
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
 from tests.helpers.measure import measured

@@ -20,7 +20,7 @@ from tests.helpers.waiting import eventually
 from tests.integration.test_cli import cli, fails
 from tests.integration.world import LEASE_S, World
 
-FIELD = ("core/model.py", "    decisions: int = 0\n", "    decisions: int = 0\n    colour: str = 'blue'\n")
+FIELD = ("core/model/memory.py", "    decisions: int = 0\n", "    decisions: int = 0\n    colour: str = 'blue'\n")
 """A field of a run's memory that this version does not know."""
 
 NEWER_MEMORY = ("wire/records.py", '{"Memory": 2, ', '{"Memory": 3, ')

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fault_injection.checkers import consistency
-from supervisor.core.model import Incident
-from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Retryable
 from supervisor.ports.store import Snapshot
 from supervisor.shell.control.state_cache import Mirror

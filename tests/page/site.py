@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
-from supervisor.core.model import ControlView, StuckView
+from supervisor.core.model.observed import ControlView, StuckView
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.web.server import Server, serve, url_of
 from supervisor.shell.web.watcher import Page

@@ -21,7 +21,7 @@ import yaml
 
 from dashboards import build, rules
 from fault_injection.testbed.etcds import slow_disk
-from supervisor.core.spec import BreakerSpec, BudgetSpec
+from supervisor.core.model.spec import BreakerSpec, BudgetSpec
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord

@@ -16,7 +16,7 @@ import pytest
 
 from dashboards import rules
 from fault_injection.demo.command import spec
-from supervisor.core.model import Incident
+from supervisor.core.model.incident import Incident
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.dev.home import endpoints_of, system_folder
 from supervisor.shell.engines.local import LocalEngine

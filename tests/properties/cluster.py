@@ -13,28 +13,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from supervisor.core import budget as budgets
-from supervisor.core import gpu, invariants
+from supervisor.core import invariants
 from supervisor.core.decide import decide
-from supervisor.core.detect import GATE_ETCD_SILENCE_S
-from supervisor.core.ladder import first_rung
-from supervisor.core.model import (
+from supervisor.core.evidence import gpu_faults
+from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import (
     Checkpoint,
     ControlView,
-    Decision,
     GateView,
     GpuFact,
     Grant,
-    Kind,
-    Memory,
     NodeView,
     Observed,
     RankView,
-    Rung,
 )
-from supervisor.core.reason import ONE_CAUSE, Code, Reason
-from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec
-from supervisor.core.words import said, say
+from supervisor.core.model.reason import ONE_CAUSE, Code, Reason
+from supervisor.core.model.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec
+from supervisor.core.policy import budgets
+from supervisor.core.policy.ladder import first_rung
+from supervisor.core.report.words import said, say
 from supervisor.ports.store import Item, Snapshot
 from supervisor.shell.control import cordons, projection
 from supervisor.shell.control import observe as views
@@ -996,8 +996,8 @@ class Cluster:
             )
             if action.verb == "place" and node is not None and barred:
                 self.broken.append(f"cordon: {action.key} on {action.node} of the cordoned host {node.machine}")
-            if action.verb == "place" and node is not None and gpu.unfit(node, self.spec):
-                self.broken.append(f"gpu: {action.key} on {action.node}: {gpu.unfit(node, self.spec)}")
+            if action.verb == "place" and node is not None and gpu_faults.unfit(node, self.spec):
+                self.broken.append(f"gpu: {action.key} on {action.node}: {gpu_faults.unfit(node, self.spec)}")
             if action.verb == "place" and node is not None and (node.failed or node.unsure):
                 self.broken.append(f"checks: {action.key} on {action.node}: {node.failed or node.unsure}")
             if action.verb == "start" and node is not None and node.failed:
@@ -1049,7 +1049,7 @@ class Cluster:
         ):
             pass  # its host was cordoned meanwhile
         elif any(
-            gpu.unfit(view, self.spec) or view.failed or view.unsure
+            gpu_faults.unfit(view, self.spec) or view.failed or view.unsure
             for node in grant.nodes
             if (view := observed.nodes.get(node)) is not None
         ):

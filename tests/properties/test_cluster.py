@@ -13,11 +13,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from supervisor.core import wind_down
 from supervisor.core.decide import decide
-from supervisor.core.model import Kind
-from supervisor.core.spec import RunSpec
-from supervisor.core.words import say
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.remediation import shutdown
+from supervisor.core.report.words import say
 from supervisor.wire import keys
 from tests.properties import cluster
 from tests.properties.cluster import Cluster
@@ -403,7 +403,7 @@ def test_a_stop_ends_a_run_in_time_whatever_state_it_is_in(seed: int, plan: Plan
     if not c.store_up:
         c.fault("store_back", 0)
     c.control, c.leaderless, before = replace(c.control, stop=True), 0, len(c.broken)
-    within_s = wind_down.longest_s(c.spec, c.memory.measured) + LATE_S
+    within_s = shutdown.longest_s(c.spec, c.memory.measured) + LATE_S
     assert c.until(lambda: c.memory.phase in ("stopped", "halted"), int(within_s / cluster.TICK_S)), c.state()
     assert not c.broken[before:], c.broken[before:][:3]
     assert {a.state for a in c.memory.allocations.values()} <= {"released"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agents.shim import process
-from supervisor.core.spec import TitanSpec
+from supervisor.core.model.spec import TitanSpec
 from supervisor.shell.inspect import bundle
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, Registration, RunRecord

@@ -13,13 +13,18 @@ from agents.agent import reconcile
 from agents.agent.names import Name, TrainerName
 from agents.gate.state import GateState, Verdict
 from fault_injection.sim.faults import Fault
-from supervisor.core import acting, budget, decide, detect, ending, invariants, seat
-from supervisor.core import round as rounds
-from supervisor.core.ladder import Choice
-from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Lighthouse, Rung
-from supervisor.core.reason import Code, Reason
-from supervisor.core.round import Round
-from supervisor.core.spec import BudgetSpec, PolicySpec
+from supervisor.core import decide, invariants
+from supervisor.core.evidence import exit_status, group_failure
+from supervisor.core.model.incident import Failure, Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.memory import GroupMemory, Lighthouse
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import BudgetSpec, PolicySpec
+from supervisor.core.policy import budgets
+from supervisor.core.policy.ladder import Choice
+from supervisor.core.remediation import apply, lighthouse
+from supervisor.core.round import draft as rounds
+from supervisor.core.round.draft import Round
 from supervisor.ports.store import Expect
 from supervisor.shell.control import loop, projection
 from supervisor.shell.etcd.election import Leadership
@@ -28,12 +33,12 @@ from tests.helpers.reasons import codes
 
 
 def budget_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    right = budget.allowed
+    right = budgets.allowed
 
     def one_more(spec: BudgetSpec, rung: Rung) -> int:
         return right(spec, rung) + 1
 
-    patch.setattr(budget, "allowed", one_more)
+    patch.setattr(budgets, "allowed", one_more)
 
 
 def no_epoch_compared(patch: pytest.MonkeyPatch) -> None:
@@ -41,7 +46,7 @@ def no_epoch_compared(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_proof_of_emptiness(patch: pytest.MonkeyPatch) -> None:
-    for module in (detect, invariants):  # the loop's own check must not find it
+    for module in (group_failure, invariants):  # the loop's own check must not find it
         patch.setattr(module, "gone", lambda group, below, node, observed: True)
 
 
@@ -64,12 +69,12 @@ def agents_end_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def crash_called_oom(patch: pytest.MonkeyPatch) -> None:
-    right = ending.Failure
+    right = exit_status.Failure
 
     def named(kind: Kind, *args: Any, **more: Any) -> Failure:
         return right(Kind.OOM if kind == Kind.CRASH else kind, *args, **more)
 
-    patch.setattr(ending, "Failure", named)
+    patch.setattr(exit_status, "Failure", named)
 
 
 def gate_closes_for_good(patch: pytest.MonkeyPatch) -> None:
@@ -139,7 +144,7 @@ def no_reason_kept(patch: pytest.MonkeyPatch) -> None:
 
 def checkpoint_is_what_is_told_now(patch: pytest.MonkeyPatch) -> None:
     def note(r: Round) -> None:
-        ranks = [(g, rank) for g in r.groups.values() for rank in detect.ranks_of(g, r.observed)]
+        ranks = [(g, rank) for g in r.groups.values() for rank in group_failure.ranks_of(g, r.observed)]
         marks = [rank.checkpoint for g, rank in ranks if rank.checkpoint and rank.checkpoint.generation == g.generation]
         r.draft = replace(r.draft, checkpoint=max(marks, key=lambda mark: mark.step, default=None))
 
@@ -266,7 +271,7 @@ def restarts_are_eight_seconds_late(patch: pytest.MonkeyPatch) -> None:
 
 def next_lighthouse_is_held_back(patch: pytest.MonkeyPatch) -> None:
     """Holds it back for 100 s, in which all stand still."""
-    right = seat._next
+    right = lighthouse._next
     since: dict[tuple[int, int], float] = {}
 
     def next_(r: Round, seat_: Lighthouse, reason: str) -> Lighthouse:
@@ -276,18 +281,18 @@ def next_lighthouse_is_held_back(patch: pytest.MonkeyPatch) -> None:
             return seat_
         return right(r, seat_, reason)
 
-    patch.setattr(seat, "_next", next_)
+    patch.setattr(lighthouse, "_next", next_)
 
 
 def _never(patch: pytest.MonkeyPatch, kind: Kind) -> None:
     """Hides this kind of failure from the program."""
-    right = detect.failure
+    right = group_failure.failure
 
     def failure(*about: Any, **more: Any) -> Failure | None:
         found = right(*about, **more)
         return None if found is not None and found.kind == kind else found
 
-    patch.setattr(detect, "failure", failure)
+    patch.setattr(group_failure, "failure", failure)
 
 
 def the_silent_are_never_ended(patch: pytest.MonkeyPatch) -> None:
@@ -316,7 +321,7 @@ def a_spares_host_is_cordoned(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_window_never_ends(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(budget, "within", lambda instants, now, window_s: tuple(instants))
+    patch.setattr(budgets, "within", lambda instants, now, window_s: tuple(instants))
 
 
 def nothing_is_dearer(patch: pytest.MonkeyPatch) -> None:
@@ -336,7 +341,7 @@ def a_mistake_is_raised(patch: pytest.MonkeyPatch) -> None:
     def moved(*about: Any) -> None:
         raise ValueError("budget of replace is spent")
 
-    patch.setattr(acting, "_move_away", moved)
+    patch.setattr(apply, "_move_away", moved)
 
 
 def taken_and_split(seed: int) -> list[Fault]:

@@ -18,8 +18,8 @@ from fault_injection.checkers.consistency import check
 from fault_injection.checkers.history_file import load as read
 from fault_injection.checkers.recovery import ALL
 from fault_injection.faults import engine
-from supervisor.core.model import Kind, Rung
-from supervisor.core.spec import BudgetSpec, TitanSpec
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.spec import BudgetSpec, TitanSpec
 from supervisor.shell.history.files import History
 from supervisor.shell.history.incidents import incidents
 from supervisor.wire.records import RunRecord

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from supervisor.core.model import Kind, Rung
-from supervisor.core.restored import ENDED
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.remediation.restore import ENDED
 from supervisor.shell.processes import start_ticks
 from supervisor.wire.records import RunRecord
 from tests.helpers.slurm import available

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import Kind, Rung
-from supervisor.core.restored import ENDED
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.remediation.restore import ENDED
 from supervisor.shell.control.engine_driver import REFUSED_PAUSES_S
 from supervisor.shell.control.system_id import system_id
 from supervisor.shell.dev.etcd_server import start_etcd

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from supervisor.core.model import Kind, Rung
+from supervisor.core.model.kinds import Kind, Rung
 from supervisor.wire.records import RunRecord
 from tests.helpers.reasons import texts
 from tests.helpers.slurm import GRACE_S, available

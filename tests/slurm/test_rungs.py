@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from supervisor.core.model import Rung
+from supervisor.core.model.kinds import Rung
 from supervisor.wire.records import RunRecord
 from tests.helpers.measure import measured
 from tests.helpers.reasons import texts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.model import Kind, Rung
+from supervisor.core.model.kinds import Kind, Rung
 from supervisor.wire.records import RunRecord
 from tests.helpers.slurm import available
 from tests.helpers.waiting import eventually

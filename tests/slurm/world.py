@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from agents.shim import process
-from supervisor.core.model import Grant, Incident, Rung
-from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import Rung
+from supervisor.core.model.observed import Grant
+from supervisor.core.model.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
 from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
 from supervisor.shell.inspect import status
 from supervisor.shell.processes import is_running

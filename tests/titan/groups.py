@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fault_injection.in_rank import causes
-from supervisor.core.spec import TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import TitanSpec, TorchFTSpec
 from supervisor.wire.address import free_port
 from supervisor.wire.programs import QUORUM_IDS_ABOVE
 from supervisor.wire.records import CheckpointMark, Progress, TrainerLaunch, decode, encode

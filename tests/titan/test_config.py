@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.spec import DataSpec, GroupsSpec, RunSpec, TitanSpec
+from supervisor.core.model.spec import DataSpec, GroupsSpec, RunSpec, TitanSpec
 from supervisor.wire.gpus import SHARED
 from supervisor.wire.records import RunRecord, TrainerLaunch, encode
 from titan_actor import mends

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.spec import DataSpec
+from supervisor.core.model.spec import DataSpec
 from titan_actor import data, mends, recipes, shares
 from titan_actor.cursor import Cursor
 

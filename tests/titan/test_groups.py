@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.ledger import Cause, of_lines
-from supervisor.core.spec import DataSpec, TorchFTSpec
+from supervisor.core.goodput.causes import Cause, of_lines
+from supervisor.core.model.spec import DataSpec, TorchFTSpec
 from tests.helpers.waiting import eventually
 from tests.titan.groups import Groups, Rank, assert_equal_digests
 from tests.titan.recipes import TOLD

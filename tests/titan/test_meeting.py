@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.spec import TorchFTSpec
+from supervisor.core.model.spec import TorchFTSpec
 from supervisor.wire.address import free_port
 from tests.helpers.waiting import eventually
 from tests.titan.groups import Groups

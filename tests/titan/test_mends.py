@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.spec import TorchFTSpec
+from supervisor.core.model.spec import TorchFTSpec
 from tests.titan.groups import Groups, Rank
 from titan_actor import mends
 
@@ -255,7 +255,7 @@ def test_two_ranks_need(groups: Groups, mend: str, fault: str) -> None:
 def test_cuda_graphs(bare: Bare) -> None:
     """The test covers the setting alone: the fault itself needs a GPU and was not seen."""
     code = """
-    from supervisor.core.spec import TitanSpec
+    from supervisor.core.model.spec import TitanSpec
     from titan_actor import config
     assert config.from_spec(TitanSpec()).training.disable_cuda_graphs, "they would be captured"
     """

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.ledger import Cause, of_lines
-from supervisor.core.spec import TitanSpec
+from supervisor.core.goodput.causes import Cause, of_lines
+from supervisor.core.model.spec import TitanSpec
 from supervisor.wire import activity
 from supervisor.wire.records import CheckpointMark
 from titan_actor import mends

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.spec import DataSpec
+from supervisor.core.model.spec import DataSpec
 from supervisor.wire.records import MISCONFIGURED
 from tests.titan.groups import Groups
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from agents.health.checks import machine, network
 from agents.shim import process
-from supervisor.core.errors import printable
+from supervisor.core.evidence.error_text import printable
 from supervisor.wire import programs
 from supervisor.wire.checks import CheckResult, from_line, to_line
 

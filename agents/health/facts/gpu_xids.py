@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agents.health.facts.gpu_devices import Gpu
-from supervisor.core import gpu as core
-from supervisor.core import xids
+from supervisor.core.evidence import gpu_faults as core
+from supervisor.core.evidence import xid_catalog
 from supervisor.wire.records import Fact
 
 SAME_S = 10.0
@@ -67,7 +67,7 @@ def _fact(seen: _Seen) -> Fact:
     return Fact(
         kind=core.XID,
         subject=str(seen.gpu),
-        evidence=f"{seen.gpu}: Xid {seen.xid}{xids.meaning(seen.xid)}",
+        evidence=f"{seen.gpu}: Xid {seen.xid}{xid_catalog.meaning(seen.xid)}",
         xid=seen.xid,
         rank=seen.gpu.rank,
         during=tuple(sorted(seen.during)),

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Incident, Memory, Suspicion
-from supervisor.core.notice import Notice
+from supervisor.core.model.incident import Incident, Suspicion
+from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory
+from supervisor.core.model.observed import Grant
+from supervisor.core.report.notifications import Notice
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys, records
 

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from supervisor.core.model import Checkpoint, DiskView, GroupMemory
+from supervisor.core.model.memory import GroupMemory
+from supervisor.core.model.observed import Checkpoint, DiskView
 from supervisor.wire import checkpoints, logged
 from supervisor.wire.aside import Aside
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from supervisor.core.cordons import freeable, one_cause, repeated, together
-from supervisor.core.model import CordonView, Memory, Suspicion
-from supervisor.core.restored import ENDED
-from supervisor.core.words import say
+from supervisor.core.model.incident import Suspicion
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import CordonView
+from supervisor.core.policy.cordons import freeable, one_cause, repeated, together
+from supervisor.core.remediation.restore import ENDED
+from supervisor.core.report.words import say
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import Cordon, NodeCheck

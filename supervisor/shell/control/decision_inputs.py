@@ -19,8 +19,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from supervisor.core.model import Memory, Observed
-from supervisor.core.spec import RunSpec, TitanSpec
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.spec import RunSpec, TitanSpec
 from supervisor.shell.control.build_info import program
 from supervisor.wire.records import ascii_json
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from supervisor.core.model import AllocationMemory, Grant
-from supervisor.core.words import say
+from supervisor.core.model.memory import AllocationMemory
+from supervisor.core.model.observed import Grant
+from supervisor.core.report.words import say
 from supervisor.ports.engine import Engine, Request, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Store, Term

@@ -20,9 +20,11 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from supervisor.core.model import Decision, Memory, Observed
-from supervisor.core.spec import RunSpec
-from supervisor.core.words import said, say
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.report.words import said, say
 from supervisor.shell.control.decision_inputs import Given, Inputs, take
 from supervisor.wire.aside import Aside
 

@@ -15,10 +15,13 @@ from pydantic_core import to_jsonable_python
 
 from supervisor.core import invariants
 from supervisor.core.decide import decide
-from supervisor.core.model import Decision, Incident, Memory, Observed
-from supervisor.core.notice import Notice, due, notices
-from supervisor.core.restored import ENDED
-from supervisor.core.words import said, say
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.remediation.restore import ENDED
+from supervisor.core.report.notifications import Notice, due, notices
+from supervisor.core.report.words import said, say
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
 from supervisor.shell.control import cordons, observe, projection, version_guard

@@ -6,18 +6,16 @@ import re
 from dataclasses import asdict, replace
 from functools import partial
 
-from supervisor.core import gpu
-from supervisor.core.errors import printable
-from supervisor.core.model import (
-    AllocationMemory,
+from supervisor.core.evidence import gpu_faults
+from supervisor.core.evidence.error_text import printable
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory
+from supervisor.core.model.observed import (
     Checkpoint,
     ControlView,
     GateView,
     GpuFact,
     Grant,
-    GroupMemory,
-    Incident,
-    Memory,
     NodeView,
     Observed,
     RankView,
@@ -179,8 +177,8 @@ def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> No
         failed=said if stands == "failed" else "",
         unsure=said if stands == "unknown" else "",
         # The last reports outlive the lease.
-        facts={f.kind: f.evidence for f in facts if f.kind not in gpu.KINDS},
-        gpus=tuple([_gpu(f, run) for f in facts if f.kind in gpu.KINDS]),
+        facts={f.kind: f.evidence for f in facts if f.kind not in gpu_faults.KINDS},
+        gpus=tuple([_gpu(f, run) for f in facts if f.kind in gpu_faults.KINDS]),
         store_ms=health.store_ms if health is not None else 0.0,
         warm=health is not None and health.warm == "ready" and registration is not None,
         ranks=tuple([_rank(t) for t in seen.trainers if t.run == run]) if seen is not None else (),

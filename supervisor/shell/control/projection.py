@@ -7,10 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from supervisor.core import unsaved
-from supervisor.core.model import Checkpoint, Decision, GroupMemory, Incident, Memory, Suspicion
-from supervisor.core.restored import ENDED
-from supervisor.core.spec import RunSpec
+from supervisor.core.evidence import checkpoint_lag
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.incident import Incident, Suspicion
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import Checkpoint
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.remediation.restore import ENDED
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Admission,
@@ -141,7 +144,7 @@ def desired(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = Non
     of_all = (spec, run_dir, seat.address, seat.node, _last_step(memory), memory.silent)
     if made.of_all != of_all:
         made.of_all, made.trainers = of_all, {}
-    writer = unsaved.writer(memory.groups)
+    writer = checkpoint_lag.writer(memory.groups)
     for group in memory.groups.values():
         if group.phase in ("starting", "running") and group.node:
             own = (memory.checkpoint,) if writer == group.group else ()

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic_core import to_jsonable_python
 
-from supervisor.core.notice import Notice
+from supervisor.core.report.notifications import Notice
 from supervisor.ports.errors import Fenced, PortError
 from supervisor.ports.store import Expect, Store, Term
 from supervisor.wire import keys, logged

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from supervisor.core.model import Memory
-from supervisor.core.restored import ENDED
+from supervisor.core.model.memory import Memory
+from supervisor.core.remediation.restore import ENDED
 from supervisor.ports.store import Store
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.spec import RunSpec
 from supervisor.shell.engines.local import LocalEngine, Pool
 
 

@@ -1,4 +1,4 @@
-"""Engines, and what the shell needs of each: one row an engine. What the rules need of it is its row in core/engines.py.
+"""Engines, and what the shell needs of each: one row an engine. What the rules need of it is its row in core/model/engines.py.
 
 `supervisor up` and `suspend.py` are the local engine's own, `supervisor submit` is Slurm's.
 """
@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from supervisor.core.engines import EngineName
-from supervisor.core.spec import AllocationSpec, RunSpec
+from supervisor.core.model.engines import EngineName
+from supervisor.core.model.spec import AllocationSpec, RunSpec
 from supervisor.ports.engine import Engine
 from supervisor.shell.engines import local_room
 from supervisor.shell.engines.local import LocalEngine

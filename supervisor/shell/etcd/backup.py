@@ -19,9 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from supervisor.core.model import Action, Checkpoint, Decision, Memory, Observed
-from supervisor.core.reason import Code, Reason
-from supervisor.core.restored import ENDED, closed, restored
+from supervisor.core.model.decision import Action, Decision
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Checkpoint, Observed
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.remediation.restore import ENDED, closed, restored
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Item, Snapshot, Store
 from supervisor.shell.control import cordons, observe, projection

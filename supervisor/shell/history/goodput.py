@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from supervisor.core.ledger import (
+from supervisor.core.goodput.causes import (
     DIGITS,
     WITHOUT_A_PROCESS,
     Cause,
@@ -23,7 +23,7 @@ from supervisor.core.ledger import (
     totals,
     without,
 )
-from supervisor.core.model import Rung
+from supervisor.core.model.kinds import Rung
 from supervisor.shell.history.files import History, Steps
 
 SLACK_S = 0.05

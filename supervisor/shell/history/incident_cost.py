@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from supervisor.core.kinds import TRAINS_ON
-from supervisor.core.ledger import LONGER, Cause, Interval
-from supervisor.core.model import Kind
+from supervisor.core.goodput.causes import LONGER, Cause, Interval
+from supervisor.core.model.kinds import TRAINS_ON, Kind
 from supervisor.shell.history.files import History
 from supervisor.shell.history.goodput import Window, windows
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from supervisor.core.lasted import from_first_sign_s, wall_clock
-from supervisor.core.model import Rung
+from supervisor.core.model.kinds import Rung
+from supervisor.core.report.durations import from_first_sign_s, wall_clock
 from supervisor.shell.history.files import History
 
 

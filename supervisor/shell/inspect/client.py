@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from supervisor.core import wind_down
-from supervisor.core.model import Incident, Memory
-from supervisor.core.restored import ENDED
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.remediation import shutdown
+from supervisor.core.remediation.restore import ENDED
 from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import Expect, Store
 from supervisor.shell.control import observe
 from supervisor.shell.control.leader import leader
 from supervisor.shell.control.rewrite import rewrite
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.engines.slurm.engine import SlurmEngine
 from supervisor.wire import environment, keys, programs
 from supervisor.wire.records import Control, RecordError, RunRecord, decode, encode
 
@@ -132,7 +132,7 @@ def refuse_over(mirror: Mirror, record: RunRecord, wish: str) -> None:
 def stopping(mirror: Mirror, record: RunRecord) -> str:
     """Returns what a stop does now, and its time limits, which run from when a leader sees the request."""
     memory = mirror.record(keys.memory(record.spec.name, "run"), Memory) or Memory()
-    drain_s, longest_s = (f(record.spec, memory.measured) for f in (wind_down.drain_s, wind_down.longest_s))
+    drain_s, longest_s = (f(record.spec, memory.measured) for f in (shutdown.drain_s, shutdown.longest_s))
     leads = "" if leader(mirror) is not None else "; no supervisor leads, so it begins when one does"
     return (
         f"stopping: groups that train end after one common step, the others at once; what has not ended in {drain_s:.0f} s "

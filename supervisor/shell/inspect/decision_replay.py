@@ -13,13 +13,15 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from supervisor.core.again import Answer, answer, compare
 from supervisor.core.decide import decide
-from supervisor.core.explain import explain, named, started
-from supervisor.core.lasted import lasted_s
-from supervisor.core.model import Action, Incident, Kind
-from supervisor.core.reason import BREAKER
-from supervisor.core.words import say
+from supervisor.core.model.decision import Action
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.reason import BREAKER
+from supervisor.core.report.decision_diff import Answer, answer, compare
+from supervisor.core.report.durations import lasted_s
+from supervisor.core.report.explain import explain, named, started
+from supervisor.core.report.words import say
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control import decision_inputs
 from supervisor.shell.control.build_info import program

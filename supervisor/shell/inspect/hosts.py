@@ -13,7 +13,6 @@ from supervisor.shell.control import cordons, observe
 from supervisor.shell.control.rewrite import rewrite
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.engines import registry
-from supervisor.shell.engines.slurm.commands import Commands
 from supervisor.wire import keys
 from supervisor.wire.person import who
 from supervisor.wire.records import Cordon, RecordError, Registration

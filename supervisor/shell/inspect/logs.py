@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from supervisor.core.visible import visible
+from supervisor.core.report.visible import visible
 from supervisor.shell.dev.home import system_folder
 from supervisor.wire import rotated
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from supervisor.core import breaker, detect, disks, left_out, numerics, shadow, straggler, unsaved
-from supervisor.core.blame import blame
-from supervisor.core.model import AllocationMemory, Memory, Observed
-from supervisor.core.placement import passed_over
-from supervisor.core.round import Round
-from supervisor.core.spec import RunSpec
-from supervisor.core.words import said, say
+from supervisor.core.attribution import circuit_breaker, stragglers
+from supervisor.core.evidence import checkpoint_lag, disk_faults, group_failure, nonfinite
+from supervisor.core.evidence.hang_attribution import blame
+from supervisor.core.model.memory import AllocationMemory, Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.remediation import suspended_groups
+from supervisor.core.remediation.placement import passed_over
+from supervisor.core.report.words import said, say
+from supervisor.core.round import observe_mode
+from supervisor.core.round.draft import Round
 
 
 def leaving(observed: Observed) -> dict[str, str]:
@@ -46,22 +50,22 @@ def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
     nodes that are passed over or have unusable disks."""
     if memory.phase != "running":
         return ()
-    found = [left_out.about(group) for group in memory.groups.values() if group.left_out]
-    found += [slow.reported for slow in straggler.stragglers(memory.groups, observed, spec)]
-    groups = shadow.there(memory.groups, memory.incidents, observed)
+    found = [suspended_groups.about(group) for group in memory.groups.values() if group.left_out]
+    found += [slow.reported for slow in stragglers.stragglers(memory.groups, observed, spec)]
+    groups = observe_mode.there(memory.groups, memory.incidents, observed)
     hangs = blame(groups, observed, spec, memory).held
-    tripped = breaker.why_it_holds(Round(observed, spec, memory)) if memory.breaker_since is not None else None
-    spike = numerics.spike(memory.groups, observed, spec)
-    no_way = detect.without_a_way(memory.groups, observed, spec, memory.lighthouse.opened)
-    behind = unsaved.with_reason(memory.groups, memory.checkpoint, observed, spec)
-    together = straggler.together(memory.groups, observed, spec)
+    tripped = circuit_breaker.why_it_holds(Round(observed, spec, memory)) if memory.breaker_since is not None else None
+    spike = nonfinite.spike(memory.groups, observed, spec)
+    no_way = group_failure.without_a_way(memory.groups, observed, spec, memory.lighthouse.opened)
+    behind = checkpoint_lag.with_reason(memory.groups, memory.checkpoint, observed, spec)
+    together = stragglers.together(memory.groups, observed, spec)
     found += filter(None, (together, spike, no_way, hangs, tripped, behind))
     heals = (
         f"group {group.group}, {say(why)}"
         for group in groups.values()
-        for why in detect.heals_failed(group, observed)[:1]
+        for why in group_failure.heals_failed(group, observed)[:1]
     )
-    more = (*disks.untold(memory.groups, observed), *passed_over(Round(observed, spec, memory)))
+    more = (*disk_faults.untold(memory.groups, observed), *passed_over(Round(observed, spec, memory)))
     return (*said(found), *heals, *said(more))
 
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from supervisor.core import explain
-from supervisor.core.lasted import incident_s
-from supervisor.core.model import Incident
-from supervisor.core.words import say
+from supervisor.core.model.incident import Incident
+from supervisor.core.report import explain
+from supervisor.core.report.durations import incident_s
+from supervisor.core.report.words import say
 from supervisor.shell.control.cordons import failure
 from supervisor.shell.inspect.status import GroupStatus, NodeStatus, RunStatus
 from supervisor.shell.web.terminal import lasted

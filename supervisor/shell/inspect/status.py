@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
 
-from supervisor.core import budget as budgets
-from supervisor.core.cordons import barred
-from supervisor.core.model import Memory, Observed, Rung
-from supervisor.core.reason import of_json
-from supervisor.core.restored import ENDED
-from supervisor.core.round import Round
-from supervisor.core.words import say
+from supervisor.core.model.kinds import Rung
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.reason import of_json
+from supervisor.core.policy import budgets
+from supervisor.core.policy.cordons import barred
+from supervisor.core.remediation.restore import ENDED
+from supervisor.core.report.words import say
+from supervisor.core.round.draft import Round
 from supervisor.ports.errors import PortError
 from supervisor.shell.control import cordons, observe
 from supervisor.shell.control.audit import audit

@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
-from supervisor.core.ledger import Cause
-from supervisor.core.model import Action, GroupPhase, Kind, Memory, Rung, Verdict
+from supervisor.core.goodput.causes import Cause
+from supervisor.core.model.decision import Action
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.memory import GroupPhase, Memory
+from supervisor.core.model.observed import Verdict
 from supervisor.wire.records import GateGroup
 
 SECONDS_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)

@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from supervisor.core import ledger, shadow
-from supervisor.core.kinds import TRAINS_ON
-from supervisor.core.lasted import lasted_s
-from supervisor.core.ledger import WITHOUT_A_PROCESS, Cause
-from supervisor.core.model import GroupMemory, Incident, Kind, Memory, Observed, RankView, Rung
-from supervisor.core.restored import ENDED
-from supervisor.core.straggler import Slow
+from supervisor.core.attribution.stragglers import Slow
+from supervisor.core.goodput import causes
+from supervisor.core.goodput.causes import WITHOUT_A_PROCESS, Cause
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import TRAINS_ON, Kind, Rung
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import Observed, RankView
+from supervisor.core.remediation.restore import ENDED
+from supervisor.core.report.durations import lasted_s
+from supervisor.core.round import observe_mode
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire.records import Held, NodeObserved
 
@@ -142,7 +145,7 @@ class Accounts:
                 self._hear(known, group, news, rank, 0.0 if group.group in for_data else beyond)
             incident = memory.incidents.get(group.incident)
             left_alone = incident is not None and incident.shadow
-            trains_on = left_alone and not shadow.has_ended(group, memory.incidents, observed)
+            trains_on = left_alone and not observe_mode.has_ended(group, memory.incidents, observed)
             cause = cause_of(group, None if trains_on else incident)
             if known.generation != group.generation or cause not in HELD:
                 self._give_up(known, cause, incident, now)
@@ -203,7 +206,7 @@ class Accounts:
     @property
     def ettr(self) -> float | None:
         """Share of productive seconds since the launch; None if no seconds were counted."""
-        return ledger.ettr(self.since_launch)
+        return causes.ettr(self.since_launch)
 
     def _hear(
         self, known: _Group, group: GroupMemory, told: Mapping[str, float], rank: RankView, beyond: float

@@ -8,15 +8,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from supervisor.core import budget as budgets
-from supervisor.core import cordons, unsaved
-from supervisor.core.detect import node_verdict
-from supervisor.core.lasted import incident_s, lasted_s
-from supervisor.core.ledger import Cause
-from supervisor.core.model import PLANNED, Decision, Incident, Memory, Observed, Rung, Verdict
-from supervisor.core.round import Round
-from supervisor.core.spec import RunSpec
-from supervisor.core.straggler import stragglers
+from supervisor.core.attribution.stragglers import stragglers
+from supervisor.core.evidence import checkpoint_lag
+from supervisor.core.evidence.group_failure import node_verdict
+from supervisor.core.goodput.causes import Cause
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import PLANNED, Rung
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Observed, Verdict
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.policy import budgets, cordons
+from supervisor.core.report.durations import incident_s, lasted_s
+from supervisor.core.round.draft import Round
 from supervisor.shell.control.build_info import version
 from supervisor.shell.metrics.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RECOVERY, RUN_PHASES, RUNGS
 from supervisor.shell.metrics.live_goodput import Accounts, Told
@@ -169,7 +173,7 @@ class Telemetry:
         if memory.checkpoint is not None:
             m.gauge("supervisor_checkpoint_step", run=run).set(memory.checkpoint.step)
         m.gauge("supervisor_checkpoint_interval_steps", run=run).set(spec.titan.checkpoint_interval_steps)
-        behind = unsaved.steps(memory.groups, memory.checkpoint, observed)
+        behind = checkpoint_lag.steps(memory.groups, memory.checkpoint, observed)
         if behind is not None:  # None while no one trains: then no step is added or saved
             m.gauge("supervisor_unsaved_steps", run=run).set(behind)
         newest = max((rank.step for node in observed.nodes.values() for rank in node.ranks), default=0)

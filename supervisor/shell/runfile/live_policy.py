@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from supervisor.core.measured import NOTHING, Measured
-from supervisor.core.spec import PolicySpec, RunSpec
+from supervisor.core.model.measured import NOTHING, Measured
+from supervisor.core.model.spec import PolicySpec, RunSpec
 from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import Expect, Store
 from supervisor.shell.runfile import parse

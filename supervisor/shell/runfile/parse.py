@@ -15,12 +15,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from supervisor.core import timeouts
-from supervisor.core.bounds import Row
-from supervisor.core.measured import NOTHING, Measured
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.measured import NOTHING, Measured
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.timeouts import solver as timeouts
+from supervisor.core.timeouts.bound import Row
 from supervisor.shell.engines import registry
-from supervisor.shell.engines.slurm import validate
 from supervisor.shell.runfile import validate_policy
 
 
@@ -142,7 +141,7 @@ _AT_LEAST: dict[str, float] = {
     "policy.cut_off_stop_s": 0,
     "policy.term_grace_s": 0,
 }
-"""Least value of each key by itself; relations between timeouts are in core/timeouts.py."""
+"""Least value of each key by itself; relations between timeouts are in core/timeouts/solver.py."""
 
 
 def _ranges(spec: RunSpec) -> list[str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import timeouts
-from supervisor.core.bounds import Row
-from supervisor.core.measured import NOTHING, Measured, together
-from supervisor.core.model import Memory
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.measured import NOTHING, Measured, together
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.timeouts import solver
+from supervisor.core.timeouts.bound import Row
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.engines.local import LocalEngine, Pool
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 
@@ -24,10 +23,10 @@ def remembered(mirror: Mirror, run: str) -> Measured:
 
 def live(mirror: Mirror, record: RunRecord, memory: Memory) -> tuple[Row, ...]:
     """Returns the timeouts of an existing run, judged by its recorded durations and by what its ranks report now."""
-    now = timeouts.measured(observe.observed(mirror, record.spec.name, memory, now=memory.clock, store_stable_s=0.0))
+    now = solver.measured(observe.observed(mirror, record.spec.name, memory, now=memory.clock, store_stable_s=0.0))
     seen = together([memory.measured, now])
     # the usual step is the current one, if any; the others are the longest ever seen
-    return timeouts.rows(record.spec, replace(seen, step_s=now.step_s or seen.step_s))
+    return solver.rows(record.spec, replace(seen, step_s=now.step_s or seen.step_s))
 
 
 def of_one_like_it(mirror: Mirror, spec: RunSpec) -> tuple[str, Measured]:
@@ -50,4 +49,4 @@ def _what(spec: RunSpec) -> tuple[object, ...]:
 
 def short(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
     """Returns a sentence for each timeout that is safe, but only just."""
-    return [row.sentence for row in timeouts.rows(spec, seen) if row.settable and row.state == "tight"]
+    return [row.sentence for row in solver.rows(spec, seen) if row.settable and row.state == "tight"]

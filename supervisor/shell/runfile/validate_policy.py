@@ -7,9 +7,10 @@ import difflib
 import math
 from collections.abc import Collection
 
-from supervisor.core import ladder, words
-from supervisor.core.model import PLANNED, Kind
-from supervisor.core.spec import FirstRungSpec, PolicySpec
+from supervisor.core.model.kinds import PLANNED, Kind
+from supervisor.core.model.spec import FirstRungSpec, PolicySpec
+from supervisor.core.policy import ladder
+from supervisor.core.report import words
 
 CLIMBING = tuple(field.name for field in dataclasses.fields(FirstRungSpec))
 """Kinds whose first rung, budget and pause the policy sets."""

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from supervisor.core import left_out
-from supervisor.core.cordons import REPEATED_S
-from supervisor.core.model import PLANNED, Incident, Kind, Memory, Observed, Rung
-from supervisor.core.spec import RunSpec
-from supervisor.core.words import say
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import PLANNED, Kind, Rung
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.policy.cordons import REPEATED_S
+from supervisor.core.remediation import suspended_groups
+from supervisor.core.report.words import say
 from supervisor.shell.inspect.status import ALONE, RunStatus
 from supervisor.shell.web.calls import AWAY_S, CALLS, STILL_S, UNALERTED, Level
 from supervisor.shell.web.verdicts import LETTERS, TRAINS, GroupVerdict
@@ -231,7 +234,7 @@ def _of_the_run(seen: Seen) -> Iterable[Sign]:
         )
     for group in memory.groups.values():
         if group.left_out:
-            yield UNALERTED["a group is left out"], say(left_out.about(group))
+            yield UNALERTED["a group is left out"], say(suspended_groups.about(group))
     refused = [g for g in seen.observed.grants.values() if g.state == "refused"]
     waits = [g.group for g in memory.groups.values() if not (g.node or g.left_out)]
     if refused and waits:

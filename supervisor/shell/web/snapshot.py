@@ -7,13 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from supervisor.core import budget as budgets
-from supervisor.core import explain, ledger, unsaved
-from supervisor.core.kinds import TRAINS_ON
-from supervisor.core.lasted import incident_s, lasted_s, wall_clock
-from supervisor.core.model import Incident, Memory, Rung
-from supervisor.core.spec import RunSpec
-from supervisor.core.words import said, say
+from supervisor.core.evidence import checkpoint_lag
+from supervisor.core.goodput import causes
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import TRAINS_ON, Rung
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.policy import budgets
+from supervisor.core.report import explain
+from supervisor.core.report.durations import incident_s, lasted_s, wall_clock
+from supervisor.core.report.words import said, say
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import client, status
@@ -106,7 +109,7 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
     account = status.account(mirror, run)
     terms = account.clocks or tuple((-math.inf, live.clock_at[name]) for name in (run,) if name in live.clock_at)
     told = client.incidents(mirror, run)
-    behind = say(unsaved.with_reason(memory.groups, memory.checkpoint, observed, spec))
+    behind = say(checkpoint_lag.with_reason(memory.groups, memory.checkpoint, observed, spec))
     headline = attention.headline(found, verdicts, still, behind)
     asked = attention.get_up(
         attention.Seen(
@@ -194,12 +197,12 @@ def _lighthouse(seat: LighthouseStatus) -> str:
 def _time(account: Account) -> dict[str, Any]:
     """Returns ETTR, all other shares (largest first), and when and how long the run lasted; empty if nothing was
     counted yet."""
-    share = ledger.ettr(account.seconds)
+    share = causes.ettr(account.seconds)
     if share is None:
         return {}
-    lost = sorted(((part, cause) for cause, part in ledger.badput(account.seconds).items()), reverse=True)
+    lost = sorted(((part, cause) for cause, part in causes.badput(account.seconds).items()), reverse=True)
     found = {
-        "ettr": round(share, ledger.DIGITS),
+        "ettr": round(share, causes.DIGITS),
         "group_s": round(sum(account.seconds.values()), 1),
         "lost": [[cause, round(part, 4)] for part, cause in lost],
         "ran_s": round(account.ran_s, 1),

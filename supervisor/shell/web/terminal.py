@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from supervisor.core.visible import visible
+from supervisor.core.report.visible import visible
 
 SIGNS = {
     "healthy": "✓", "slow": "~", "hung": "‖", "dead": "✕", "unknown": "?", "starting": "↑", "waiting": "…", "ended": "■",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from supervisor.core.detect import node_verdict, ranks_of
-from supervisor.core.model import GroupMemory, Observed, RankView, Verdict
-from supervisor.core.spec import RunSpec
-from supervisor.core.straggler import stragglers
-from supervisor.core.words import say
+from supervisor.core.attribution.stragglers import stragglers
+from supervisor.core.evidence.group_failure import node_verdict, ranks_of
+from supervisor.core.model.memory import GroupMemory
+from supervisor.core.model.observed import Observed, RankView, Verdict
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.report.words import say
 
 LETTERS: Mapping[str, str] = {
     "e": "ended",

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from supervisor.core.model import Memory
-from supervisor.core.restored import ENDED
+from supervisor.core.model.memory import Memory
+from supervisor.core.remediation.restore import ENDED
 from supervisor.ports.errors import PortError
 from supervisor.ports.store import Changes, Store, Watch
 from supervisor.shell.control import observe

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core.again import Answer, compare
-from supervisor.core.model import Action, Incident, Kind, Rung
+from supervisor.core.model.decision import Action
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.report.decision_diff import Answer, compare
 from tests.helpers.reasons import text
 
 START = Action(

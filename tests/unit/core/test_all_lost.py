@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core.model import Kind, Rung
-from supervisor.core.reason import Code
-from supervisor.core.words import say
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code
+from supervisor.core.report.words import say
 from tests.helpers.reasons import codes
 from tests.unit.core.world import HOST, World
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core import breaker
-from supervisor.core.model import Rung
-from supervisor.core.notice import Notice, due
-from supervisor.core.reason import Code
-from supervisor.core.round import Round
+from supervisor.core.attribution import circuit_breaker
+from supervisor.core.model.kinds import Rung
+from supervisor.core.model.reason import Code
+from supervisor.core.report.notifications import Notice, due
+from supervisor.core.round.draft import Round
 from tests.helpers.reasons import codes, texts, values
 from tests.unit.core.test_one_cause import (
     EIO,
@@ -133,7 +133,7 @@ def test_some_whose_server_stays_away_are_left_out() -> None:
     assert w.memory.breaker_since is None, "who is left out is not counted"
     give(w, 60.0, no_store, range(3, 8))
     assert "breaker: 5 of 12 groups do not train" in w.waits()
-    held = breaker.why_it_holds(Round(w.observed(), w.spec, w.memory))
+    held = circuit_breaker.why_it_holds(Round(w.observed(), w.spec, w.memory))
     assert (held.code, held.about["failing"], held.about["of"]) == (Code.GROUPS_OF_MANY, 5, 12), "as status has it"
     give(w, 120.0)
     w.control = replace(w.control, restarts=dict.fromkeys(THREE, 1))

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import GpuFact, Kind
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import BreakerSpec, BudgetSpec
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.observed import GpuFact
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import BreakerSpec, BudgetSpec
 from tests.unit.core.world import World
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core import budget as budgets
-from supervisor.core.model import Rung
-from supervisor.core.spec import BudgetSpec
+from supervisor.core.model.kinds import Rung
+from supervisor.core.model.spec import BudgetSpec
+from supervisor.core.policy import budgets
 
 BUDGET = BudgetSpec(restart=2, replace=1, reallocate=0, window_s=10.0)
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core import invariants
-from supervisor.core.cordons import REPEATED_S, freeable, repeated
-from supervisor.core.model import CordonView, Kind, Rung, Suspicion
-from supervisor.core.reason import Code, Reason
-from supervisor.core.words import say
+from supervisor.core.model.incident import Suspicion
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import CordonView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.policy.cordons import REPEATED_S, freeable, repeated
+from supervisor.core.report.words import say
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World
 

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from supervisor.core import explain, invariants
-from supervisor.core.cordons import REPEATED_S, TOGETHER_S, freeable, repeated, together
-from supervisor.core.engines import TRAITS
-from supervisor.core.model import CordonView, Grant, Kind, NodeView, Rung, Suspicion
-from supervisor.core.words import say
+from supervisor.core import invariants
+from supervisor.core.model.engines import TRAITS
+from supervisor.core.model.incident import Suspicion
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import CordonView, Grant, NodeView
+from supervisor.core.policy.cordons import REPEATED_S, TOGETHER_S, freeable, repeated, together
+from supervisor.core.report import explain
+from supervisor.core.report.words import say
 from tests.helpers.reasons import held_against
 from tests.unit.core.world import World
 

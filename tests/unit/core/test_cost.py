@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.core import cost, ladder
-from supervisor.core.explain import explain
-from supervisor.core.model import Kind, Rung, Tried
-from supervisor.core.reason import Code
-from supervisor.core.round import Round
-from supervisor.core.spec import FirstRungSpec
-from supervisor.core.words import say
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.memory import Tried
+from supervisor.core.model.reason import Code
+from supervisor.core.model.spec import FirstRungSpec
+from supervisor.core.policy import ladder
+from supervisor.core.remediation import recovery_cost
+from supervisor.core.report.explain import explain
+from supervisor.core.report.words import say
+from supervisor.core.round.draft import Round
 from tests.helpers.reasons import codes, passed
 from tests.unit.core.world import World
 
@@ -179,7 +181,7 @@ def test_else_the_ladder_s_rung_stays(why: str) -> None:
 
 
 tries = st.lists(
-    st.builds(Tried, seconds=st.floats(0.0, 1e5), mended=st.booleans()), max_size=cost.KEPT
+    st.builds(Tried, seconds=st.floats(0.0, 1e5), mended=st.booleans()), max_size=recovery_cost.KEPT
 ).map(tuple)  # fmt: skip
 
 
@@ -189,7 +191,7 @@ def test_no_cost_is_negative_and_every_option_is_named(data: st.DataObject) -> N
     memory = replace(w.memory, tried=data.draw(st.dictionaries(st.sampled_from(WHAT), tries)))
     r = Round(w.observed(), w.spec, memory)
     kind = data.draw(st.sampled_from([Kind.CRASH, Kind.HANG, Kind.NODE_LOST, Kind.ALLOCATION_LOST, Kind.STRAGGLER]))
-    said = cost.of(r, r.groups[1], kind)
+    said = recovery_cost.of(r, r.groups[1], kind)
     first = max(Rung.RESTART, ladder.first_rung(kind, w.spec.policy))
     assert [s.split(":")[0].split(",")[0] for s in said[:-1]] == [Rung(x).name.lower() for x in range(first, Rung.STOP)]
     assert said[-1].startswith("going on with ")
@@ -203,11 +205,11 @@ def test_no_cost_is_negative_and_every_option_is_named(data: st.DataObject) -> N
 def test_the_newest_tries_are_kept_and_none_is_negative(done: list[tuple[float, bool]]) -> None:
     tried: dict[str, tuple[Tried, ...]] = {}
     for seconds, mended in done:
-        tried = cost.after(tried, "restart", seconds, mended)
+        tried = recovery_cost.after(tried, "restart", seconds, mended)
     kept = tried["restart"]
-    assert [t.mended for t in kept] == [mended for _, mended in done][-cost.KEPT :]
+    assert [t.mended for t in kept] == [mended for _, mended in done][-recovery_cost.KEPT :]
     assert all(t.seconds >= 0 for t in kept)
-    usual = cost.usual_s(tried, "restart")
+    usual = recovery_cost.usual_s(tried, "restart")
     assert usual is None or min(t.seconds for t in kept) <= usual <= max(t.seconds for t in kept)
 
 

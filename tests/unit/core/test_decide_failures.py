@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.detect import ENGINE_AWAY_S
-from supervisor.core.engines import TRAITS
-from supervisor.core.model import ControlView, Kind, Rung
-from supervisor.core.reason import Code, Reason
-from supervisor.core.words import say
+from supervisor.core.evidence.group_failure import ENGINE_AWAY_S
+from supervisor.core.model.engines import TRAITS
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import ControlView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.report.words import say
 from tests.helpers.reasons import SEGFAULT, codes, held_against, spent
 from tests.unit.core.world import HOST, World
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import Memory
+from supervisor.core.model.memory import Memory
 from supervisor.ports.store import MAX_OPERATIONS
 from supervisor.shell.control.projection import memory_records
 from tests.unit.core.world import World

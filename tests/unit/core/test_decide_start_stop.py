@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.decide import decide
-from supervisor.core.detect import ENGINE_AWAY_S
-from supervisor.core.model import Checkpoint, Kind
-from supervisor.core.reason import Code
-from supervisor.core.words import say
+from supervisor.core.evidence.group_failure import ENGINE_AWAY_S
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.observed import Checkpoint
+from supervisor.core.model.reason import Code
+from supervisor.core.report.words import say
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core import detect, ending
-from supervisor.core.model import GateView, GroupMemory, Kind, Memory, NodeView, Observed, RankView, Verdict
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import PolicySpec, RunSpec
+from supervisor.core.evidence import exit_status, group_failure
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import GateView, NodeView, Observed, RankView, Verdict
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import PolicySpec, RunSpec
 from supervisor.wire import records
 from tests.helpers.reasons import SEGFAULT
 from tests.unit.core.world import World
@@ -25,9 +27,9 @@ LAPSED = replace(SEEN, nodes={"n1": replace(NODE, registered=False), "h": HOST})
 
 
 def test_the_exit_codes_are_those_on_the_wire() -> None:
-    assert ending.PEERS_GONE_EXIT == records.PEERS_GONE
-    assert ending.TERMINATED_EXIT == records.TERMINATED
-    assert ending.MISCONFIGURED_EXIT == records.MISCONFIGURED
+    assert exit_status.PEERS_GONE_EXIT == records.PEERS_GONE
+    assert exit_status.TERMINATED_EXIT == records.TERMINATED
+    assert exit_status.MISCONFIGURED_EXIT == records.MISCONFIGURED
 
 
 @pytest.mark.parametrize(
@@ -45,29 +47,32 @@ def test_the_verdict_of_a_lapsed_node_depends_on_what_the_gate_hears(
     hearing: str, admitted: int, verdict: Verdict
 ) -> None:
     observed = replace(LAPSED, gate=replace(GATE, hearing={0: hearing}, admitted={0: admitted}))
-    assert detect.node_verdict("n1", GROUP, observed, SPEC)[0] == verdict
+    assert group_failure.node_verdict("n1", GROUP, observed, SPEC)[0] == verdict
 
 
 def test_a_registered_node_is_healthy_whatever_else() -> None:
-    assert detect.node_verdict("n1", GROUP, replace(SEEN, gate=None, store_stable_s=0.0), SPEC)[0] == Verdict.HEALTHY
+    assert (
+        group_failure.node_verdict("n1", GROUP, replace(SEEN, gate=None, store_stable_s=0.0), SPEC)[0]
+        == Verdict.HEALTHY
+    )
 
 
 def test_without_a_gate_or_a_stable_store_nobody_knows() -> None:
-    assert detect.node_verdict("n1", GROUP, replace(LAPSED, gate=None), SPEC)[0] == Verdict.UNKNOWN
-    assert detect.node_verdict("n1", GROUP, replace(LAPSED, store_stable_s=4.9), SPEC)[0] == Verdict.UNKNOWN
+    assert group_failure.node_verdict("n1", GROUP, replace(LAPSED, gate=None), SPEC)[0] == Verdict.UNKNOWN
+    assert group_failure.node_verdict("n1", GROUP, replace(LAPSED, store_stable_s=4.9), SPEC)[0] == Verdict.UNKNOWN
 
 
 def test_a_node_that_nothing_runs_on_is_dead_by_its_lease() -> None:
-    assert detect.node_verdict("n1", None, LAPSED, SPEC)[0] == Verdict.DEAD
-    assert detect.node_verdict("n1", replace(GROUP, phase="placing"), LAPSED, SPEC)[0] == Verdict.DEAD
+    assert group_failure.node_verdict("n1", None, LAPSED, SPEC)[0] == Verdict.DEAD
+    assert group_failure.node_verdict("n1", replace(GROUP, phase="placing"), LAPSED, SPEC)[0] == Verdict.DEAD
 
 
 def test_only_ranks_of_the_current_generation_count() -> None:
     old = replace(RANK, generation=2)
     other = replace(RANK, group=1)
     observed = replace(SEEN, nodes={"n1": replace(NODE, ranks=(old, other, RANK))})
-    assert detect.ranks_of(GROUP, observed) == (RANK,)
-    assert detect.ranks_of(replace(GROUP, node="elsewhere"), observed) == ()
+    assert group_failure.ranks_of(GROUP, observed) == (RANK,)
+    assert group_failure.ranks_of(replace(GROUP, node="elsewhere"), observed) == ()
 
 
 def exited(code: int | None, rank: int = 0, signal: int | None = None, error: str = "") -> RankView:
@@ -88,17 +93,17 @@ def exited(code: int | None, rank: int = 0, signal: int | None = None, error: st
 )
 def test_finished_needs_every_rank_and_code_zero(ranks: tuple[RankView, ...], finished: bool) -> None:
     observed = replace(SEEN, nodes={"n1": replace(NODE, ranks=ranks)})
-    assert detect.finished(GROUP, observed, 2) is finished
+    assert group_failure.finished(GROUP, observed, 2) is finished
 
 
 @pytest.mark.parametrize("phase", ["unplaced", "fencing", "finished"])
 def test_a_group_that_has_no_process_cannot_fail(phase: str) -> None:
     observed = replace(LAPSED, gate=replace(GATE, hearing={0: "gone"}))
-    assert detect.failure(replace(GROUP, phase=phase), observed, SPEC, Memory()) is None  # type: ignore[arg-type]
+    assert group_failure.failure(replace(GROUP, phase=phase), observed, SPEC, Memory()) is None  # type: ignore[arg-type]
 
 
 def test_a_healthy_group_shows_no_failure() -> None:
-    assert detect.failure(GROUP, SEEN, SPEC, Memory()) is None
+    assert group_failure.failure(GROUP, SEEN, SPEC, Memory()) is None
 
 
 def test_the_gravest_failure_wins() -> None:
@@ -112,7 +117,7 @@ def test_the_gravest_failure_wins() -> None:
         (crashed, silent),
         (NODE, silent),
     ]:
-        found = detect.failure(GROUP, replace(SEEN, nodes={"n1": node, "h": HOST}, gate=gate), SPEC, memory)
+        found = group_failure.failure(GROUP, replace(SEEN, nodes={"n1": node, "h": HOST}, gate=gate), SPEC, memory)
         assert found is not None
         kinds.append(found.kind)
     assert kinds == [Kind.NODE_LOST, Kind.CRASH, Kind.SILENT]

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core import budget as budgets
-from supervisor.core import disks
-from supervisor.core.explain import explain
-from supervisor.core.model import Kind, Rung
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import FirstRungSpec
+from supervisor.core.evidence import disk_faults
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import FirstRungSpec
+from supervisor.core.policy import budgets
+from supervisor.core.report.explain import explain
 from tests.unit.core.world import World
 
 FULL = "/home/nodes/n: No space left on device"
@@ -35,7 +35,7 @@ def lose(w: World, group: int) -> str:
 # --- spares ---
 
 
-@pytest.mark.parametrize("kind", sorted(disks.UNUSABLE))
+@pytest.mark.parametrize("kind", sorted(disk_faults.UNUSABLE))
 def test_another_spare_is_taken_though_the_ill_one_is_warm(kind: str) -> None:
     w = World(spares=2).bring_up()
     w.node(3, warm=True)
@@ -253,7 +253,7 @@ def test_what_many_say_is_not_said_for_each() -> None:
     for group in range(12):
         tell(w, w.group(group).node, "file_system_stalled")
     w.round()
-    assert w.waits().count("may not be told") == disks.NAMED
+    assert w.waits().count("may not be told") == disk_faults.NAMED
     assert "and so 7 more groups" in w.waits()
 
 

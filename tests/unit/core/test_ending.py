@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.ending import ended
-from supervisor.core.model import Confidence, Failure, Kind, RankView
-from supervisor.core.reason import Code, Reason
+from supervisor.core.evidence.exit_status import ended
+from supervisor.core.model.incident import Confidence, Failure
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.observed import RankView
+from supervisor.core.model.reason import Code, Reason
 
 RANK = RankView(group=0, generation=1, rank=0, state="exited", phase="step", told="", oom=False)
 

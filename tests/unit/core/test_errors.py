@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.errors import (
+from supervisor.core.evidence.error_text import (
     SAME_CHARACTERS,
     last_words,
     normal,

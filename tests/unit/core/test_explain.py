@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.explain import DONE, done, explain
-from supervisor.core.model import Confidence, Incident, Kind, Rung
-from supervisor.core.reason import Code, Reason
+from supervisor.core.model.incident import Confidence, Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.report.explain import DONE, done, explain
 from tests.helpers.reasons import SEGFAULT, spent
 
 INCIDENT = Incident(

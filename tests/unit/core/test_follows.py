@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from supervisor.core import cordons
-from supervisor.core.explain import explain
-from supervisor.core.follows import WITHIN_S
-from supervisor.core.model import CordonView, Kind, Rung, Suspicion
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import FirstRungSpec
-from supervisor.core.words import say
+from supervisor.core.attribution.cross_host_recurrence import WITHIN_S
+from supervisor.core.model.incident import Suspicion
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import CordonView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import FirstRungSpec
+from supervisor.core.policy import cordons
+from supervisor.core.report.explain import explain
+from supervisor.core.report.words import say
 from tests.helpers.reasons import codes, held_against
 from tests.unit.core.test_blame import hangs
 from tests.unit.core.world import World

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from supervisor.core import gpu
-from supervisor.core.model import Confidence, GpuFact, Kind, NodeView, Rung, StuckView
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import GroupsSpec
-from supervisor.core.words import say
+from supervisor.core.evidence import gpu_faults
+from supervisor.core.model.incident import Confidence
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import GpuFact, NodeView, StuckView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import GroupsSpec
+from supervisor.core.report.words import say
 from tests.helpers.reasons import SEGFAULT, texts, values
 from tests.unit.core.world import World
 
@@ -129,7 +131,7 @@ def test_one_that_never_commits() -> None:
     assert {i.group: i.kind for i in w.incidents.values()} == {0: Kind.START_TIMEOUT, 1: Kind.GPU}
 
 
-@pytest.mark.parametrize("kind", sorted(k for k, effect in gpu.CONDITIONS.items() if not effect.replaces))
+@pytest.mark.parametrize("kind", sorted(k for k, effect in gpu_faults.CONDITIONS.items() if not effect.replaces))
 def test_what_only_warns_never_acts(kind: str) -> None:
     w = World().bring_up()
     tell(w, holds(kind))
@@ -137,7 +139,7 @@ def test_what_only_warns_never_acts(kind: str) -> None:
     w.crash(1)
     w.round()
     assert (w.incident.kind, w.incident.rung) == (Kind.CRASH, Rung.RESTART)
-    assert (kind in texts(*w.incident.evidence)) == (kind not in gpu.EXPLAINS_NOTHING)
+    assert (kind in texts(*w.incident.evidence)) == (kind not in gpu_faults.EXPLAINS_NOTHING)
 
 
 def test_a_persons_restart_and_a_kill_for_memory_stay_what_they_are() -> None:
@@ -230,7 +232,7 @@ def test_a_node_that_does_not_answer_says_nothing_of_its_gpus() -> None:
 # --- where groups are placed ---
 
 
-@pytest.mark.parametrize("kind", sorted(k for k, effect in gpu.CONDITIONS.items() if effect.replaces))
+@pytest.mark.parametrize("kind", sorted(k for k, effect in gpu_faults.CONDITIONS.items() if effect.replaces))
 def test_no_group_is_placed_where_a_gpu_cannot_be_used(kind: str) -> None:
     w = World(spares=2).bring_up()
     tell(w, holds(kind), node="n3")
@@ -291,5 +293,5 @@ def test_a_spare_on_which_nvml_is_stalled_is_kept() -> None:
 def test_a_gpu_of_a_node_that_no_rank_would_use_bars_nothing() -> None:
     w = World().bring_up()
     view = NodeView(name="n", registered=True, gpus=(holds("gpu_lost", rank=1),))
-    assert gpu.unfit(view, w.spec) == ""
-    assert gpu.unfit(replace(view, gpus=(holds("gpu_lost"),)), w.spec) == f"{NAME} gpu_lost"
+    assert gpu_faults.unfit(view, w.spec) == ""
+    assert gpu_faults.unfit(replace(view, gpus=(holds("gpu_lost"),)), w.spec) == f"{NAME} gpu_lost"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.reason import Code
-from supervisor.core.words import say
+from supervisor.core.model.reason import Code
+from supervisor.core.report.words import say
 from tests.helpers.reasons import codes
 from tests.unit.core.test_leaving import WARN_S, drain, limit, settle, world
 from tests.unit.core.world import World

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from supervisor.core.model import Kind, Rung
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import FirstRungSpec
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import FirstRungSpec
 from tests.helpers.reasons import codes
 from tests.unit.core.test_blame import hangs
 from tests.unit.core.world import World

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.invariants import violations
-from supervisor.core.model import GateView, GroupMemory, Memory, Observed
-from supervisor.core.spec import BudgetSpec, PolicySpec, RunSpec
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import GateView, Observed
+from supervisor.core.model.spec import BudgetSpec, PolicySpec, RunSpec
 from tests.unit.core.world import World
 
 SPEC = RunSpec(name="run", policy=PolicySpec(budget=BudgetSpec(restart=1, replace=1, reallocate=1, window_s=100.0)))

@@ -6,9 +6,9 @@ from itertools import combinations
 
 import pytest
 
-from supervisor.core.kinds import TRAITS, Is, Kind, that_are
-from supervisor.core.ladder import FIXED
-from supervisor.core.spec import FirstRungSpec
+from supervisor.core.model.kinds import TRAITS, Is, Kind, that_are
+from supervisor.core.model.spec import FirstRungSpec
+from supervisor.core.policy.ladder import FIXED
 
 
 def test_every_kind_has_a_row() -> None:

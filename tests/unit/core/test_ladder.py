@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.core.ladder import FIXED, Choice, Means, choose, first_rung
-from supervisor.core.model import Kind, Rung
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import BudgetSpec, FirstRungSpec, PolicySpec
-from supervisor.core.words import WHY_FIRST
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import BudgetSpec, FirstRungSpec, PolicySpec
+from supervisor.core.policy.ladder import FIXED, Choice, Means, choose, first_rung
+from supervisor.core.report.words import WHY_FIRST
 from tests.helpers.reasons import codes, passed, spent
 from tests.unit.core.world import World
 

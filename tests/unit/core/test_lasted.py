@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.again import Answer, compare
-from supervisor.core.engines import TRAITS
-from supervisor.core.lasted import incident_s, wall_clock
-from supervisor.core.model import Kind
+from supervisor.core.model.engines import TRAITS
+from supervisor.core.model.kinds import Kind
+from supervisor.core.report.decision_diff import Answer, compare
+from supervisor.core.report.durations import incident_s, wall_clock
 from tests.unit.core.world import World
 
 LOCAL_WORD_S = TRAITS["local"].word_s

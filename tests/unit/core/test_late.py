@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from supervisor.core.model import Kind
+from supervisor.core.model.kinds import Kind
 from tests.unit.core.world import World
 
 TIMEOUT_S = 60.0

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core import invariants
-from supervisor.core.leaving import SUCCESSORS_A_NODE
-from supervisor.core.model import Kind, Rung, StuckView
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import FirstRungSpec, SlurmSpec
-from supervisor.core.words import say
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import StuckView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import FirstRungSpec, SlurmSpec
+from supervisor.core.remediation.drain import SUCCESSORS_A_NODE
+from supervisor.core.report.words import say
 from tests.unit.core.world import World
 
 WARN_S = 300.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.core.ledger import (
+from supervisor.core.goodput.causes import (
     OF_EVENT,
     Cause,
     Interval,

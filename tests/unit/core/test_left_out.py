@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import ControlView, CordonView, Kind, Rung, StuckView
-from supervisor.core.notice import due
-from supervisor.core.reason import Code, Reason
-from supervisor.core.resume import fresh_start
-from supervisor.core.spec import FirstRungSpec
-from supervisor.core.words import say
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import ControlView, CordonView, StuckView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import FirstRungSpec
+from supervisor.core.remediation.resume import fresh_start
+from supervisor.core.report.notifications import due
+from supervisor.core.report.words import say
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World, replace
 

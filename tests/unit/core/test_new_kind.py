@@ -9,13 +9,13 @@ import pytest
 from tests.helpers.extended import Change, patched, told_by
 
 NAMED = Change(
-    "supervisor.core.kinds",
+    "supervisor.core.model.kinds",
     '    REQUESTED = "requested"\n',
     '    THERMAL = "thermal"\n    """Its machine is too hot to go on."""\n    REQUESTED = "requested"\n',
 )
 
 FOUND = Change(
-    "supervisor.core.ending",
+    "supervisor.core.evidence.exit_status",
     "    if first.exit_code == PEERS_GONE_EXIT:\n",
     "    if first.exit_code == 79:\n"
     "        exited = Reason.of(Code.EXITED, rank=first.rank, exit_code=79, error=first.error)\n"
@@ -31,18 +31,20 @@ FIXED = [
     NAMED,
     FOUND,
     Change(
-        "supervisor.core.kinds", ROWS, ROWS + "    Kind.THERMAL: _row(Is.ENDED, Is.ON_THE_NODE, rung=Rung.REPLACE),\n"
+        "supervisor.core.model.kinds",
+        ROWS,
+        ROWS + "    Kind.THERMAL: _row(Is.ENDED, Is.ON_THE_NODE, rung=Rung.REPLACE),\n",
     ),
-    Change("supervisor.core.words", WORDS, WORDS + '    Kind.THERMAL: "its machine is too hot",\n'),
+    Change("supervisor.core.report.words", WORDS, WORDS + '    Kind.THERMAL: "its machine is too hot",\n'),
 ]
 """Its first rung is not for the policy to say."""
 
 OF_THE_POLICY = [
     NAMED,
     FOUND,
-    Change("supervisor.core.kinds", ROWS, ROWS + "    Kind.THERMAL: _row(Is.ENDED, Is.ON_THE_NODE),\n"),
+    Change("supervisor.core.model.kinds", ROWS, ROWS + "    Kind.THERMAL: _row(Is.ENDED, Is.ON_THE_NODE),\n"),
     Change(
-        "supervisor.core.spec",
+        "supervisor.core.model.spec",
         "    crash: Literal[",
         '    thermal: Literal["restart", "replace"] = setting("replace", "its machine is too hot")\n    crash: Literal[',
     ),
@@ -50,12 +52,12 @@ OF_THE_POLICY = [
 """`policy.first_rung.thermal` says its first rung."""
 
 DECIDED = """
-from supervisor.core.explain import explain
-from supervisor.core.words import said, say
+from supervisor.core.report.explain import explain
+from supervisor.core.report.words import said, say
 from supervisor.shell.metrics.catalogue import KINDS
 from supervisor.shell.runfile.parse import parse
 from supervisor.wire.records import decode, encode
-from supervisor.core.model import Memory
+from supervisor.core.model.memory import Memory
 from tests.unit.core import test_kinds
 from tests.unit.core.world import World
 

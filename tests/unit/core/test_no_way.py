@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import Kind, Rung
-from supervisor.core.reason import Code, Reason
-from supervisor.core.words import say
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.report.words import say
 from supervisor.shell.inspect.pending_reasons import held
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World

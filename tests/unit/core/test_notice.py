@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core import words
-from supervisor.core.model import Decision, Memory, Rung, StuckView
-from supervisor.core.notice import Notice, due, notices
-from supervisor.core.reason import Code
-from supervisor.core.spec import BreakerSpec
-from supervisor.core.words import say
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.kinds import Rung
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import StuckView
+from supervisor.core.model.reason import Code
+from supervisor.core.model.spec import BreakerSpec
+from supervisor.core.report import words
+from supervisor.core.report.notifications import Notice, due, notices
+from supervisor.core.report.words import say
 from tests.unit.core.world import World
 
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.engines import TRAITS
-from supervisor.core.follows import WITHIN_S
-from supervisor.core.model import Kind, Rung, SpikeView
-from supervisor.core.reason import Code, Reason
-from supervisor.core.round import MAX_CHANGES
-from supervisor.core.spec import FirstRungSpec, TitanSpec
-from supervisor.core.words import say
+from supervisor.core.attribution.cross_host_recurrence import WITHIN_S
+from supervisor.core.model.engines import TRAITS
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import SpikeView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import FirstRungSpec, TitanSpec
+from supervisor.core.report.words import say
+from supervisor.core.round.draft import MAX_CHANGES
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World
 

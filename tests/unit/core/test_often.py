@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from supervisor.core.model import Kind, Rung
-from supervisor.core.reason import Code, Reason
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code, Reason
 from tests.helpers.reasons import held_against
 from tests.unit.core.world import World
 

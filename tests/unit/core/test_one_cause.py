@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core import breaker
-from supervisor.core.model import Kind, Rung, StuckView
-from supervisor.core.notice import due
-from supervisor.core.reason import Code, Reason
-from supervisor.core.round import Round
-from supervisor.core.spec import FirstRungSpec
-from supervisor.core.words import say
+from supervisor.core.attribution import circuit_breaker
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import StuckView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import FirstRungSpec
+from supervisor.core.report.notifications import due
+from supervisor.core.report.words import say
+from supervisor.core.round.draft import Round
 from tests.unit.core.world import World
 
 EIO = "OSError: [Errno 5] Input/output error: '/shared/shard-7'"
@@ -118,7 +119,7 @@ def test_it_says_what_is_held_and_why() -> None:
     assert EIO in w.waits()
     held = [i for i in w.incidents.values() if i.reason == Reason.of(Code.BREAKER_HOLDS)]
     assert len(held) == 12
-    said = say(breaker.why_it_holds(Round(w.observed(), w.spec, w.memory)))
+    said = say(circuit_breaker.why_it_holds(Round(w.observed(), w.spec, w.memory)))
     assert said.startswith("breaker: 12 of 12 groups do not train (12 error): one cause"), "as status has it"
     assert EIO in said
 

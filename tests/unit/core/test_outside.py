@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.outside import of_what_is_shared
+from supervisor.core.evidence.transient_errors import of_what_is_shared
 
 SHARED = [
     "TimeoutError: the quorum timed out",

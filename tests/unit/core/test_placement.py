@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import Grant, GroupMemory
+from supervisor.core.model.memory import GroupMemory
+from supervisor.core.model.observed import Grant
 from tests.unit.core.world import World
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import Kind, Rung
-from supervisor.core.reason import Code
-from supervisor.core.words import say
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code
+from supervisor.core.report.words import say
 from tests.helpers.reasons import codes, texts
 from tests.unit.core.test_leaving import WARN_S, drain, follow, limit, settle, wanted, world
 from tests.unit.core.world import World

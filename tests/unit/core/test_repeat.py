@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.ending import MISCONFIGURED_EXIT, PEERS_GONE_EXIT
-from supervisor.core.model import ControlView, Kind, Memory, Rung
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import FirstRungSpec
-from supervisor.core.words import say
+from supervisor.core.evidence.exit_status import MISCONFIGURED_EXIT, PEERS_GONE_EXIT
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import ControlView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import FirstRungSpec
+from supervisor.core.report.words import say
 from supervisor.wire.records import decode, encode
 from tests.helpers.reasons import codes, texts
 from tests.unit.core.world import World, replace

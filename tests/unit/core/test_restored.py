@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import Checkpoint, Incident, Lighthouse, Memory
-from supervisor.core.reason import Code, Reason
-from supervisor.core.restored import DECISIONS, GENERATIONS, closed, restored
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.memory import Lighthouse, Memory
+from supervisor.core.model.observed import Checkpoint
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.remediation.restore import DECISIONS, GENERATIONS, closed, restored
 from tests.unit.core.world import World
 from tests.unit.shell.records import INCIDENT
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core.model import ControlView, GateView, Kind, Lighthouse
-from supervisor.core.reason import Code, Reason
-from supervisor.core.resume import fresh_start
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.memory import Lighthouse
+from supervisor.core.model.observed import ControlView, GateView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.remediation.resume import fresh_start
 from tests.unit.core.world import World
 
 

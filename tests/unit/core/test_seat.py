@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from supervisor.core import invariants
-from supervisor.core.detect import GATE_ETCD_SILENCE_S
-from supervisor.core.model import Lighthouse, Memory, NodeView, RankView
+from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
+from supervisor.core.model.memory import Lighthouse, Memory
+from supervisor.core.model.observed import NodeView, RankView
 from tests.unit.core.world import HOST, World
 
 OTHER = "other-host"

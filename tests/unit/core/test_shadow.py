@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.engines import TRAITS
-from supervisor.core.explain import explain
-from supervisor.core.model import GpuFact, Kind, Rung, StuckView
-from supervisor.core.words import say
+from supervisor.core.model.engines import TRAITS
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import GpuFact, StuckView
+from supervisor.core.report.explain import explain
+from supervisor.core.report.words import say
 from tests.unit.core.world import World
 
 LOCAL_WORD_S = TRAITS["local"].word_s

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core.model import Grant
-from supervisor.core.words import say
+from supervisor.core.model.observed import Grant
+from supervisor.core.report.words import say
 from tests.unit.core.world import World
 
 

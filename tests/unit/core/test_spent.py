@@ -3,10 +3,11 @@ is tried again once a budget has one left."""
 
 from __future__ import annotations
 
-from supervisor.core.model import ControlView, Kind, Rung
-from supervisor.core.notice import due
-from supervisor.core.reason import Code, Reason
-from supervisor.core.words import say
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import ControlView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.report.notifications import due
+from supervisor.core.report.words import say
 from tests.helpers.reasons import held_against, spent
 from tests.unit.core.world import World, replace
 

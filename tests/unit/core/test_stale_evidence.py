@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.ending import PEERS_GONE_EXIT
-from supervisor.core.engines import TRAITS
-from supervisor.core.model import GpuFact, Kind, StuckView
-from supervisor.core.spec import FirstRungSpec
+from supervisor.core.evidence.exit_status import PEERS_GONE_EXIT
+from supervisor.core.model.engines import TRAITS
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.observed import GpuFact, StuckView
+from supervisor.core.model.spec import FirstRungSpec
 from tests.unit.core.world import World
 
 LOCAL_WORD_S = TRAITS["local"].word_s

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import detect, wind_down
-from supervisor.core.measured import NOTHING
-from supervisor.core.words import say
+from supervisor.core.evidence import group_failure
+from supervisor.core.model.measured import NOTHING
+from supervisor.core.remediation import shutdown
+from supervisor.core.report.words import say
 from tests.unit.core.world import World
 
 
@@ -24,7 +25,7 @@ def spinning() -> World:
 
 def test_groups_that_do_not_come_to_the_last_step_are_ended_when_the_drain_is_over() -> None:
     w = spinning()
-    limit_s = wind_down.drain_s(w.spec, NOTHING)
+    limit_s = shutdown.drain_s(w.spec, NOTHING)
     assert w.verbs(limit_s - 1.0) == []
     assert [g.phase for g in w.memory.groups.values()] == ["running", "running"]
     assert w.last.look_again_at is not None
@@ -39,11 +40,11 @@ def test_groups_that_do_not_come_to_the_last_step_are_ended_when_the_drain_is_ov
 def test_an_engine_that_takes_nothing_back_adds_no_more_than_its_bound() -> None:
     w = spinning()
     w.engine_away = True
-    w.round(wind_down.drain_s(w.spec, NOTHING))
+    w.round(shutdown.drain_s(w.spec, NOTHING))
     assert w.memory.phase == "stopping"
-    w.round(detect.ENGINE_AWAY_S)
+    w.round(group_failure.ENGINE_AWAY_S)
     assert w.memory.phase == "stopped"
-    assert wind_down.longest_s(w.spec, NOTHING) == wind_down.drain_s(w.spec, NOTHING) + detect.ENGINE_AWAY_S
+    assert shutdown.longest_s(w.spec, NOTHING) == shutdown.drain_s(w.spec, NOTHING) + group_failure.ENGINE_AWAY_S
 
 
 def test_the_drain_of_slow_steps_may_take_as_many_of_them() -> None:
@@ -51,7 +52,7 @@ def test_the_drain_of_slow_steps_may_take_as_many_of_them() -> None:
     measured = replace(NOTHING, step_s=100.0)
     w.memory = replace(w.memory, measured=measured)
     stop(w)
-    assert w.verbs(wind_down.drain_s(w.spec, NOTHING) + 4 * 100.0 - 1.0) == []
+    assert w.verbs(shutdown.drain_s(w.spec, NOTHING) + 4 * 100.0 - 1.0) == []
     assert w.verbs(1.0)[0] == "stop"
 
 
@@ -78,7 +79,7 @@ def test_a_halt_drains_within_the_same_time() -> None:
     w = World(groups=2, start_timeout_s=60.0).bring_up()
     w.memory = replace(w.memory, phase="stopping", halt_reason="a person must look")
     w.round()
-    w.round(wind_down.drain_s(w.spec, NOTHING))
+    w.round(shutdown.drain_s(w.spec, NOTHING))
     w.round()
     assert w.memory.phase == "halted"
 

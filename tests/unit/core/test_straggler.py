@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.follows import WITHIN_S
-from supervisor.core.model import Confidence, Kind, Rung, StuckView
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import FirstRungSpec
+from supervisor.core.attribution.cross_host_recurrence import WITHIN_S
+from supervisor.core.model.incident import Confidence
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import StuckView
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import FirstRungSpec
 from supervisor.shell.inspect.pending_reasons import held
 from tests.helpers.reasons import values
 from tests.unit.core.world import World

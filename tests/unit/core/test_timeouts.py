@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.gate.etcd import GATE_LEASE_S
-from supervisor.core import timeouts
-from supervisor.core.bounds import Row
-from supervisor.core.measured import NOTHING, Measured, remembered, together
-from supervisor.core.spec import AllocationSpec, GroupsSpec, RunSpec
+from supervisor.core.model.measured import NOTHING, Measured, remembered, together
+from supervisor.core.model.spec import AllocationSpec, GroupsSpec, RunSpec
+from supervisor.core.timeouts import solver
+from supervisor.core.timeouts.bound import Row
 from supervisor.shell.runfile import parse
 from tests.unit.core.world import World
 
@@ -45,13 +45,13 @@ def changed(spec: RunSpec = SPEC, **values: float) -> RunSpec:
 
 
 def row(key: str, spec: RunSpec = SPEC, seen: Measured = NOTHING) -> Row:
-    (found,) = [r for r in timeouts.rows(spec, seen) if r.key == key]
+    (found,) = [r for r in solver.rows(spec, seen) if r.key == key]
     return found
 
 
 def proposal(spec: RunSpec, seen: Measured, keep_longer: bool) -> RunSpec:
     """`spec` with every proposed value at once, or (`keep_longer`) with those for wrong or short values alone."""
-    for each in timeouts.rows(spec, seen):
+    for each in solver.rows(spec, seen):
         if each.settable and not (keep_longer and each.state == "fits"):
             spec = with_value(spec, each.key, each.best.value)
     return spec
@@ -82,11 +82,11 @@ def proposal(spec: RunSpec, seen: Measured, keep_longer: bool) -> RunSpec:
     ],
 )
 def test_an_order_that_is_violated_names_key_value_the_least_and_why(spec: RunSpec, key: str, least: float) -> None:
-    (found,) = timeouts.unsafe(spec)
+    (found,) = solver.unsafe(spec)
     assert (found.key, found.least.value) == (key, least)
     assert found.sentence.startswith(f"{key} = {found.value:.10g} is below {least:g}")
     assert len(found.least.why) > 20
-    assert timeouts.unsafe(with_value(spec, key, least)) == [], "the least safe value is safe"
+    assert solver.unsafe(with_value(spec, key, least)) == [], "the least safe value is safe"
 
 
 @pytest.mark.parametrize(
@@ -103,19 +103,19 @@ def test_an_order_that_is_violated_names_key_value_the_least_and_why(spec: RunSp
     ],
 )
 def test_what_was_seen_is_refused_where_the_file_alone_would_pass(seen: Measured, key: str, least: float) -> None:
-    assert timeouts.unsafe(SPEC) == []
-    (found,) = timeouts.unsafe(SPEC, seen)
+    assert solver.unsafe(SPEC) == []
+    (found,) = solver.unsafe(SPEC, seen)
     assert (found.key, found.least.value) == (key, least)
 
 
 def test_retries_that_are_too_many_are_told_the_most() -> None:
-    (found,) = timeouts.unsafe(changed(torchft__quorum_retries=100_000))
+    (found,) = solver.unsafe(changed(torchft__quorum_retries=100_000))
     assert found.sentence.endswith("18 ms (quorum_timeout_ms / (retries + 1)), must not be below 100 ms; at most 17999")
 
 
 def test_an_absent_lighthouse_is_no_hang_so_a_hang_may_be_longer_or_shorter_than_the_quorum_timeout() -> None:
     for at_most_s in (31.0, 10 * SPEC.torchft.quorum_timeout_ms / 1000):
-        assert timeouts.unsafe(changed(policy__hang__at_most_s=at_most_s)) == []
+        assert solver.unsafe(changed(policy__hang__at_most_s=at_most_s)) == []
 
 
 def test_of_two_groups_one_waits_in_the_quorum_for_one_that_hangs_and_of_three_two_go_on() -> None:
@@ -126,7 +126,7 @@ def test_of_two_groups_one_waits_in_the_quorum_for_one_that_hangs_and_of_three_t
 
 
 def test_a_gates_lease_is_as_the_gate_has_it() -> None:
-    assert timeouts.LEASE_S == GATE_LEASE_S
+    assert solver.LEASE_S == GATE_LEASE_S
 
 
 def test_never_to_stop_what_is_cut_off_is_safe() -> None:
@@ -137,7 +137,7 @@ def test_an_engine_whose_word_comes_too_late_is_named_though_no_key_would_help()
     word = row("the engine's word", seen=Measured(engine_word_s=12.0))
     assert (word.state, word.settable) == ("unsafe", False)
     assert "passes for a lost node" in word.sentence
-    assert all(each.settable for each in timeouts.unsafe(SPEC, Measured(engine_word_s=12.0)))
+    assert all(each.settable for each in solver.unsafe(SPEC, Measured(engine_word_s=12.0)))
 
 
 # --- sensible values ---
@@ -146,7 +146,7 @@ def test_an_engine_whose_word_comes_too_late_is_named_though_no_key_would_help()
 @pytest.mark.parametrize("spec", [SPEC, SLURM, *(parse.load(path) for path in EXAMPLES)], ids=lambda s: s.name)
 @pytest.mark.parametrize("seen", [NOTHING, SEEN], ids=["new", "seen"])
 def test_the_defaults_and_the_examples_fit(spec: RunSpec, seen: Measured) -> None:
-    assert [each.sentence for each in timeouts.rows(spec, seen) if each.state != "fits"] == []
+    assert [each.sentence for each in solver.rows(spec, seen) if each.state != "fits"] == []
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ def test_what_is_not_measured_is_said_and_the_files_own_word_taken() -> None:
     assert (unknown.best.value, unknown.measured) == (60_000, "no step measured yet")
     assert "your word" in unknown.best.why
     assert row("torchft.process_group_timeout_ms", spec, SEEN).best.value == 10_000
-    for each in timeouts.rows(SPEC):
+    for each in solver.rows(SPEC):
         assert not any(word in each.measured for word in (" 0 s", " 0 ms"))
 
 
 def test_every_row_has_a_reason_and_is_a_key_of_the_run_file() -> None:
-    for each in timeouts.rows(SLURM, SEEN):
+    for each in solver.rows(SLURM, SEEN):
         assert each.best.why
         assert each.measured or each.best.why.startswith("a choice") or each.key == "policy.cut_off_stop_s"
         assert not each.settable or each.key in parse.all_keys()
@@ -228,7 +228,7 @@ SEENS = st.builds(
 @given(SPECS, SEENS, st.booleans())
 def test_what_it_proposes_it_accepts(spec: RunSpec, seen: Measured, keep_longer: bool) -> None:
     proposed = proposal(spec, seen, keep_longer)
-    assert [each.sentence for each in timeouts.rows(proposed, seen) if each.settable and each.state != "fits"] == []
+    assert [each.sentence for each in solver.rows(proposed, seen) if each.settable and each.state != "fits"] == []
 
 
 @settings(max_examples=50, deadline=None)
@@ -236,7 +236,7 @@ def test_what_it_proposes_it_accepts(spec: RunSpec, seen: Measured, keep_longer:
 def test_what_takes_longer_never_needs_a_shorter_time(spec: RunSpec, seen: Measured, field: Any, times: float) -> None:
     slower = replace(seen, **{field.name: times * max(0.01, getattr(seen, field.name))})
     seen = replace(seen, **{field.name: max(0.01, getattr(seen, field.name))})
-    for before, after in zip(timeouts.rows(spec, seen), timeouts.rows(spec, slower), strict=True):
+    for before, after in zip(solver.rows(spec, seen), solver.rows(spec, slower), strict=True):
         assert after.least.value >= before.least.value, before.key
         assert after.best.value >= before.best.value, before.key
 

@@ -14,10 +14,10 @@ import pytest
 
 import benchmarks.decide as bench
 from supervisor.core.decide import decide
-from supervisor.core.engines import TRAITS
-from supervisor.core.model import CordonView, GpuFact, RankView, StuckView
-from supervisor.core.round import MAX_CHANGES
-from supervisor.core.spec import SlurmSpec
+from supervisor.core.model.engines import TRAITS
+from supervisor.core.model.observed import CordonView, GpuFact, RankView, StuckView
+from supervisor.core.model.spec import SlurmSpec
+from supervisor.core.round.draft import MAX_CHANGES
 from supervisor.shell.inspect.pending_reasons import held
 from tests.unit.core.world import World
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core import unsaved
-from supervisor.core.reason import Code
-from supervisor.core.unsaved import BEHIND
-from supervisor.core.words import say
+from supervisor.core.evidence import checkpoint_lag
+from supervisor.core.evidence.checkpoint_lag import BEHIND
+from supervisor.core.model.reason import Code
+from supervisor.core.report.words import say
 from supervisor.shell.inspect.pending_reasons import held
 from tests.unit.core.world import World
 
@@ -122,18 +122,18 @@ def test_where_none_is_due_none_is_missed(w: World) -> None:
 def test_of_who_does_not_train_nothing_is_known() -> None:
     w = World().start_up()
     w.report(0, phase="built", step=500)
-    assert unsaved.steps(w.memory.groups, None, w.observed()) is None
+    assert checkpoint_lag.steps(w.memory.groups, None, w.observed()) is None
     for group in w.memory.groups:
         w.commit(group)
     w.round(1.0)
-    assert unsaved.steps(w.memory.groups, None, w.observed()) == 1
+    assert checkpoint_lag.steps(w.memory.groups, None, w.observed()) == 1
 
 
 def test_gone_back_behind_the_newest_nothing_is_unsaved(w: World) -> None:
     """The newest could not be read, for example, and the one before it was taken."""
     saved(w, 100)
     trains(w, 60)
-    assert unsaved.steps(w.memory.groups, w.memory.checkpoint, w.observed()) == 0
+    assert checkpoint_lag.steps(w.memory.groups, w.memory.checkpoint, w.observed()) == 0
 
 
 def test_a_run_that_is_over_or_halted_says_nothing(w: World) -> None:

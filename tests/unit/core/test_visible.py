@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from supervisor.core.visible import visible
+from supervisor.core.report.visible import visible
 
 
 @pytest.mark.parametrize(

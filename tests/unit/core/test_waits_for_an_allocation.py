@@ -3,7 +3,7 @@ is no evidence about the others' ends."""
 
 from __future__ import annotations
 
-from supervisor.core.model import Kind
+from supervisor.core.model.kinds import Kind
 from tests.unit.core.test_blame import REDUCES, hangs
 from tests.unit.core.world import World
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from supervisor.core import words, words_seen
-from supervisor.core.reason import Code, Reason
-from supervisor.core.words import say
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.report import words, words_seen
+from supervisor.core.report.words import say
 from tests.helpers.reasons import SEGFAULT
 
 STUCK = {

@@ -10,27 +10,25 @@ from typing import Any
 
 from supervisor.core import invariants
 from supervisor.core.decide import decide
-from supervisor.core.engines import TRAITS
-from supervisor.core.model import (
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.engines import TRAITS
+from supervisor.core.model.incident import Incident, Suspicion
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import (
     Checkpoint,
     ControlView,
     CordonView,
-    Decision,
     DiskView,
     GateView,
     Grant,
-    GroupMemory,
-    Incident,
-    Kind,
-    Memory,
     NodeView,
     Observed,
     RankView,
     StuckView,
-    Suspicion,
 )
-from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
-from supervisor.core.words import said
+from supervisor.core.model.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
+from supervisor.core.report.words import said
 from tests.helpers.reasons import held_against
 
 LOCAL_WORD_S = TRAITS["local"].word_s

@@ -12,7 +12,7 @@ import yaml
 from dashboards import build
 from dashboards.boards import BOARDS, VARIABLES, Board
 from dashboards.panels import Panel
-from supervisor.core.model import Verdict
+from supervisor.core.model.observed import Verdict
 from supervisor.shell.metrics.catalogue import CAUSES, GROUP_PHASES
 
 ALL = build.files()

@@ -20,9 +20,9 @@ from fault_injection.checkers import consistency
 from fault_injection.demo import report
 from fault_injection.faults.acts import Injected
 from supervisor.cli.ledger import from_start_to_end
-from supervisor.core.model import Memory
-from supervisor.core.restored import ENDED
-from supervisor.core.spec import TitanSpec
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.spec import TitanSpec
+from supervisor.core.remediation.restore import ENDED
 from supervisor.shell.history.goodput import Span
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord

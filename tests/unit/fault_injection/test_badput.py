@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.ledger import Cause, Interval, ratios, totals
+from supervisor.core.goodput.causes import Cause, Interval, ratios, totals
 from supervisor.shell.history.files import History
 from supervisor.shell.history.goodput import Span, does_not_add_up, ledger, windows
 from tests.unit.fault_injection.files import Files, incident, line, place, recorded, seconds, step, story

@@ -24,8 +24,8 @@ from fault_injection.faults.fault import Site, Target
 from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Order
 from fault_injection.in_rank.hooks import BIT, Obeying
-from supervisor.core.model import Grant
-from supervisor.core.spec import AllocationSpec
+from supervisor.core.model.observed import Grant
+from supervisor.core.model.spec import AllocationSpec
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.etcd.errors import OutOfSpace
 from supervisor.wire.checkpoints import MARKER

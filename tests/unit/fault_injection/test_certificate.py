@@ -18,7 +18,7 @@ from fault_injection.checkers.history_file import load, save
 from fault_injection.checkers.recovery import ALL
 from fault_injection.parity.twin import parity as twin_parity
 from fault_injection.parity.twin import unknown
-from supervisor.core.ledger import Cause
+from supervisor.core.goodput.causes import Cause
 from supervisor.shell.history.files import History, Left, Outage, Seen
 from tests.unit.fault_injection.broken import a_broken_run, broken, fault
 from tests.unit.fault_injection.files import incident, note, step, story

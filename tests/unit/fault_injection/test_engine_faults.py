@@ -21,8 +21,8 @@ from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Target
 from fault_injection.testbed import slurm
 from fault_injection.testbed.slurm import SlurmHere, filling, reasons, takes_jobs
-from supervisor.core.model import Grant
-from supervisor.core.spec import AllocationSpec, SlurmSpec
+from supervisor.core.model.observed import Grant
+from supervisor.core.model.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines import local

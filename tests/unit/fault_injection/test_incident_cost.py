@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.ledger import Cause, Interval, totals
+from supervisor.core.goodput.causes import Cause, Interval, totals
 from supervisor.shell.history.files import History
 from supervisor.shell.history.goodput import Span, ledger, windows
 from supervisor.shell.history.incident_cost import of_incidents

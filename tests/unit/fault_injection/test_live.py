@@ -25,7 +25,10 @@ from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
 from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Orders
-from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Incident, Kind, Lighthouse, Memory, Rung
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory
+from supervisor.core.model.observed import Grant
 from supervisor.ports.errors import Fatal
 from supervisor.shell.history.files import Left
 from supervisor.shell.processes import pid_namespace, start_ticks

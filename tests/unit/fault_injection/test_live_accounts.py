@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from fault_injection.checkers import history_file
-from supervisor.core.ledger import Cause, of_lines, totals
-from supervisor.core.model import GroupMemory, Incident, Kind, Memory, NodeView, Observed, RankView, Rung
+from supervisor.core.goodput.causes import Cause, of_lines, totals
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import NodeView, Observed, RankView
 from supervisor.shell.history.files import Decided, History, Steps
 from supervisor.shell.history.goodput import Span, ledger
 from supervisor.shell.metrics.live_goodput import Accounts

@@ -16,9 +16,9 @@ from fault_injection.checkers.consistency import check
 from fault_injection.checkers.history_file import load, save
 from fault_injection.checkers.recovery import ALL, PROMISES
 from fault_injection.faults.catalogue import FAULTS
-from supervisor.core.ledger import Interval
-from supervisor.core.reason import Code, Reason
-from supervisor.core.words import say
+from supervisor.core.goodput.causes import Interval
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.report.words import say
 from supervisor.shell.history.files import FaultDone, History, Left, Steps
 from supervisor.shell.history.incidents import incidents
 from tests.unit.fault_injection.broken import KILL, LOSE, SETTING, broken, fault

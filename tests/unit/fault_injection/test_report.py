@@ -12,7 +12,7 @@ import pytest
 from fault_injection.checkers.consistency import CHECKERS, check
 from fault_injection.demo.report import build, verdict
 from fault_injection.faults.acts import Injected
-from supervisor.core.ledger import Cause, totals
+from supervisor.core.goodput.causes import Cause, totals
 from supervisor.shell.history.files import History
 from supervisor.shell.history.goodput import Span, ledger
 from tests.unit.fault_injection.files import KILL, LOSE, Files, digest, incident, line, place, seconds, step, story

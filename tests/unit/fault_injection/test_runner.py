@@ -16,7 +16,7 @@ from fault_injection.chaos.runner import PATIENCE_S, STEPS_ON, Look, Runner, bou
 from fault_injection.chaos.schedule import Plan, Planned
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Fault, Target
-from supervisor.core.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell.history.files import FaultDone
 

@@ -24,7 +24,7 @@ from fault_injection.chaos.schedule import (
 )
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
-from supervisor.core.model import Kind
+from supervisor.core.model.kinds import Kind
 
 SHIPPED = Path(schedules.__file__).parents[1] / "schedules"
 

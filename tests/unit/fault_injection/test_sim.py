@@ -27,8 +27,8 @@ from fault_injection.sim.run import Result, run
 from fault_injection.sim.shrink import ddmin, shrunk
 from fault_injection.sim.store import SimStore
 from fault_injection.sim.world import World, spec
-from supervisor.core import acting
-from supervisor.core.model import Kind
+from supervisor.core.model.kinds import Kind
+from supervisor.core.remediation import apply
 from supervisor.shell.history import files
 from supervisor.shell.history.incidents import incidents
 from supervisor.wire import keys
@@ -162,7 +162,7 @@ def test_an_error_of_the_program_is_a_violation_with_its_seed_and_its_faults(
     def moved(*about: object) -> None:
         raise error
 
-    monkeypatch.setattr(acting, "_move_away", moved)
+    monkeypatch.setattr(apply, "_move_away", moved)
     plan, out = tmp_path / "plan.jsonl", tmp_path / "out.json"
     plan.write_text(
         "".join(json.dumps(Fault(80.0, kind, 1, 1.0).told()) + "\n" for kind in ("watch_late", "node_lost"))
@@ -171,7 +171,7 @@ def test_an_error_of_the_program_is_a_violation_with_its_seed_and_its_faults(
     assert command.main() == 1
     said = capsys.readouterr().out
     assert "seed 1, 4 nodes: 2 faults, of which 1 are enough" in said
-    assert f"crash: {type(error).__name__}: {error} at supervisor/core/acting.py:" in said
+    assert f"crash: {type(error).__name__}: {error} at supervisor/core/remediation/apply.py:" in said
     monkeypatch.setattr(faults, "plan", lambda seed: read_plan(plan))
     monkeypatch.setattr(sys, "argv", ["sim", "--seeds", "1", "--nodes", "4", "--out", str(out)])
     assert command.main() == 1

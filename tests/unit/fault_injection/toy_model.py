@@ -9,7 +9,7 @@ import zlib
 from typing import Any
 
 from fault_injection.parity.twin import Retrained
-from supervisor.core.spec import TitanSpec
+from supervisor.core.model.spec import TitanSpec
 from supervisor.shell.history.files import History, Steps
 from tests.unit.fault_injection.broken import SETTING
 from titan_actor.twin import BEGINNING, EVERYBODY, Plan

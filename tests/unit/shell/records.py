@@ -6,20 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from supervisor.core.model import (
-    AllocationMemory,
-    Checkpoint,
-    GroupMemory,
-    Incident,
-    Kind,
-    Lighthouse,
-    Memory,
-    Rung,
-    SlowSince,
-    Tried,
-)
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import AllocationSpec, RunSpec
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory, SlowSince, Tried
+from supervisor.core.model.observed import Checkpoint
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import AllocationSpec, RunSpec
 from supervisor.ports.store import Expect, Item, Snapshot
 from supervisor.shell.control import projection
 from supervisor.shell.control.state_cache import Mirror

@@ -9,21 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.core.ledger import Cause
-from supervisor.core.model import (
-    Confidence,
-    GroupMemory,
-    Incident,
-    Kind,
-    Memory,
-    NodeView,
-    Observed,
-    RankView,
-    Rung,
-    StuckView,
-)
-from supervisor.core.reason import Code, Reason
-from supervisor.core.straggler import Slow
+from supervisor.core.attribution.stragglers import Slow
+from supervisor.core.goodput.causes import Cause
+from supervisor.core.model.incident import Confidence, Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import NodeView, Observed, RankView, StuckView
+from supervisor.core.model.reason import Code, Reason
 from supervisor.shell.metrics.catalogue import GROUP_PHASES
 from supervisor.shell.metrics.live_goodput import HELD_S, Accounts, Told, cause_of, told
 from supervisor.wire import keys

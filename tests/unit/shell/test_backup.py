@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import Checkpoint, GroupMemory, Incident, Memory
-from supervisor.core.restored import DECISIONS, GENERATIONS
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import Checkpoint
+from supervisor.core.remediation.restore import DECISIONS, GENERATIONS
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.control import cordons, journal, observe, projection
 from supervisor.shell.control.state_cache import Mirror

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
+from supervisor.core.model.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
 from supervisor.shell.inspect import bundle
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import Kind, Suspicion
+from supervisor.core.model.incident import Suspicion
+from supervisor.core.model.kinds import Kind
 from supervisor.ports.errors import Fatal
 from supervisor.ports.store import Changes, Item
 from supervisor.shell.control import cordons, observe, projection

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import Lighthouse
+from supervisor.core.model.memory import Lighthouse
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import client

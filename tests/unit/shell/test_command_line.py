@@ -23,7 +23,6 @@ from supervisor.shell.dev.up_lock import alone
 from supervisor.shell.dev.up_parts import Up
 from supervisor.shell.engines.slurm import engine
 from supervisor.shell.inspect import client
-from supervisor.shell.inspect import client, hosts
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from tests.helpers.memory_store import MemoryStore

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import AllocationMemory, CordonView, Grant, GroupMemory, Kind, Suspicion
+from supervisor.core.model.incident import Suspicion
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.memory import AllocationMemory, GroupMemory
+from supervisor.core.model.observed import CordonView, Grant
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control import cordons, observe, projection
 from supervisor.shell.control.state_cache import Mirror

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from supervisor.core import timeouts as core_timeouts
-from supervisor.core.measured import NOTHING, Measured
-from supervisor.core.model import GroupMemory, Lighthouse, Memory
-from supervisor.core.spec import PolicySpec, RunSpec
+from supervisor.core.model.measured import NOTHING, Measured
+from supervisor.core.model.memory import GroupMemory, Lighthouse, Memory
+from supervisor.core.model.spec import PolicySpec, RunSpec
+from supervisor.core.timeouts import solver as core_timeouts
 from supervisor.ports.store import Item, Snapshot
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.dev.home import system_folder

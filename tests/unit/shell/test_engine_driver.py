@@ -11,7 +11,8 @@ from typing import Literal
 
 import pytest
 
-from supervisor.core.model import AllocationMemory, Grant
+from supervisor.core.model.memory import AllocationMemory
+from supervisor.core.model.observed import Grant
 from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.shell.control import engine_driver

@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 from typing import get_args
 
-from supervisor.core.engines import TRAITS, EngineName
-from supervisor.core.spec import AllocationSpec, RunSpec
+from supervisor.core.model.engines import TRAITS, EngineName
+from supervisor.core.model.spec import AllocationSpec, RunSpec
 from supervisor.shell.engines import registry
 from supervisor.shell.engines.local import Pool, PoolNode
 from tests.helpers.extended import ROOT, Change, patched, told_by
@@ -45,9 +45,9 @@ class ToyEngine:
 
 CHANGES = [
     Change("supervisor.shell.engines.toy", "", TOY),
-    Change("supervisor.core.engines", 'EngineName = Literal["local", ', 'EngineName = Literal["toy", "local", '),
+    Change("supervisor.core.model.engines", 'EngineName = Literal["local", ', 'EngineName = Literal["toy", "local", '),
     Change(
-        "supervisor.core.engines",
+        "supervisor.core.model.engines",
         '    "slurm": EngineTraits(',
         '    "toy": EngineTraits(word_s=2.2, warns=False),\n    "slurm": EngineTraits(',
     ),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.spec import RunSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell.dev import etcd_server, parts
 from supervisor.shell.engines.local import Pool, PoolNode, environment

@@ -6,7 +6,8 @@ import shutil
 import threading
 from pathlib import Path
 
-from supervisor.core.model import DiskView, GroupMemory
+from supervisor.core.model.memory import GroupMemory
+from supervisor.core.model.observed import DiskView
 from supervisor.shell.control import checkpoint_folders
 from supervisor.shell.control.checkpoint_folders import ANSWERS_WITHIN_S, Folders
 from supervisor.wire import checkpoints

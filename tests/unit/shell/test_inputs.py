@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.core.decide import decide
-from supervisor.core.model import GpuFact, Observed, SpikeView, StuckView
-from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
+from supervisor.core.model.observed import GpuFact, Observed, SpikeView, StuckView
+from supervisor.core.model.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
 from supervisor.shell.control import decision_inputs
 from supervisor.shell.control.build_info import program
 from supervisor.shell.control.decision_inputs import Inputs, Kept, LostInput, find, take

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common, look
-from supervisor.core.spec import GroupsSpec, RunSpec
+from supervisor.core.model.spec import GroupsSpec, RunSpec
 from supervisor.shell.inspect import log_follower
 from supervisor.shell.inspect import merged_log as joined
 from supervisor.shell.inspect.merged_log import Entry, Joined, render

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.model import Action, Decision, Kind, Observed
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.decision import Action, Decision
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import RunSpec
 from supervisor.shell.control import journal as journal_module
 from supervisor.shell.control.decision_inputs import Given
 from supervisor.shell.control.journal import Journal, read

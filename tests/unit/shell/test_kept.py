@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import AllocationMemory, Checkpoint, Grant, Kind, Memory, Suspicion
-from supervisor.core.spec import PolicySpec
+from supervisor.core.model.incident import Suspicion
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.memory import AllocationMemory, Memory
+from supervisor.core.model.observed import Checkpoint, Grant
+from supervisor.core.model.spec import PolicySpec
 from supervisor.ports.store import Changes, Expect, Snapshot
 from supervisor.shell.control import cordons, observe, projection
 from supervisor.shell.control.audit import audit

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common
-from supervisor.core.measured import NOTHING, Measured
-from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec
+from supervisor.core.model.measured import NOTHING, Measured
+from supervisor.core.model.spec import AllocationSpec, RunSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines import registry

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import Grant
+from supervisor.core.model.observed import Grant
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal
 from supervisor.shell.engines import local

@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 
 from supervisor.core.decide import decide
-from supervisor.core.lasted import wall_clock
-from supervisor.core.model import Action, AllocationMemory, Decision, Kind, Memory, Observed, Suspicion
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.decision import Action, Decision
+from supervisor.core.model.incident import Suspicion
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.memory import AllocationMemory, Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.report.durations import wall_clock
 from supervisor.ports.errors import Retryable
 from supervisor.ports.store import MAX_OPERATIONS
 from supervisor.shell.control import decision_inputs, loop, projection
@@ -23,7 +27,6 @@ from supervisor.shell.control.build_info import program
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.journal import read
 from supervisor.shell.control.loop import Loop, Machine
-from supervisor.shell.control.loop import Loop
 from supervisor.shell.metrics.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import (

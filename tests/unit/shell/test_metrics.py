@@ -10,8 +10,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics import exposition
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from supervisor.core.ledger import Cause
-from supervisor.core.model import Kind, Rung, Verdict
+from supervisor.core.goodput.causes import Cause
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import Verdict
 from supervisor.shell.metrics.catalogue import CATALOGUE, IDENTITIES, RECOVERY, Metric
 from supervisor.shell.metrics.exposition import answer, exposed
 from supervisor.shell.metrics.registry import Metrics

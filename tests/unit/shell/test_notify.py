@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import Decision, Memory, Observed, Rung
-from supervisor.core.notice import Notice
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.kinds import Rung
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Observed
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.report.notifications import Notice
 from supervisor.ports.errors import Retryable
 from supervisor.shell.control import loop, webhook
 from supervisor.shell.control.engine_driver import EngineDriver

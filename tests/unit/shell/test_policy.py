@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common
-from supervisor.core.measured import Measured
-from supervisor.core.spec import HangSpec
+from supervisor.core.model.measured import Measured
+from supervisor.core.model.spec import HangSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror

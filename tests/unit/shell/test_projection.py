@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import Action, Checkpoint, Decision, GroupMemory, Memory
-from supervisor.core.spec import GroupsSpec
+from supervisor.core.model.decision import Action, Decision
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import Checkpoint
+from supervisor.core.model.spec import GroupsSpec
 from supervisor.shell.control import projection
 from supervisor.wire import keys
 from supervisor.wire.records import CheckpointMark, Digest, NodeDesired, TrainerDesired, decode

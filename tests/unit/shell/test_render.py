@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from supervisor.core.model import Incident, Kind, Rung
-from supervisor.core.reason import Code, Reason
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code, Reason
 from supervisor.shell.inspect.render import incidents, nodes, shadows
 from supervisor.shell.inspect.status import NodeStatus
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.spec import RunSpec
 from supervisor.shell.runfile import parse as runfile
 from supervisor.shell.runfile.parse import RunFileError, parse
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.spec import RunSpec
 from supervisor.shell.runfile import parse
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").rglob("*.toml"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.model import Grant
+from supervisor.core.model.observed import Grant
 from supervisor.ports.errors import Retryable
 from supervisor.shell.engines.slurm.commands import (
     Commands,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.spec import AllocationSpec, SlurmSpec
+from supervisor.core.model.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines.slurm import engine as slurm

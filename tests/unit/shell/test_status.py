@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from supervisor.core import words
-from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory, Resumed
+from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory, Resumed
+from supervisor.core.model.observed import Grant
+from supervisor.core.report import words
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import render, status
 from supervisor.shell.inspect.status import RunStatus

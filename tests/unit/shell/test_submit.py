@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.spec import AllocationSpec, SlurmSpec
+from supervisor.core.model.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines.slurm import control_plane as submit

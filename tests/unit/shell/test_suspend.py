@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.spec import AllocationSpec
+from supervisor.core.model.spec import AllocationSpec
 from supervisor.shell.dev import suspend
 from supervisor.wire import keys
 from supervisor.wire.records import Control, RunRecord, decode, encode

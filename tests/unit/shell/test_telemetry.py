@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.cordons import REPEATED_S
-from supervisor.core.model import Decision, Kind, Rung
-from supervisor.core.round import Round
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.policy.cordons import REPEATED_S
+from supervisor.core.round.draft import Round
 from supervisor.ports.errors import Retryable
 from supervisor.shell.control.build_info import version
 from supervisor.shell.control.loop import SILENCE_S

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from supervisor.core import timeouts
-from supervisor.core.measured import NOTHING, Measured
-from supervisor.core.model import Checkpoint, GpuFact, Grant, Memory
+from supervisor.core.model.measured import NOTHING, Measured
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Checkpoint, GpuFact, Grant
+from supervisor.core.timeouts import solver
 from supervisor.ports.store import Changes, Item
 from supervisor.shell.control import observe
 from supervisor.wire import keys
@@ -236,7 +237,7 @@ def test_what_was_measured_is_seen_and_what_an_older_agent_does_not_say_is_not_k
             values |= {key: json.dumps(body).encode() for key, body in older.items()}
         seen = observe.observed(mirror_of(values), "run", MEMORY, 0.0, 0.0)
         wanted = Measured(step_s=1.5, gate_ms=2.0, store_ms=8.0) if of_today else NOTHING
-        assert timeouts.measured(seen) == wanted
+        assert solver.measured(seen) == wanted
 
 
 @pytest.mark.parametrize("said", ["off", "starting", "ready", ""])

@@ -15,12 +15,15 @@ from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common
-from supervisor.core import words
-from supervisor.core.again import Answer
 from supervisor.core.decide import decide
-from supervisor.core.model import ControlView, Decision, Kind, Memory, Observed, Rung
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import FirstRungSpec, RunSpec
+from supervisor.core.model.decision import Decision
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import ControlView, Observed
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import FirstRungSpec, RunSpec
+from supervisor.core.report import words
+from supervisor.core.report.decision_diff import Answer
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control import decision_inputs, projection
 from supervisor.shell.control.build_info import program

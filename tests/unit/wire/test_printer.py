@@ -13,8 +13,9 @@ from rich.text import Text
 from agents.health.checks import hand
 from fault_injection.demo import command as demo
 from supervisor.cli import ledger
-from supervisor.core.model import Incident, Kind, Rung
-from supervisor.core.reason import Code, Reason
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.reason import Code, Reason
 from supervisor.shell.inspect import doctor, render
 from supervisor.shell.inspect.doctor.finding import bad
 from supervisor.shell.inspect.status import LighthouseStatus, NodeStatus, RunStatus

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from supervisor.core.model import AllocationMemory, GroupMemory, Incident, Memory
-from supervisor.core.reason import Code, Reason
-from supervisor.core.spec import RunSpec
-from supervisor.core.words import say
+from supervisor.core.model.incident import Incident
+from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.report.words import say
 from supervisor.wire import records
 from supervisor.wire.records import VERSION, RecordError, decode, encode
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from supervisor.core.spec import SlurmSpec
+from supervisor.core.model.spec import SlurmSpec
 from supervisor.ports.engine import RequestRefused
 from supervisor.ports.errors import Fatal
 from supervisor.ports.store import Store

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from supervisor.core.model import Grant
-from supervisor.core.spec import RunSpec
+from supervisor.core.model.observed import Grant
+from supervisor.core.model.spec import RunSpec
 from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.shell.engines.slurm import script as slurm_script

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from supervisor.core.spec import SlurmSpec
+from supervisor.core.model.spec import SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.wire.security import Security, node_name
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from supervisor.core.handover import EARLY_S
-from supervisor.core.spec import AllocationSpec, SlurmSpec
+from supervisor.core.model.spec import AllocationSpec, SlurmSpec
+from supervisor.core.remediation.handover import EARLY_S
 
 _OURS = "the supervisor sets it: "
 _KNOWN = _OURS + "it identifies the job"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from supervisor.core.timeouts import RENEWED_AT
+from supervisor.core.timeouts.solver import RENEWED_AT
 from supervisor.ports.errors import PortError
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.etcd import EtcdStore, check_version

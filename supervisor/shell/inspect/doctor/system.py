@@ -6,9 +6,9 @@ import os
 import socket
 from collections.abc import Iterator
 
-from supervisor.core.model import Memory
-from supervisor.core.restored import ENDED
-from supervisor.core.words import say
+from supervisor.core.model.memory import Memory
+from supervisor.core.remediation.restore import ENDED
+from supervisor.core.report.words import say
 from supervisor.shell.control import observe, version_guard
 from supervisor.shell.control import webhook as notify
 from supervisor.shell.control.audit import audit

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from supervisor.core.bounds import Row
-from supervisor.core.model import Memory
+from supervisor.core.model.memory import Memory
+from supervisor.core.timeouts.bound import Row
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect.doctor.finding import Finding
 from supervisor.shell.runfile import timeout_fit

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import ControlView, Kind, StuckView
+from supervisor.core.model.kinds import Kind
+from supervisor.core.model.observed import ControlView, StuckView
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.etcd.errors import NOSPACE_MEND

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from supervisor.core.model import ControlView
+from supervisor.core.model.observed import ControlView
 from supervisor.shell.web.terminal import ENDLESS, PLAIN, SIGNS, Drawing, lasted
 from tests.unit.shell.page.test_snapshot import CLOCK_AT, look, unsaved, world
 

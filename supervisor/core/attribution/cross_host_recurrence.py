@@ -1,0 +1,76 @@
+"""Detects failures that come again on another host, and so follow the group. Its data, its ranks' work and its program
+move with it, so no host is at fault. The host before is freed of the failure, and no further node is spent on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core.model.incident import Failure
+from supervisor.core.model.kinds import Is, Kind, that_are
+from supervisor.core.model.memory import GroupMemory, Shown
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.policy.cordons import REPEATED_S
+from supervisor.core.round.draft import Round
+
+WITHIN_S = REPEATED_S
+"""Seconds within which failures on two hosts count as one, as two incidents of a host do; later each is its own."""
+
+BY_KIND = that_are(Is.ALIKE)
+"""Kinds that are alike whatever their words: step or factor may differ, and a hanging start reports nothing."""
+BY_END = that_are(Is.ALIKE_BY_END)
+"""Kinds that are alike if the exception, or the signal, is the same. A SIGKILL of unknown origin is never alike."""
+
+
+def before(r: Round, group: GroupMemory, kind: Kind, same: str = "", at: float | None = None) -> Shown | None:
+    """Returns how this failure was seen on another host within a day, or None. `at`: when it began; None: now."""
+    if kind not in BY_KIND and not (kind in BY_END and same):
+        return None
+    host, at = r.host_of(group.node), r.now if at is None else at
+    for shown in group.shown:
+        known = (shown.kind, shown.same) == (kind, same if kind in BY_END else "")
+        if known and at - shown.at <= WITHIN_S and (shown.followed or shown.host != host):
+            return shown
+    return None
+
+
+def told(failure: Failure, earlier: Shown | None) -> Failure:
+    """Adds to the failure's evidence where it was seen before."""
+    if earlier is None:
+        return failure
+    follows = Reason.of(Code.FOLLOWS, host=earlier.host, incident=earlier.incident)
+    return replace(failure, evidence=(*failure.evidence, follows))
+
+
+def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> Reason | None:
+    """Explains why a number that is not finite stops the run; None if it does not. Each one ends all groups, another
+    host gets the same data, and only a person may leave some of it out. A group that has come past that data shows that
+    it was not the cause: two such failures are no reason yet, three are. A group that was away for some steps reaches
+    its data that much later."""
+    if step > earlier.step + r.spec.titan.checkpoint_interval_steps and not earlier.followed:
+        return None
+    return Reason.of(
+        Code.NUMBERS_FOLLOW, host=earlier.host, step=earlier.step, host_now=r.host_of(group.node), step_now=step,
+        before=earlier.followed,
+    )  # fmt: skip
+
+
+def remember(r: Round, group: GroupMemory, shown: Shown, earlier: Shown | None) -> None:
+    """Remembers a failure that is acted on here. If another host showed it before, that host is freed of it."""
+    if shown.kind not in BY_KIND | BY_END:
+        return
+    shown = replace(shown, same=shown.same if shown.kind in BY_END else "")
+    if earlier is not None:
+        shown = replace(shown, followed=True)
+        acquit(r, group, earlier)
+    group = r.groups[group.group]
+    r.set_group(replace(group, shown=(*(s for s in group.shown if s.kind != shown.kind), shown)))
+
+
+def acquit(r: Round, group: GroupMemory, earlier: Shown) -> None:
+    """Frees the earlier host of the failure, once: what came after was held against no host."""
+    if earlier.followed:
+        return
+    elsewhere = Reason.of(Code.BEFELL_ELSEWHERE, group=group.group, host=r.host_of(group.node))
+    r.acquit(earlier.host, earlier.incident, earlier.kind, elsewhere)
+    shown = tuple(replace(s, followed=True) if s == earlier else s for s in group.shown)
+    r.set_group(replace(group, shown=shown))

@@ -1,0 +1,368 @@
+"""Reads the evidence: the verdict on a node, the failure of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from supervisor.core.evidence import exit_status, gpu_faults, hang_attribution, nonfinite, stopped_ranks
+from supervisor.core.model import engines
+from supervisor.core.model.incident import Confidence, Failure, Incident
+from supervisor.core.model.kinds import PLANNED, Is, Kind, that_are
+from supervisor.core.model.memory import GroupMemory, Memory
+from supervisor.core.model.observed import GateView, Observed, RankView, Verdict
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.signs import Sign, SignKind
+from supervisor.core.model.spec import RunSpec
+
+ENGINE_AWAY_S = 10.0
+"""Seconds to wait for an engine that has not been asked since a sign was seen, because it is away or serves others
+first. Then what failed is mended; at worst a healthy host is cordoned."""
+
+GATE_ETCD_SILENCE_S = 5.0
+"""Seconds without etcd after which a gate goes on only while it hears every admitted group. Its watch asks for a sign
+of life every second and changes streams after 3 s, so this is no hiccup."""
+
+
+def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec: RunSpec) -> tuple[Verdict, Reason]:
+    """Returns the verdict on a node, and why. `group` is the one that runs there, if any."""
+    node = observed.nodes.get(name)
+    if node is not None and node.registered:
+        return Verdict.HEALTHY, Reason.of(Code.LEASE_RENEWED, node=name)
+    lease = spec.policy.node_lease_s
+    if observed.store_stable_s < lease:
+        return Verdict.UNKNOWN, Reason.of(Code.STORE_AWAY, seconds=observed.store_stable_s, lease_s=lease)
+    if group is None or group.phase not in ("starting", "running"):
+        return Verdict.DEAD, Reason.of(Code.LEASE_LAPSED, node=name, lease_s=lease)
+    gate = listening(observed)
+    if gate is None:
+        return Verdict.UNKNOWN, Reason.of(Code.LAPSED_NO_GATE, node=name, group=group.group)
+    hearing = gate.hearing.get(group.group, "absent")
+    if hearing == "beating" and gate.admitted.get(group.group) == group.generation:
+        return Verdict.UNKNOWN, Reason.of(Code.LAPSED_BUT_HEARD, node=name, group=group.group)
+    return Verdict.DEAD, Reason.of(Code.LAPSED_UNHEARD, node=name, lease_s=lease, group=group.group, hearing=hearing)
+
+
+def listening(observed: Observed) -> GateView | None:
+    """Returns the gate if its lease lives: the record of what it heard outlives it."""
+    gate = observed.gate
+    return gate if gate is not None and gate.present else None
+
+
+def ranks_of(group: GroupMemory, observed: Observed) -> tuple[RankView, ...]:
+    """Ranks of the group's current generation on its node."""
+    node = observed.nodes.get(group.node)
+    if node is None:
+        return ()
+    for r in node.ranks:
+        if r.group != group.group or r.generation != group.generation:
+            return tuple(r for r in node.ranks if r.group == group.group and r.generation == group.generation)
+    return node.ranks
+
+
+def gone(group: int, below: int, node: str, observed: Observed) -> bool:
+    """Returns true if the node's own live agent reports that the generation before `below` ended there, and none older
+    is left.
+
+    A generation that it does not mention may be about to start: that proves no end.
+    """
+    view = observed.nodes.get(node)
+    if view is None or not view.registered:
+        return False
+    older = [r for r in view.ranks if r.group == group and r.generation < below]
+    return any(r.generation == below - 1 for r in older) and all(r.state == "exited" for r in older)
+
+
+def finished(group: GroupMemory, observed: Observed, world_size: int) -> bool:
+    """Returns true if all ranks of the current generation reported that they finished, and ended with exit code 0."""
+    ranks = ranks_of(group, observed)
+    return len(ranks) == world_size and all(map(exit_status.clean, ranks))
+
+
+def suspect(group: GroupMemory, observed: Observed) -> Sign | None:
+    """Returns the sign of a lost node or process that a lost allocation gives as well; None if there is none."""
+    node = observed.nodes.get(group.node)
+    if node is None or not node.registered:
+        return Sign(SignKind.LEASE, group.node)
+    if "exited" in [r.state for r in node.ranks]:
+        if exit_status.taken(ranks_of(group, observed)):
+            return Sign(SignKind.TERM, str(group.group), str(group.generation))
+        if nonfinite.said(group, observed):
+            # the others end at the same step: a moment later all have reported whose number it was
+            return Sign(SignKind.NAN, str(group.group), str(group.generation))
+    if node.allocation != group.allocation and under_another(group, observed):
+        return Sign(SignKind.OTHER, group.node, node.allocation)
+    return None
+
+
+def back_since(group: GroupMemory, observed: Observed, memory: Memory) -> float | None:
+    """Time since when the group's node is back. None: it is not, or was never away since its incident was opened."""
+    node = observed.nodes.get(group.node)
+    if node is None or not node.registered:
+        return None
+    if Sign(SignKind.LEASE, group.node).key in memory.suspects:
+        return observed.now
+    return memory.suspects.get(Sign(SignKind.BACK, group.node).key)
+
+
+def silent_since(group: GroupMemory, incident: Incident, observed: Observed, memory: Memory) -> float:
+    """Time since when a group is silent on a node that lives: nothing can be heard from a node that is away."""
+    back = back_since(group, observed, memory)
+    return incident.opened if back is None else max(incident.opened, back)
+
+
+def under_another(group: GroupMemory, observed: Observed) -> Reason | None:
+    """Reason: the group's node is registered under another allocation than the one that placed it. None: it is not."""
+    node = observed.nodes.get(group.node)
+    if node is None or node.allocation == group.allocation:
+        return None
+    if not node.registered or not (group.allocation and node.allocation):
+        return None
+    return Reason.of(Code.UNDER_ANOTHER, node=group.node, allocation=node.allocation, placed=group.allocation)
+
+
+def engine_word_s(observed: Observed, spec: RunSpec) -> float:
+    """Seconds that the engine takes to report that it took an allocation away."""
+    return max(engines.word_s(spec.allocation), observed.engine_word_s)
+
+
+@dataclass(frozen=True, slots=True)
+class NotFinite:
+    """Evidence of all groups that ended because of a number that is not finite, put together once a round."""
+
+    newest: float
+    """Time of the newest sign of it, on the run clock."""
+    told: nonfinite.Told
+
+
+def not_finite(observed: Observed, memory: Memory) -> NotFinite:
+    signs = [s for g in nonfinite.speaking(memory, observed) if (s := suspect(g, observed)) is not None]
+    newest = max((memory.suspects.get(s.key, observed.now) for s in signs if s.kind == SignKind.NAN), default=0.0)
+    return NotFinite(newest, nonfinite.told(memory, observed))
+
+
+def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, numbers: NotFinite) -> bool:
+    """Returns true if the engine has had time to report that it took the allocation away."""
+    sign = suspect(group, observed)
+    if sign is None:
+        return True
+    since = memory.suspects.get(sign.key, observed.now)
+    waited_s = observed.now - since
+    if waited_s < still_to_wait_s(group, observed, spec):
+        return False
+    # judged together: a group that is already being started again no longer reports whose number it was
+    together = sign.kind == SignKind.NAN and waited_s < ENGINE_AWAY_S
+    if together and observed.now - numbers.newest < engine_word_s(observed, spec):
+        return False
+    asked = observed.engine_listed_at
+    silent_s = spec.policy.node_lease_s if _lapsed(group, observed) else 0.0
+    return asked is None or asked >= since - silent_s or waited_s >= ENGINE_AWAY_S
+
+
+def still_to_wait_s(group: GroupMemory, observed: Observed, spec: RunSpec) -> float:
+    """Seconds that the engine still has to report, from the first sign on. An agent gives its lease back once nothing
+    runs. One that vanished before its ranks ended was silent for a whole lease: so long the engine had."""
+    return max(0.0, engine_word_s(observed, spec) - (spec.policy.node_lease_s if _lapsed(group, observed) else 0.0))
+
+
+def _lapsed(group: GroupMemory, observed: Observed) -> bool:
+    node = observed.nodes.get(group.node)
+    return node is not None and not node.registered and any(r.state != "exited" for r in ranks_of(group, observed))
+
+
+MAY_COME_BACK = that_are(Is.MAY_COME_BACK)
+
+ON_THE_NODE = that_are(Is.ON_THE_NODE)
+"""Kinds that the state of the machine may explain."""
+
+
+def with_facts(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure:
+    """Adds what the node's agent reports of the machine, as further evidence."""
+    node = observed.nodes.get(group.node)
+    if node is None or failure.kind not in ON_THE_NODE:
+        return failure
+    said = (fact for kind, fact in sorted(node.facts.items()) if kind not in hang_attribution.EXPLAINS_NOTHING)
+    facts = [Reason.of(Code.ON_ITS_NODE, fact=fact) for fact in said]
+    of_gpus = gpu_faults.further(failure, group, observed, spec)
+    more = (*of_gpus, *(fact for fact in facts if fact not in failure.evidence))
+    return replace(failure, evidence=(*failure.evidence, *more))
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Findings from comparing all groups, put together once a round."""
+
+    hanging: Collection[int] = ()
+    """Groups to blame for a hang."""
+    slow: Mapping[int, Failure] = field(default_factory=dict)
+    """The slow group to act on, with its failure, if any."""
+    numbers: NotFinite | None = None
+    """Evidence of numbers that are not finite; None: gathered for each group by itself."""
+    excused: Mapping[int, float] = field(default_factory=dict)
+    """Seconds of a group's start that were not its own (core/remediation/start_deadline.py)."""
+
+
+ALONE = Compared()
+
+
+def failure(
+    group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, compared: Compared = ALONE
+) -> Failure | None:
+    """Returns the gravest failure that a group shows now, or None."""
+    found = _gravest(group, observed, spec, memory, compared)
+    if found is None or found.kind in PLANNED:
+        return found
+    return replace(found, took_s=round(max(found.took_s, _since_a_sign_s(group, observed, spec, memory)), 3))
+
+
+def _since_a_sign_s(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> float:
+    """Seconds since the first sign of the group's failure: an end, or the last sign of life of a node whose lease has
+    lapsed. 0 if the failure is its own first sign."""
+    sign = suspect(group, observed)
+    if sign is None:
+        return 0.0
+    silent_s = float(spec.policy.node_lease_s) if _lapsed(group, observed) else 0.0
+    return silent_s + observed.now - memory.suspects.get(sign.key, observed.now)
+
+
+def _gravest(
+    group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, compared: Compared
+) -> Failure | None:
+    if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.node):
+        return None
+    node = observed.nodes.get(group.node)
+    grant = observed.grants.get(group.allocation or (node.allocation if node else ""))
+    if grant is not None and grant.state == "gone":
+        taken = Reason.of(Code.ALLOCATION_GONE, allocation=grant.key, engine_id=grant.engine_id, why=grant.reason)
+        return Failure(Kind.ALLOCATION_LOST, (taken,))
+    numbers = compared.numbers or not_finite(observed, memory)
+    if not settled(group, observed, spec, memory, numbers):
+        return None
+    if node is None or not node.registered or node.allocation != group.allocation:
+        other = under_another(group, observed)
+        if other:
+            return Failure(Kind.ALLOCATION_LOST, (other,))
+        verdict, why = node_verdict(group.node, group, observed, spec)
+        if verdict == Verdict.DEAD:
+            return Failure(Kind.NODE_LOST, (why,), confidence=Confidence.LIKELY)
+    if group.phase == "placing":
+        return None
+    exited = exit_status.ended(ranks_of(group, observed))
+    if exited is not None:
+        return gpu_faults.judged(nonfinite.judged(exited, group, numbers.told, observed), group, observed, spec)
+    broken = gpu_faults.at_once(group, observed, spec) if node is not None and node.gpus else None
+    if broken is not None:
+        return broken
+    if observed.control.restarts.get(group.group, 0) > memory.restarts_done.get(group.group, 0):
+        return Failure(Kind.REQUESTED, (Reason.of(Code.REQUESTED),))
+    if group.group in compared.hanging:
+        stopped = stopped_ranks.failure(group, observed, spec.policy.hang.stopped_s)
+        return gpu_faults.judged(stopped or hang_attribution.failure(group, observed), group, observed, spec)
+    silence = _silence(group, observed, spec, memory)
+    if silence is not None:
+        return gpu_faults.judged(silence, group, observed, spec)
+    # After an outage of the store the first commit may not be reported yet; without a gate the group waits through no
+    # fault of its own.
+    gate = listening(observed)
+    if group.phase == "starting" and observed.store_stable_s >= spec.policy.node_lease_s and gate is not None:
+        waited_s = spec.policy.start_timeout_s
+        lasted_s = observed.now - max(group.since, memory.lighthouse.opened)
+        if (
+            lasted_s - compared.excused.get(group.group, 0.0) > waited_s
+            and not hang_attribution.steps_unseen(group, memory.groups, observed)
+            and not _has_no_way(group, observed, gate)
+        ):
+            late = Reason.of(Code.START_LATE, limit_s=waited_s)
+            said = (late, *heals_failed(group, observed), *_not_reached(group, observed, gate))
+            return gpu_faults.judged(Failure(Kind.START_TIMEOUT, said, took_s=lasted_s), group, observed, spec)
+    return compared.slow.get(group.group)
+
+
+def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> Failure | None:
+    gate = listening(observed)
+    if group.phase != "running" or gate is None or gate.admitted.get(group.group) != group.generation:
+        return None
+    if _was_never_heard(group, observed, spec, memory, gate):
+        heard = Reason.of(Code.NEVER_HEARD, seconds=spec.policy.silent_timeout_s)
+        evidence = (heard, *_not_reached(group, observed, gate))
+        lasted_s = observed.now - max(group.since, memory.lighthouse.opened)
+        return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=lasted_s)
+    if gate.hearing.get(group.group) != "silent" or any(map(exit_status.clean, ranks_of(group, observed))):
+        return None  # the rank that beats for the others may be the first to finish
+    heard = Reason.of(Code.UNHEARD, timeout_ms=spec.torchft.heartbeat_timeout_ms)
+    incident = memory.incidents.get(group.incident)
+    if incident is None and observed.store_stable_s < spec.policy.node_lease_s:
+        # A gate that closed while etcd was away had cut every group: its hearing says nothing about them.
+        return None
+    if (
+        incident is not None
+        and incident.kind in MAY_COME_BACK
+        and observed.nodes[group.node].registered
+        and observed.store_stable_s >= spec.policy.node_lease_s
+        and observed.now - silent_since(group, incident, observed, memory) > spec.policy.silent_timeout_s
+        and not _has_no_way(group, observed, gate)
+    ):
+        silent = Reason.of(Code.SILENT_FOR, seconds=spec.policy.silent_timeout_s)
+        evidence = (heard, silent, *_not_reached(group, observed, gate))
+        lasted_s = observed.now - silent_since(group, incident, observed, memory)
+        return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=lasted_s)
+    beat_s = spec.torchft.heartbeat_timeout_ms / 1000
+    return Failure(Kind.SILENT, (heard,), confidence=Confidence.LIKELY, took_s=beat_s)
+
+
+def _was_never_heard(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, gate: GateView) -> bool:
+    """Returns true if the gate has moved to where this group's node does not reach it, while others do."""
+    return (
+        gate.hearing.get(group.group, "absent") == "absent"
+        and cut_off(group, observed)
+        and "beating" in gate.hearing.values()
+        and observed.nodes[group.node].registered
+        and observed.store_stable_s >= spec.policy.node_lease_s
+        and observed.now - max(group.since, memory.lighthouse.opened) > spec.policy.silent_timeout_s
+    )
+
+
+def _has_no_way(group: GroupMemory, observed: Observed, gate: GateView) -> bool:
+    """True if the group waits for a gate that no group reaches: no fault of its own, and no other process would."""
+    return cut_off(group, observed) and "beating" not in gate.hearing.values()
+
+
+def cut_off(group: GroupMemory, observed: Observed) -> bool:
+    """True if the agent reports that its forwarder does not reach the gate, which does not hear the group either."""
+    gate = listening(observed)
+    if gate is not None and gate.hearing.get(group.group) == "beating":
+        return False
+    ways = [rank.reaches_gate for rank in ranks_of(group, observed) if rank.state != "exited"]
+    return bool(ways) and all(way is False for way in ways)
+
+
+def _not_reached(group: GroupMemory, observed: Observed, gate: GateView) -> tuple[Reason, ...]:
+    if not cut_off(group, observed):
+        return ()
+    return (Reason.of(Code.NO_WAY, host=_host_of(gate, observed)),)
+
+
+def heals_failed(group: GroupMemory, observed: Observed) -> tuple[Reason, ...]:
+    """One reason for each rank that cannot take its peers' state."""
+    ranks = (rank for rank in ranks_of(group, observed) if rank.state != "exited")
+    return tuple(
+        Reason.of(Code.HEAL_FAILED, rank=rank.rank, why=rank.heal_failed) for rank in ranks if rank.heal_failed
+    )
+
+
+def without_a_way(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec, opened: float) -> Reason | None:
+    """Reason about groups that wait for a gate that no group reaches, and are not ended for it; None: none do.
+    `opened`: since when the lighthouse is where it is. A group that has just started, or must find it again, may not
+    reach it yet."""
+    gate = listening(observed)
+    if gate is None or "beating" in gate.hearing.values() or observed.store_stable_s < spec.policy.node_lease_s:
+        return None
+    before = observed.now - spec.policy.silent_timeout_s
+    there = [g for g in groups.values() if g.phase in ("starting", "running") and max(g.since, opened) < before]
+    found = tuple(sorted(g.group for g in there if cut_off(g, observed)))
+    return Reason.of(Code.GATE_UNREACHABLE, groups=found, host=_host_of(gate, observed)) if found else None
+
+
+def _host_of(gate: GateView, observed: Observed) -> str:
+    node = observed.nodes.get(gate.node)
+    return node.machine if node is not None else gate.node

@@ -1,0 +1,301 @@
+"""Defines RunSpec, the contents of a run file.
+
+Every field is made by `setting`, with its default and the reason for it. A key that is a time or a size carries its
+unit as a suffix. `docs/RUN_FILE.md` is generated from this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from supervisor.core.model.engines import EngineName
+
+
+def setting(default: Any, reason: str) -> Any:
+    """Makes a field with its default and the reason for it; `...` as default means that the user must give it."""
+    metadata = {"reason": reason}
+    if default is ...:
+        return field(metadata=metadata)
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """The source of the training text."""
+
+    source: Literal["python-stdlib", "folder"] = setting(
+        "python-stdlib", "Python's standard library is on every machine, so a first run needs no download"
+    )
+    path: str = setting("", "local folder of .txt, .jsonl or .parquet files; needed when source is folder")
+    text_field: str = setting(
+        "text", "column of jsonl and parquet files that holds the text; most data sets use this name"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TitanSpec:
+    """The training by TorchTitan: recipe, length, data and checkpoints."""
+
+    recipe: str = setting(
+        "llama3-debug", "a shipped recipe, or MODULE:FUNCTION that returns a TorchTitan FaultTolerantTrainer config"
+    )
+    steps: int = setting(1000, "committed steps to train for; the default is small enough to watch to its end")
+    seed: int = setting(1234, "any fixed number; replicas are comparable only if they start from the same seed")
+    overrides: dict[str, Any] = setting(
+        dict, "path.to.field = value; checked against the fields and types of TorchTitan's config"
+    )
+    data: DataSpec = setting(DataSpec, "see [titan.data]")
+    checkpoint_interval_steps: int = setting(
+        50, "losing all groups at once costs at most this many steps; peers heal each other, so disk is the last resort"
+    )
+    checkpoints_kept: int = setting(2, "the newest checkpoint, and one more for a reader that still uses the older one")
+    digest_interval_steps: int = setting(
+        0,
+        "committed steps between comparisons of replicas, by a hash of parameters, optimizer and learning rate; 0 disables them, because hashing costs time",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsSpec:
+    """The replica groups."""
+
+    count: int = setting(2, "two is the fewest with which training survives the loss of one")
+    ranks_per_group: int = setting(1, "one process, unless the model is too large for it")
+    min_groups: int = setting(
+        1, "fewest groups that may step together; with 1, training goes on until the last group is lost"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmSpec:
+    """The request to Slurm for a node: one job each. An empty value leaves Slurm's default."""
+
+    partition: str = setting("", "sbatch --partition; empty: the cluster's default")
+    account: str = setting("", "sbatch --account")
+    qos: str = setting("", "sbatch --qos")
+    constraint: str = setting("", "sbatch --constraint")
+    gres: str = setting("", 'sbatch --gres, as "gpu:8"')
+    exclusive: bool = setting(True, "each job has a host of its own; false: jobs may share a host")
+    time_limit: str = setting("", 'sbatch --time, as "2-00:00:00"; a job is replaced before it reaches its limit')
+    warn_s: int = setting(
+        300,
+        "seconds before its limit at which Slurm warns a job: time for a successor to start and heal, or for a checkpoint",
+    )
+    flags: tuple[str, ...] = setting((), 'further flags for sbatch, as ["--reservation=llm"]')
+    setup: str = setting(
+        "",
+        'shell lines before the agent starts, as "module load python"; no secrets here: source a file that only you can read',
+    )
+    agent_command: str = setting(
+        "",
+        "command that starts the agent, for example in a container; empty: the agent of the supervisor's environment",
+    )
+    node_folder: str = setting(
+        "", "local folder on each node for logs and records; empty: a folder of the user below /tmp"
+    )
+    drain_suspects: bool = setting(
+        True, "drain a failed host in Slurm, if the user may, so that Slurm gives it to no one else"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationSpec:
+    """The machines, and the engine that gives them."""
+
+    engine: EngineName = setting(
+        "local", "local: processes on this machine, for a first run; slurm: one job for each node"
+    )
+    nodes: int = setting(2, "one node for each group")
+    spares: int = setting(1, "one node can be lost without waiting for the engine")
+    wait_for_all: bool = setting(
+        False,
+        "false: if the engine gives too few nodes and has no queue, min_groups groups start, and the others join later. true: all groups wait for their nodes, up to policy.allocation_timeout_s (`launch --wait`)",
+    )
+    slurm: SlurmSpec = setting(SlurmSpec, "see [allocation.slurm]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchFTSpec:
+    """TorchFT's timeouts. With those of the policy they form a chain (docs/TIMEOUTS.md): heartbeat < join, process group < hang."""
+
+    heartbeat_timeout_ms: int = setting(
+        1000, "longest silence of a live group's network; the gate notices a dead process much sooner"
+    )
+    join_timeout_ms: int = setting(
+        5000, "longest wait of the quorum for a group that heartbeats but has not asked to step"
+    )
+    process_group_timeout_ms: int = setting(
+        10000, "longest healthy collective; survivors of a silent loss go on after this"
+    )
+    quorum_timeout_ms: int = setting(
+        1_800_000,
+        "longest control-plane outage that a trainer survives; also the longest wait for a store or network whose loss ends groups, unless the breaker holds. TorchFT's default of 60 s killed both replicas in a test",
+    )
+    quorum_retries: int = setting(
+        1000,
+        "retries are timeout/(retries+1) apart, here 1.8 s; with 0 retries one lost connection is fatal",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSpec:
+    """Uses of each rung within a window; past it the ladder climbs to the next rung."""
+
+    restart: int = setting(3, "for each group: after three restarts in the window, a fourth cures nothing")
+    replace: int = setting(4, "for the run: more lost nodes in the window suggest a cause other than the nodes")
+    reallocate: int = setting(3, "for the run: allocations are expensive, and after the third a person should look")
+    window_s: float = setting(3600.0, "one hour: a rarer failure is worth its restarts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstRungSpec:
+    """The rung at which the ladder begins for a kind of failure; from there on the budgets make it climb."""
+
+    crash: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "a process ended and its node lives: a restart in place is the cheapest remedy"
+    )
+    oom: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "its node lives; if it runs out of the same memory again, another node is tried"
+    )
+    error: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "a process ended and its node lives: a restart in place is the cheapest remedy"
+    )
+    peers_gone: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "it found no peer to heal from: after a restart it resumes from the newest checkpoint"
+    )
+    start_timeout: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "it never committed a step: another start is the cheapest thing to try"
+    )
+    stalled: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "its node lives, and it has been silent for longer than a hiccup lasts"
+    )
+    hang: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "its node lives: restarting its processes is the cheapest way to end a hang"
+    )
+    numerics: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "replace", "its numbers were not finite while the others' were: its hardware is suspect"
+    )
+    gpu: Literal["replace", "reallocate", "stop"] = setting(
+        "replace", "its GPU needs a reset or a repair before it can be used again"
+    )
+    node_lost: Literal["replace", "reallocate", "stop"] = setting(
+        "replace", "its node is gone, so nothing can be started there"
+    )
+    straggler: Literal["ride_through", "restart", "replace"] = setting(
+        "ride_through",
+        "a slow group has not failed, so it is only reported; another value acts once it was slow for straggler_for_s, never beyond replace",
+    )
+    allocation_lost: Literal["reallocate", "stop"] = setting("reallocate", "the engine took its allocation away")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangSpec:
+    """The time after which a step hangs: `factor` times what it usually takes on that rank, within these bounds."""
+
+    factor: float = setting(10.0, "noise of a neighbour made steps five times as slow, and never ten times")
+    at_least_s: float = setting(
+        30.0, "at least twice join_timeout and process_group_timeout, for which survivors of a lost peer wait"
+    )
+    at_most_s: float = setting(
+        1800.0,
+        "bound of steps whose usual time is not learned yet, since a large model's first steps, checkpoint and evaluation are slow; also of each compile",
+    )
+    stopped_s: float = setting(
+        1.5,
+        "a process that the kernel shows as stopped (SIGSTOP, a debugger) is ended after this. A stop of a second is tolerated, and the other groups wait less than two; 0: never, so only a step's bound applies",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakerSpec:
+    """If many groups, nodes or checks fail at once, no node is given up, ended groups restart, and a person looks."""
+
+    share: float = setting(
+        0.2,
+        "above 0, at most 1: when a fifth of the nodes or groups fail at once, a shared switch or store is the likely cause",
+    )
+    at_least: int = setting(5, "among fewer nodes or groups, a share proves nothing")
+    window_s: float = setting(
+        60.0, "a failed switch cuts off its nodes within seconds, and their leases expire seconds later"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec:
+    """The supervisor's decisions: budgets, rungs and timeouts."""
+
+    mode: Literal["act", "observe"] = setting(
+        "act", "observe: decide and record, but do nothing; for a first week beside your present tools"
+    )
+    observe: tuple[str, ...] = setting(
+        (),
+        "kinds of failure, as `supervisor incidents` names them, that are only observed in every mode. What follows from them is only observed too: if error is listed, a repeated error does not halt the run",
+    )
+    budget: BudgetSpec = setting(BudgetSpec, "see [policy.budget]")
+    first_rung: FirstRungSpec = setting(FirstRungSpec, "see [policy.first_rung]")
+    kind_budget: dict[str, int] = setting(
+        dict,
+        "crash = 2: at most two crashes of a group within budget.window_s start at their first rung, and later ones start a rung higher; by default only rungs have budgets",
+    )
+    hang: HangSpec = setting(HangSpec, "see [policy.hang]")
+    breaker: BreakerSpec = setting(BreakerSpec, "see [policy.breaker]")
+    backoff_first_s: float = setting(1.0, "pause before the second restart in a row; the first is immediate")
+    backoff_max_s: float = setting(60.0, "a minute keeps a restart loop cheap without adding much to a real recovery")
+    kind_backoff_s: dict[str, float] = setting(
+        dict, "oom = 30.0: replaces backoff_first_s for one kind; by default all kinds have the same pause"
+    )
+    healthy_after_s: float = setting(
+        120.0, "a group that ran this long after an incident has no backoff at its next restart"
+    )
+    silent_timeout_s: float = setting(
+        30.0, "a stopped process or a network hiccup often comes back; after this, waiting costs more than a restart"
+    )
+    straggler_factor: float = setting(
+        1.5,
+        "a group whose own work takes 1.5 times as long as the others' slows all of them down",
+    )
+    straggler_for_s: float = setting(
+        600.0,
+        "how long a group is slow before anything is done: noise of a neighbour ends in minutes (see first_rung.straggler)",
+    )
+    loss_spike_factor: float = setting(
+        10.0,
+        "reports a committed loss that exceeds recent ones by this many times their usual spread (median absolute deviation); a normal distribution exceeds 10 once in 10^11 steps",
+    )
+    start_timeout_s: float = setting(
+        300.0,
+        "from start to first commit: large models load and compile for minutes. A stop kills what has not ended after this time and a few steps",
+    )
+    node_lease_s: int = setting(
+        5, "the node of an agent that is silent for longer counts as lost; agents renew it about every 1.7 s"
+    )
+    allocation_timeout_s: float = setting(
+        600.0, "longest wait for a pending allocation before the run goes on without it"
+    )
+    cut_off_stop_s: float = setting(
+        1800.0,
+        "a node that reaches neither etcd nor the lighthouse for this long stops its trainers, whose quorum has timed out by then; 0: never",
+    )
+    term_grace_s: float = setting(5.0, "from TERM to KILL: time for a trainer to end its step and close its sockets")
+    webhook_file: str = setting(
+        "",
+        "file on the supervisors' machines with one URL. Rungs 3 and 4, suspended groups, an open breaker and hangs in which no process is ended are posted to it. A failed post is retried for a minute. It is a file because the URL is a secret; empty: no webhook",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One pretraining run."""
+
+    name: str = setting(..., "names the run everywhere: etcd keys, folders, metrics; letters, digits and dashes")
+    chaos: Literal["forbidden", "allowed"] = setting(
+        "forbidden", "allowed: `supervisor chaos run` may break it on purpose; the default protects runs that matter"
+    )
+    titan: TitanSpec = setting(TitanSpec, "see [titan]")
+    groups: GroupsSpec = setting(GroupsSpec, "see [groups]")
+    allocation: AllocationSpec = setting(AllocationSpec, "see [allocation]")
+    torchft: TorchFTSpec = setting(TorchFTSpec, "see [torchft]")
+    policy: PolicySpec = setting(PolicySpec, "see [policy]")

@@ -1,0 +1,197 @@
+"""Judges a group that shows a failure: whose fault it is, and what is done about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from supervisor.core.attribution import (
+    circuit_breaker,
+    cross_host_recurrence,
+    futile_restart,
+    recurrence,
+    shared_outage,
+)
+from supervisor.core.attribution.full_preemption import all_lost, nobody_left
+from supervisor.core.evidence import group_failure
+from supervisor.core.model.incident import Failure, Incident
+from supervisor.core.model.kinds import Is, Kind, Rung, that_are
+from supervisor.core.model.memory import GroupMemory, Shown
+from supervisor.core.model.observed import Verdict
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.policy import ladder
+from supervisor.core.remediation import recovery_cost, suspended_groups
+from supervisor.core.remediation.apply import apply, look_at_silence
+from supervisor.core.remediation.group_phases import recover
+from supervisor.core.round import observe_mode
+from supervisor.core.round.draft import Round, is_rider
+
+TAKEN = that_are(Is.TAKEN)
+"""Kinds as which a node that the engine takes away may appear."""
+
+
+def judge(r: Round, group: GroupMemory, failure: Failure | None) -> None:
+    """Opens or escalates the incident of a group that shows a failure."""
+    if failure is None:
+        _say_unknown(r, group)
+        if group.incident:
+            _close_untouched(r, group)
+            _leave_what_failed_its_checks(r, group)
+        return
+    if r.full(group.group):
+        return
+    failure = observe_mode.as_told_first(r, group, group_failure.with_facts(failure, group, r.observed, r.spec))
+    failure = observe_mode.or_asked_for(r, group, failure)
+    ranks = group_failure.ranks_of(group, r.observed)
+    step = max((rank.step for rank in ranks), default=0)
+    if r.phase == "stopping":
+        _judge_draining(r, group, failure, step)
+        return
+    known = r.incidents.get(group.incident)
+    if failure.kind == Kind.SILENT and known is not None and known.decided is not None:
+        if is_rider(known):
+            look_at_silence(r, group, known)
+        return
+    _weigh(r, recurrence.remember(r, group, failure, ranks), failure, known, step)
+
+
+def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | None, step: int) -> None:
+    """Decides whose fault a failure is, and acts on it. `known`: the incident that the group already has."""
+    failure = recurrence.told(group, failure)
+    kind, earlier = failure.kind, cross_host_recurrence.before(r, group, failure.kind, failure.same)
+    failure = cross_host_recurrence.told(failure, earlier)
+    fault, passed = recurrence.programs_fault(r, group, failure), recurrence.elsewhere(r, group, failure)
+    if earlier is not None and kind == Kind.NUMERICS:
+        fault = cross_host_recurrence.not_finite(r, group, step, earlier)
+    failure = recurrence.as_the_programs(failure) if fault else failure
+    incident = r.incident_for(group, failure, step)
+    group = r.groups[group.group]
+    if r.paused:
+        r.wait(Reason.of(Code.PAUSED, evidence=failure.evidence[0]), group=group.group)
+        return
+    if circuit_breaker.holds(r, group, incident.kind):
+        return  # the incident is open, and ends by itself if its node comes back
+    in_place = circuit_breaker.in_place(r, incident.kind) or shared_outage.waited_for(r, group, failure)
+    # An incident that was only opened, while the run was paused, has tried nothing yet; nor has one that only left a
+    # node.
+    tried = known is not None and known.decided is not None and known.kind != Kind.LEAVING
+    at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
+    if tried and incident.kind != Kind.REQUESTED and not in_place:
+        recovery_cost.note(r, known, mended=False)
+    if passed is None and earlier is None:
+        passed = futile_restart.elsewhere(r, group, failure) or recovery_cost.elsewhere(r, group, incident.kind)
+    if fault:
+        choice = ladder.Choice(Rung.STOP, fault)
+    else:
+        choice = _choice(r, group, failure, incident, _Limits(at_least, passed, in_place))
+    out = None if fault or choice.free else suspended_groups.why(r, group, failure, choice)
+    costs = recovery_cost.of(r, group, incident.kind) if choice.rung > Rung.RIDE_THROUGH and not fault else ()
+    if observe_mode.only_observed(r, failure) and choice.rung != Rung.RIDE_THROUGH:
+        observe_mode.observe(r, replace(incident, costs=costs), choice)
+    else:
+        incident = observe_mode.ended(r, incident, failure, step)
+        host = r.host_of(r.groups[group.group].node)
+        shown = Shown(kind=kind, host=host, incident=incident.id, at=r.now, step=step, same=failure.same)
+        cross_host_recurrence.remember(r, r.groups[group.group], shown, earlier)
+        if out:
+            suspended_groups.leave_out(
+                r, r.groups[group.group], replace(incident, costs=costs, followed=earlier is not None), out, choice
+            )
+            return
+        apply(r, r.groups[group.group], replace(incident, costs=costs), choice, followed=earlier is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Bounds of the ladder, each with its reason."""
+
+    at_least: Rung
+    passed: Reason | None
+    """Reason to begin at another node."""
+    in_place: Reason | None
+    """Reason to stay: no other node would cure it."""
+
+
+def _choice(r: Round, group: GroupMemory, failure: Failure, incident: Incident, limits: _Limits) -> ladder.Choice:
+    """Chooses the rung for an incident."""
+    kind, known = incident.kind, r.before.incidents.get(incident.id)
+    at_least, passed = limits.at_least, None
+    if limits.passed is not None and at_least < Rung.REPLACE:
+        at_least, passed = Rung.REPLACE, limits.passed
+    if kind == Kind.REQUESTED:
+        return ladder.Choice(Rung.RESTART, ladder.why_first(kind, r.spec.policy), free=True)
+    if failure.blameless:
+        why = Reason.of(Code.ANOTHERS_FAULT, evidence=failure.evidence[-1])
+        return ladder.Choice(Rung.RESTART, why, free=True)
+    if kind == Kind.ALLOCATION_LOST and nobody_left(r):
+        return all_lost(r, group)
+    if kind in TAKEN and (successor := r.successor(r.placed_by(group))):
+        return _succeeded(r, incident, successor)
+    if circuit_breaker.evicting(r) and kind in circuit_breaker.HELD:
+        at_least = max(at_least, circuit_breaker.passes(r, kind, known))
+        return replace(r.choose(kind, group.group, at_least, passed, unpaid=True), free=True)
+    choice = r.choose(kind, group.group, at_least, passed)
+    if limits.in_place is not None and ladder.first_rung(kind, r.spec.policy) != Rung.STOP:
+        return ladder.in_place(choice, limits.in_place)
+    return choice
+
+
+def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
+    """Moves a group one rung up, if it waits to start again in place and that machine has failed its checks since."""
+    incident, node = r.incidents.get(group.incident), r.observed.nodes.get(group.node)
+    if group.phase != "placing" or incident is None or node is None or not node.failed:
+        return
+    if r.paused or r.phase != "running" or circuit_breaker.tripped(r) or r.full(group.group):
+        return  # the placement reports what is waited for
+    seen = Reason.of(Code.TEXT, text=node.failed)
+    if seen not in incident.evidence:
+        incident = replace(incident, evidence=(*incident.evidence, seen)[-8:])
+    given_up, failed = circuit_breaker.evicting(r), Reason.of(Code.CHECKS_FAILED, evidence=node.failed)
+    choice = r.choose(incident.kind, group.group, Rung.REPLACE, failed, unpaid=given_up)
+    choice = replace(choice, free=given_up)
+    if choice.rung == Rung.STOP and any(g.phase in ("starting", "running") for g in r.groups.values()):
+        r.wait(Reason.of(Code.NOT_BEFORE_IT_PASSES, fact=node.failed, then=choice.reason), group=group.group)
+        return  # its agent checks again
+    apply(r, group, replace(incident, costs=recovery_cost.of(r, group, incident.kind)), choice)
+
+
+def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
+    """Choice for a group whose node has gone before it moved: the allocation of rung 3 is asked for already."""
+    passed = range(ladder.first_rung(incident.kind, r.spec.policy), Rung.REALLOCATE)
+    considered = tuple(
+        Reason.of(Code.ASKED_BEFORE, rung=ladder.name(Rung(rung)), allocation=successor) for rung in passed
+    )
+    why = Reason.of(Code.SUCCEEDED, kind=incident.kind.value, allocation=successor)
+    return ladder.Choice(Rung.REALLOCATE, why, considered, free=True)
+
+
+def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -> None:
+    """Finishes a group that fails while it drains. Neither a hiccup nor a requested restart counts."""
+    if failure.kind == Kind.REQUESTED:
+        return
+    if failure.kind == Kind.SILENT:
+        incident = r.incident_for(group, failure, step)
+        look_at_silence(r, group, incident)
+        return
+    r.set_group(replace(group, phase="finished", since=r.now, incident=""))
+
+
+def _say_unknown(r: Round, group: GroupMemory) -> None:
+    node = r.observed.nodes.get(group.node)
+    if group.phase not in ("starting", "running") or (node is not None and node.registered):
+        return
+    verdict, why = group_failure.node_verdict(group.node, group, r.observed, r.spec)
+    if verdict == Verdict.UNKNOWN:
+        r.wait(why, until=r.now + 1.0, group=group.group)
+
+
+def _close_untouched(r: Round, group: GroupMemory) -> None:
+    """Closes an incident whose cause has gone while a pause, or the breaker, kept anything from being done."""
+    incident = r.incidents.get(group.incident)
+    if incident is None or group.phase not in ("starting", "running"):
+        return
+    # a hiccup counts as decided: it is ridden through
+    if incident.decided is not None and (incident.generation_after > incident.generation_before or is_rider(incident)):
+        return
+    if not group_failure.suspect(group, r.observed) and not r.full(group.group):
+        recover(r, incident)
+        r.set_group(replace(group, incident=""))

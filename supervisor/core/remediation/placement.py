@@ -1,0 +1,308 @@
+"""Places groups on nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from supervisor.core.attribution import circuit_breaker
+from supervisor.core.evidence import group_failure
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.memory import AllocationMemory, GroupMemory
+from supervisor.core.model.observed import Verdict
+from supervisor.core.model.reason import Code, Reason
+from supervisor.core.policy import budgets
+from supervisor.core.remediation import handover, recovery_cost, spare_pool, suspended_groups
+from supervisor.core.remediation.drain import leaving_allocations
+from supervisor.core.round import disk_checkpoint, observe_mode
+from supervisor.core.round.draft import MAX_GIVEN_BACK, Round
+
+SHOWN = 5
+"""Most nodes that are named each: one cause may make thousands unfit."""
+
+
+def place(r: Round) -> None:
+    """Starts the groups that are ready for a node and for which there is one; reports why the others wait."""
+    waiting = [g for g in r.groups.values() if g.phase in ("unplaced", "placing")]
+    if not waiting:
+        return
+    if r.paused:
+        r.wait(Reason.of(Code.PAUSED_STARTS))
+        return
+    if not r.draft.lighthouse.address:
+        return
+    if r.handover_at_step is not None:
+        return  # all start again together
+    free, last = r.spares(), r.last_resort()
+    for why in passed_over(r):
+        r.wait(why)
+    if not _enough_to_begin(r, waiting, [*free, *last]):
+        return
+    for group in sorted(waiting, key=lambda g: g.group):
+        if suspended_groups.stays_out(r, group) or _waits(r, group):
+            continue
+        if group.node and free and (not_there := _why_not_there(r, group.node)):
+            if not r.full(group.group):
+                free.pop(0)
+                _start_elsewhere(r, group, not_there)
+        elif group.node:
+            _start_in_place(r, group)
+        elif free and not r.full(group.group):
+            _start(r, group, free.pop(0))
+        elif not free:
+            _no_node(r, group, last)
+
+
+def _waits(r: Round, group: GroupMemory) -> bool:
+    """Returns true if the group is not started yet, on any node, and reports why."""
+    until = group.since + r.spec.policy.silent_timeout_s
+    if group.not_before > r.now:
+        r.wait(Reason.of(Code.BACKOFF, attempt=group.attempts), until=group.not_before, group=group.group)
+    elif r.now < until and _hears_no_one_to_heal_from(r, group):
+        r.wait(Reason.of(Code.NO_PEER_HEARD), until=until, group=group.group)
+    elif _resumes(r, group) == "disk" and (listing := disk_checkpoint.waits_for_list(r, group)):
+        r.wait(listing, group=group.group)
+    else:
+        return False
+    return True
+
+
+def passed_over(r: Round) -> list[Reason]:
+    """Explains why nodes that are there get no group: a reason each for the first ones."""
+    found = list(r.passed_over().values())
+    more = len(found) - SHOWN
+    return found if more <= 0 else [*found[:SHOWN], Reason.of(Code.MORE_UNFIT, more=more)]
+
+
+def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> bool:
+    """True if groups may start: the first ones together, so that none trains alone for want of a few seconds."""
+    unplaced = [g for g in waiting if g.phase == "unplaced"]
+    if len(unplaced) < len(r.groups) or len(free) >= len(unplaced):
+        return True
+    there = {"free": len(free), "of": len(unplaced)}
+    if checking := r.checking():
+        r.wait(Reason.of(Code.AND, reason=Reason.of(Code.NODES_THERE, **there), note=checking))
+        return False
+    # wanted ones only: a run that was resumed has released ones, as old as it is itself
+    since = min((a.since for a in r.allocations.values() if a.state == "wanted"), default=r.now)
+    deadline = since + r.spec.policy.allocation_timeout_s
+    pending, refused, least = r.pending(), r.refused(), max(1, r.spec.groups.min_groups)
+    hope = not refused or len(free) + len(pending) >= least
+    repeated = circuit_breaker.unchecked(r, r.observed.nodes)  # their checks are repeated, and may pass
+    coming = [a for a in pending if not r.exhausted(a)]
+    if pending and not (coming or repeated or r.spec.allocation.wait_for_all) and len(free) >= least:
+        return True
+    if r.now < deadline and (repeated or (pending and hope)):
+        r.wait(Reason.of(Code.NODES_THERE, **there), until=deadline)
+        return False
+    if len(free) >= least:
+        return True
+    if r.observed.store_stable_s < r.spec.policy.node_lease_s:
+        r.wait(Reason.of(Code.AWAY_NODES), until=r.now + 1.0)
+        return False
+    queued = r.queued()
+    if len(free) + len(queued) >= least:
+        word = r.engines_word(queued[0].key)
+        r.wait(Reason.of(Code.NODES_QUEUED, **there, least=least, queued=len(queued), word=word))
+        return False
+    # one that was asked for in place of another, whose host failed its checks, has had no time yet
+    instead = [a.since + r.spec.policy.allocation_timeout_s for a in pending if any(map(r.why_barred, a.exclude))]
+    if instead and r.now < max(instead) and not refused:
+        r.wait(Reason.of(Code.NODES_REPLACED, **there), until=max(instead))
+        return False
+    if circuit_breaker.tripped(r):
+        return False  # the breaker reports what is waited for
+    why = Reason.of(Code.TOO_FEW_IN_TIME)
+    if refused:
+        why = Reason.of(Code.ALL_REFUSED, word=r.engines_word(refused[0].key))
+    if unfit := list(r.unfit().values()):
+        why = Reason.of(Code.AND, reason=why, note=Reason.of(Code.UNFIT_THERE, count=len(unfit), first=unfit[0]))
+    least = r.spec.groups.min_groups
+    r.halt(Reason.of(Code.TOO_FEW_NODES, free=len(free), groups=len(unplaced), least=least, why=why), None)
+    return False
+
+
+def _start_in_place(r: Round, group: GroupMemory) -> None:
+    verdict, why = group_failure.node_verdict(group.node, group, r.observed, r.spec)
+    other = group_failure.under_another(group, r.observed)
+    view = r.observed.nodes.get(group.node)
+    if other:
+        r.wait(Reason.of(Code.NOT_STARTED_THERE, why=other), until=r.now + 1.0, group=group.group)
+    elif view is not None and view.checking:
+        r.wait(Reason.of(Code.IN_ITS_CHECKS, node=group.node), group=group.group)
+    elif view is not None and view.failed:
+        r.wait(Reason.of(Code.NOT_STARTED_THERE, why=view.failed), group=group.group)
+    elif verdict == Verdict.HEALTHY:
+        if not r.full(group.group):
+            _start(r, group, group.node)
+    else:
+        # The next round judges a dead node: it sees the group placed on it.
+        r.wait(why, until=r.now + 1.0, group=group.group)
+
+
+def _hears_no_one_to_heal_from(r: Round, group: GroupMemory) -> bool:
+    """Tells if a group that has found no peer would find none again; else it may find one, or starts from disk.
+    Frozen groups count as training until they are found hung, and a start a second would be lost on them. The wait is
+    bounded, as they may be unheard through no fault of their own."""
+    incident, gate = r.incidents.get(group.incident), group_failure.listening(r.observed)
+    if incident is None or incident.kind != Kind.PEERS_GONE or gate is None or _is_asked_for(r, group):
+        return False
+    heard = any(gate.hearing.get(g) == "beating" for g in observe_mode.training_beside(r, group))
+    return _resumes(r, group) != "disk" and not heard
+
+
+def _is_asked_for(r: Round, group: GroupMemory) -> bool:
+    """Returns true if a person asked for a restart that has not been made."""
+    return r.observed.control.restarts.get(group.group, 0) > r.restarts_done.get(group.group, 0)
+
+
+def _why_not_there(r: Round, node: str) -> Reason | None:
+    """Explains why a group is not started again where it was, if another node is there; else None."""
+    if leaving := r.leaving(node):
+        return Reason.of(Code.NODE_LEAVING, node=node, why=leaving)
+    return Reason.of(Code.DISK_UNUSABLE, node=node, why=r.ill[node]) if node in r.ill else None
+
+
+def _start_elsewhere(r: Round, group: GroupMemory, why: Reason) -> None:
+    handover.off(r, group, why)
+    r.act(
+        "move", f"move:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
+        node=group.node, incident=group.incident,
+    )  # fmt: skip
+    r.look_again(r.now)
+
+
+def _start(r: Round, group: GroupMemory, node: str) -> None:
+    generation = max(1, group.generation)
+    resume = _resumes(r, group)
+    if resume == "disk":
+        disk_checkpoint.note(r, group, disk_checkpoint.take(r, group))
+    incident = r.incidents.get(group.incident)
+    if _is_asked_for(r, group):
+        r.restarts_done[group.group] = r.observed.control.restarts[group.group]  # that restart is this start
+    recovery_cost.note_placed(r, group, r.allocation_of(node))
+    r.set_group(
+        replace(
+            group,
+            generation=generation,
+            node=node,
+            host=r.host_of(node),
+            allocation=r.allocation_of(node),
+            phase="starting",
+            since=r.now,
+            old_node="",
+            checkpoint=r.draft.checkpoint,
+            resume=resume,
+        )
+    )
+    r.act(
+        "start" if group.node else "place",
+        f"start:{group.group}:{generation}",
+        (incident.reason if incident is not None else None) or Reason.of(Code.RUN_STARTS),
+        group=group.group,
+        generation=generation,
+        node=node,
+        rung=incident.rung if incident is not None else None,
+        incident=group.incident,
+    )
+    r.look_again(r.now + r.spec.policy.start_timeout_s + 0.001)
+
+
+def _resumes(r: Round, group: GroupMemory) -> Literal["disk", "peers"]:
+    checkpoint = r.draft.checkpoint
+    # a group that trains behind the checkpoint has none of its steps: it heals from this one then
+    behind = checkpoint is not None and _newest_step(r, group) < checkpoint.step
+    return "peers" if observe_mode.trains_beside(r, group) and not behind else "disk"
+
+
+def _newest_step(r: Round, group: GroupMemory) -> int:
+    """Newest step that the others that train have reported."""
+    others = (g for g in r.groups.values() if g.group != group.group and g.phase == "running")
+    return max((rank.step for g in others for rank in group_failure.ranks_of(g, r.observed)), default=0)
+
+
+def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
+    """Finds a node for a group without one, or reports why it waits. `last`: nodes taken when nothing else comes."""
+    if r.full(group.group):
+        return
+    if checking := r.checking():
+        r.wait(checking, group=group.group)
+        return
+    pending = r.pending()
+    if last and pending and all(a.late for a in pending):
+        _start(r, group, last.pop(0))
+        return
+    if pending:
+        _wait_for(r, group, min(pending, key=lambda a: (a.unheard_since is not None, a.since)))
+        return
+    if circuit_breaker.tripped(r) and circuit_breaker.unchecked(r, r.observed.nodes):
+        return  # the breaker reports what is waited for
+    if r.observed.store_stable_s < r.spec.policy.node_lease_s:
+        r.wait(Reason.of(Code.AWAY_NODES), until=r.now + 1.0)
+        return
+    unasked = [key for key in leaving_allocations(r) if not r.allocations[key].successor]
+    if unasked:
+        r.wait(Reason.of(Code.NOT_ASKED_YET, allocation=unasked[0]), group=group.group)
+        return
+    incident = r.incidents.get(group.incident)
+    refused = r.refused()
+    if _is_asked_for(r, group):
+        _ask_again(r, group, refused)
+        return
+    spent = budgets.left(r.spent, r.spec.policy.budget, Rung.REALLOCATE, group.group, r.now) == 0
+    if (refused or spent) and last:
+        _start(r, group, last.pop(0))
+        return
+    if refused or spent:
+        why = Reason.of(Code.ALLOCATIONS_SPENT)
+        if refused:
+            why = Reason.of(Code.REFUSED, allocation=refused[0].key, word=r.engines_word(refused[0].key))
+        if not any(_may_train(r, g) for g in r.groups.values()):
+            r.halt(Reason.of(Code.NO_NODE, group=group.group, why=why), incident)
+        else:
+            r.wait(Reason.of(Code.FEWER_GO_ON, group=group.group, why=why), group=group.group)
+        return
+    # The spare that rung 2 counted on has gone in the meantime.
+    if incident is not None and incident.rung < Rung.REALLOCATE:
+        note = Reason.of(Code.SPARE_ILL, why=r.ill[last[0]]) if last else Reason.of(Code.SPARE_GONE)
+        reason = Reason.of(Code.AND, reason=incident.reason, note=note)
+        incident = replace(
+            incident, rung=Rung.REALLOCATE, reason=reason, considered=(*incident.considered, note), decided=r.now
+        )
+        r.set_incident(incident)
+    r.draw(Rung.REALLOCATE, group.group)
+    spare_pool.give_up_one(r)
+    because = Reason.of(Code.WITHOUT_NODE, group=group.group, incident=incident.id if incident is not None else "")
+    r.acquire(because, rung=Rung.REALLOCATE)
+
+
+def _may_train(r: Round, group: GroupMemory) -> bool:
+    """Returns true if the group trains, or will be started on a node that it has, or one that may come."""
+    to_start = group.phase == "fencing" or (group.phase == "placing" and bool(group.node))
+    return to_start or (
+        group.phase in ("starting", "running") and not observe_mode.has_ended(group, r.incidents, r.observed)
+    )
+
+
+def _wait_for(r: Round, group: GroupMemory, allocation: AllocationMemory) -> None:
+    about = {"allocation": allocation.key, "word": r.engines_word(allocation.key)}
+    if allocation.unheard_since is not None:
+        until = allocation.unheard_since + r.spec.policy.allocation_timeout_s
+        r.wait(Reason.of(Code.UNHEARD_OF, **about), until=until, group=group.group)
+        return
+    deadline = allocation.since + r.spec.policy.allocation_timeout_s
+    if r.now < deadline:
+        pending = Reason.of(Code.PENDING, **about, usual_s=recovery_cost.usual_wait_s(r, allocation))
+        r.wait(pending, until=deadline, group=group.group)
+        return
+    r.wait(Reason.of(Code.LATE, **about), group=group.group)
+    if not allocation.late:
+        r.set_allocation(replace(allocation, late=True))
+
+
+def _ask_again(r: Round, group: GroupMemory, refused: list[AllocationMemory]) -> None:
+    """Asks once more for a group that a person asked for: the engine refused, or no budget was left."""
+    r.restarts_done[group.group] = r.observed.control.restarts[group.group]
+    for allocation in refused[:MAX_GIVEN_BACK]:
+        r.release(allocation.key, Reason.of(Code.ENGINE_REFUSED_IT, word=r.engines_word(allocation.key)))
+    r.acquire(Reason.of(Code.ASKED_ONCE_MORE, group=group.group))
