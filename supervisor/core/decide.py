@@ -33,7 +33,6 @@ from supervisor.core.remediation.placement import place
 from supervisor.core.remediation.resume import resume
 from supervisor.core.remediation.shutdown import wind_down
 from supervisor.core.remediation.spare_pool import renew
-from supervisor.core.report.words import as_kept
 from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import NEW_A_ROUND, Round
 from supervisor.core.timeouts import solver
@@ -329,8 +328,6 @@ def _note_suspects(r: Round, hanging: Blame) -> None:
         known = (since for key, since in r.before.suspects.items() if kind_of(key) == SignKind.HELD)
         suspects[HELD] = next(known, r.now)
     why = hanging.held if HELD in suspects else None
-    if why is not None and r.before.held_hang is not None:
-        why = as_kept(why, (r.before.held_hang,))
     if why != r.before.held_hang:
         r.draft = replace(r.draft, held_hang=why)
     _note_together(r, hanging, suspects)

@@ -150,11 +150,6 @@ def said(reasons: Iterable[Reason]) -> tuple[str, ...]:
     return tuple(map(say, reasons))
 
 
-def as_kept(reason: Reason, kept: Iterable[Reason]) -> Reason:
-    """Returns the reason in the form in which an older version kept it, matched by its sentence; else itself."""
-    return next((older for older in kept if "text" in older.about and say(older) == say(reason)), reason)
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Reason):
         return say(value)

@@ -19,7 +19,6 @@ from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import RunSpec
 from supervisor.core.policy import budgets, cordons
 from supervisor.core.policy.ladder import Choice, Means, choose, first_rung
-from supervisor.core.report.words import as_kept
 
 MAX_CHANGES = 15
 """Groups that one round may change. Each costs up to six operations (group, incident, two allocations, admission,
@@ -336,11 +335,10 @@ class Round:
         """Returns the group's open incident, brought up to date with this failure, or a new one."""
         known = self.incidents.get(group.incident)
         if known is not None:
-            seen = tuple(as_kept(e, known.evidence) for e in failure.evidence)
-            if known.kind == failure.kind and known.evidence == seen:
+            if known.kind == failure.kind and known.evidence == failure.evidence:
                 return known
             kept = [e for e in known.evidence if e.code != Code.SEEN_AGAIN]
-            evidence = (*kept, *(e for e in seen if e not in kept))
+            evidence = (*kept, *(e for e in failure.evidence if e not in kept))
             # An end has its own text, or none: that of an earlier one does not describe it.
             newest = failure if failure.kind in ENDS else known
             # it began with its first sign, unless this failure shows an earlier one

@@ -167,18 +167,6 @@ def test_the_first_cause_is_told_not_its_echo() -> None:
     assert w.incident.error == "CUDA error"
 
 
-def test_what_an_older_version_kept_as_a_sentence_is_not_told_twice() -> None:
-    w = World(groups=2).bring_up()
-    w.control = ControlView(paused=True)
-    w.crash(0)
-    w.round()
-    assert w.incident.evidence == (SEGFAULT,)
-    older = replace(w.incident, evidence=(Reason.of(Code.TEXT, text=say(SEGFAULT)),))
-    w.memory = replace(w.memory, incidents={older.id: older})
-    w.round()
-    assert w.memory.incidents == {older.id: older}
-
-
 def test_an_echo_that_our_own_agent_ended_makes_nobody_wait_for_the_engine() -> None:
     """The echo may be seen together with the end of the rank that failed."""
     w = World(groups=2, ranks=2).bring_up()
