@@ -26,7 +26,7 @@ def test_every_decision_is_what_it_was(part: int) -> None:
 
 
 def test_nothing_depends_on_how_a_reason_is_worded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither what is decided nor what is waited for, nor of what a person is told."""
+    """Neither what is decided nor what is waited for, nor what a person is notified of."""
     for number, line in islice(enumerate(read()), 0, None, PARTS):
         given = INPUT.validate_python(line.given)
         before = decide(given.observed, given.spec, given.memory)

@@ -44,7 +44,7 @@ def patched(folder: Path, changes: Sequence[Change]) -> set[Path]:
 
 
 def told_by(folder: Path, code: str) -> dict[str, Any]:
-    """What code that ends with a dictionary named `told` finds with the copy."""
+    """Runs code with the copy. Returns the dictionary `told` that it leaves."""
     code = f"import json, supervisor\n{code}\nprint(json.dumps({{**told, 'of': supervisor.__file__}}))"
     path = os.pathsep.join([str(folder), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}

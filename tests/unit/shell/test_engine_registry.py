@@ -62,14 +62,16 @@ CHANGES = [
 
 SERVED = """
 from pathlib import Path
-from supervisor.core import engines, timeouts
-from supervisor.core.model import AllocationMemory, Memory
-from supervisor.shell import runfile, service
+from supervisor.core.model import engines
+from supervisor.core.model.memory import AllocationMemory
+from supervisor.core.timeouts import solver
+from supervisor.shell import service
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.engines import registry
 from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.runfile import parse as runfile
 from supervisor.wire import keys
-from supervisor.wire.records import LeaderRecord, RunRecord, decode, encode
+from supervisor.wire.records import RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import Term
 
@@ -93,7 +95,7 @@ told = {
     "kept": decode(encode(record), RunRecord) == record,
     "wrong": wrong,
     "word_s": engines.word_s(spec.allocation),
-    "timeouts": [row.key for row in timeouts.rows(spec) if row.key.startswith("allocation.")],
+    "timeouts": [row.key for row in solver.rows(spec) if row.key.startswith("allocation.")],
     "before launch": registry.before_launch(spec, context),
     "asked": {engine.name: engine.asked for engine in built if hasattr(engine, "asked")},
 }
