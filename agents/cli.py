@@ -10,13 +10,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
-from agents import process
+from agents.shim import process
 
 process.hold_notice()  # before the slow imports: the scheduler's notice may come before the shim can hear it
 
 import typer  # noqa: E402
 
-from agents.settings import Settings  # noqa: E402
+from agents.shim.settings import Settings  # noqa: E402
 from supervisor.shell import failpoints  # noqa: E402
 from supervisor.wire import address as addresses  # noqa: E402
 from supervisor.wire import command_line, logged  # noqa: E402
@@ -103,7 +103,7 @@ def check(
     """Check this machine's devices, memory, disk and network. Also checks that devices compute right results. Exits 0 if no check
     failed, 1 if one failed or could not run."""
     # imported only here: a node must become the shim at once, and grpc takes longer to import than all the rest
-    from agents.checks import hand
+    from agents.health.checks import hand
     from supervisor.ports.errors import PortError
     from supervisor.wire.printer import Printer, print_line
 

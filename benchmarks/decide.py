@@ -35,6 +35,7 @@ from supervisor.core.model import (
     Observed,
     RankView,
 )
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
 
 LOCAL_WORD_S = TRAITS["local"].word_s
@@ -62,7 +63,9 @@ def inputs() -> tuple[RunSpec, Observed, Memory]:
         decisions=500,
         phase="running",
         groups=groups,
-        allocations={k: AllocationMemory(key=k, state="wanted", since=1.0, reason="the run starts") for k in keys},
+        allocations={
+            k: AllocationMemory(key=k, state="wanted", since=1.0, reason=Reason.of(Code.RUN_STARTS)) for k in keys
+        },
         lighthouse=Lighthouse(node="host", generation=1, address="host:1"),
     )
     nodes = {

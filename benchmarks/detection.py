@@ -38,21 +38,24 @@ from typing import Any
 from benchmarks.decide import machine
 from benchmarks.detection_cases import CASES, CRASH, HANG, RANK_ZERO, Case, mount, unmount
 from benchmarks.detection_rows import HANGS, RIGHT, missed, not_made, row, summary
-from fault_injection import causes, checkers
-from fault_injection.causes import Order
 from fault_injection.chaos.watch import Follower
+from fault_injection.checkers import consistency
 from fault_injection.faults.fault import Target
-from fault_injection.not_here import NotHere
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
 from fault_injection.sim.lane import commit
+from fault_injection.testbed.unavailable import NotHere
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.spec import BudgetSpec, GroupsSpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.core.words import said, say
 from supervisor.ports.errors import Fatal
 from supervisor.ports.store import Item
-from supervisor.shell import client, cordons, hosts, runfile, status
-from supervisor.shell.etcd_server import start_etcd
-from supervisor.shell.status import RunStatus
-from supervisor.shell.store import connect
+from supervisor.shell.control import cordons
+from supervisor.shell.dev.etcd_server import start_etcd
+from supervisor.shell.etcd import connect
+from supervisor.shell.inspect import client, hosts, status
+from supervisor.shell.inspect.status import RunStatus
+from supervisor.shell.runfile import parse
 from supervisor.wire import keys
 from supervisor.wire.records import Health, NodeObserved, Registration, RunRecord, TrainerObserved, decode
 from tests.helpers.waiting import eventually
@@ -92,7 +95,7 @@ def spec(checkpoint_steps: int = CHECKPOINT_STEPS, hang_at_least_s: float = HANG
         groups=GroupsSpec(count=GROUPS, ranks_per_group=RANKS),
         torchft=TORCHFT,
     )
-    wrong = runfile.contradictions(made)
+    wrong = parse.contradictions(made)
     if wrong:
         raise Fatal("; ".join(wrong))
     return made
@@ -461,7 +464,7 @@ def measure(seeds: int, names: list[str], partial: Path) -> Measured:
                 partial.write_text(json.dumps(found, indent=1) + "\n")
         made.settle()
         strays = [*made.strays, *(_told(i) for _, i in made.acted(made.judged).values())]
-        verdicts = checkers.check(made.w.history(made.record))
+        verdicts = consistency.check(made.w.history(made.record))
         history = {v.checker: ": ".join((v.answer, *v.sentences[:3])) for v in verdicts}
     done = {name: trials for name, trials in found.items() if trials}
     if all(t[key] for trials in done.values() for t in trials for key in RIGHT) and not strays:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fault_injection import causes
-from fault_injection.causes import Order
 from fault_injection.faults import acts
 from fault_injection.faults.fault import Target
-from fault_injection.memory_cgroup import memory_cgroup
-from fault_injection.not_here import NotHere
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
+from fault_injection.testbed.memory_cgroup import memory_cgroup
+from fault_injection.testbed.unavailable import NotHere
 from supervisor.core.blame import LOCKED_BY_ANOTHER
 from supervisor.core.model import Kind, Rung
 from tests.helpers.waiting import eventually

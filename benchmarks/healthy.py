@@ -37,8 +37,9 @@ from supervisor.core.reason import Code
 from supervisor.core.spec import AllocationSpec, GroupsSpec, HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.core.words import said, say
 from supervisor.ports.errors import Fatal
-from supervisor.shell import journal, runfile
-from supervisor.shell.etcd_server import start_etcd
+from supervisor.shell.control import journal
+from supervisor.shell.dev.etcd_server import start_etcd
+from supervisor.shell.runfile import parse
 from supervisor.wire.records import RunRecord
 from tests.helpers.waiting import eventually
 from tests.integration.world import World, world_on
@@ -72,7 +73,7 @@ def spec() -> RunSpec:
         torchft=TORCHFT,
         policy=PolicySpec(hang=HANGS),
     )
-    wrong = runfile.contradictions(made)
+    wrong = parse.contradictions(made)
     if wrong:
         raise Fatal("; ".join(wrong))
     return made

@@ -27,24 +27,24 @@ from typing import Any
 
 from prometheus_client.openmetrics.exposition import generate_latest
 
-from agents.exporter import Exporter
-from agents.reporter import Standing
-from agents.settings import Settings
-from agents.view import View
+from agents.agent.exporter import Exporter
+from agents.agent.node_view import View
+from agents.agent.reporter import Standing
+from agents.shim.settings import Settings
 from benchmarks.decide import describe, machine, once, reference
 from benchmarks.page import GROUPS, RANKS, RUN, mirror, stepped
 from supervisor.core.decide import decide
 from supervisor.ports.store import Changes, Item
-from supervisor.shell import views
-from supervisor.shell.accounts import told
-from supervisor.shell.exposition import exposed
-from supervisor.shell.metrics import Metrics
-from supervisor.shell.metrics import serve as listen
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page.server import serve
-from supervisor.shell.page.watcher import Page
-from supervisor.shell.store import connect
-from supervisor.shell.telemetry import Records, Telemetry
+from supervisor.shell.control import observe
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.etcd import connect
+from supervisor.shell.metrics.exposition import exposed
+from supervisor.shell.metrics.live_goodput import told
+from supervisor.shell.metrics.registry import Metrics
+from supervisor.shell.metrics.registry import serve as listen
+from supervisor.shell.metrics.telemetry import Records, Telemetry
+from supervisor.shell.web.server import serve
+from supervisor.shell.web.watcher import Page
 from supervisor.wire.records import Health, ProcessRecord, Progress, Registration, encode
 from supervisor.wire.security import Security
 from tests.helpers.memory_store import MemoryStore
@@ -93,14 +93,14 @@ def of_supervisor(scrapes: int) -> dict[str, Any]:
     telemetry.leading(7)
     server = serve(telemetry.metrics.registry, page, "127.0.0.1", 0, Security())
     url = f"http://127.0.0.1:{server.server_port}"
-    run, memory, now = views.runs(leads)[RUN], views.memory(leads, RUN), 1000.0
+    run, memory, now = observe.runs(leads)[RUN], observe.memory(leads, RUN), 1000.0
     scraped, targets, rounds, base = [], [], [], []
     for step in range(3, scrapes + 3):
         changes = Changes(step, tuple(stepped(g, step) for g in range(GROUPS)))
         for copy in (leads, shown):
             copy.apply(changes)
         page.look(shown)
-        observed = views.observed(leads, RUN, memory, now := now + 1.0, 500.0)
+        observed = observe.observed(leads, RUN, memory, now := now + 1.0, 500.0)
         decision = decide(observed, run.spec, memory)
         records = Records(told=lambda: told(leads, RUN))
         rounds.append(once(lambda: telemetry.round(run.spec, observed, decision, 0.01, records)))  # noqa: B023
@@ -195,7 +195,7 @@ def of_agent() -> dict[str, Any]:
 
 def of_real_agent(seconds: float) -> dict[str, Any]:
     """Measures a real agent's whole process, which also watches, reports and obeys: 8 ranks step every second."""
-    from supervisor.shell.etcd_server import start_etcd
+    from supervisor.shell.dev.etcd_server import start_etcd
     from tests.agents.nodes import Nodes, desire, running, trainer
     from tests.helpers.waiting import eventually
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from benchmarks.decide import describe, machine, once, reference
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Lighthouse, Memory
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import AllocationSpec, GroupsSpec, RunSpec
 from supervisor.ports.store import Changes, Item, Snapshot
-from supervisor.shell import projection
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page.watcher import Page
+from supervisor.shell.control import projection
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.web.watcher import Page
 from supervisor.wire import keys
 from supervisor.wire.records import (
     GateGroup,
@@ -69,7 +70,9 @@ def mirror() -> Mirror:
             for g in range(GROUPS)
         },
         allocations={
-            f"{RUN}-a{g}": AllocationMemory(key=f"{RUN}-a{g}", state="wanted", since=0.0, reason="the run starts")
+            f"{RUN}-a{g}": AllocationMemory(
+                key=f"{RUN}-a{g}", state="wanted", since=0.0, reason=Reason.of(Code.RUN_STARTS)
+            )
             for g in range(GROUPS + SPARES)
         },
         lighthouse=Lighthouse(node="host", generation=1, address="host:1"),

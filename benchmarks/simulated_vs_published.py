@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.decide import machine
-from fault_injection.sim import command
 from fault_injection.sim.lane import commit
-from fault_injection.sim.months import ByChance, Months, Outcome
-from fault_injection.sim.rates import Times, rates, times
+from fault_injection.whatif import command
+from fault_injection.whatif.months import ByChance, Months, Outcome
+from fault_injection.whatif.rates import Times, rates, times
 from supervisor.core.spec import RunSpec
 
 RESULTS = Path(__file__).parent / "results" / "simulated_vs_published.json"
@@ -139,7 +139,7 @@ def not_held(body: dict[str, Any], seeds: tuple[int, int], failures: int) -> dic
 
 def main() -> int:
     began, cpu = commit(), time.process_time()
-    text = (resources.files("fault_injection.sim") / "data/papers/published.toml").read_text()
+    text = (resources.files("fault_injection.whatif") / "data/papers/published.toml").read_text()
     runs = [of_run(run) for run in tomllib.loads(text)["run"]]
     compared = [told for told in runs if told["compared"]]
     missed = [told["name"] for told in compared if not told["within_3_points"]]

@@ -27,9 +27,8 @@ from pathlib import Path
 
 from benchmarks.breaking import chaos_run
 from benchmarks.decide import machine
-from fault_injection import recorded
 from fault_injection.chaos import own
-from fault_injection.history import FaultDone, History
+from fault_injection.checkers import history_file
 from fault_injection.sim import faults
 from fault_injection.sim.judge import recorded as told_by
 from fault_injection.sim.lane import commit
@@ -37,6 +36,7 @@ from fault_injection.sim.pace import Pace, pace
 from fault_injection.sim.world import World
 from supervisor.core.spec import RunSpec
 from supervisor.shell.engines.local import POLL_S
+from supervisor.shell.history.files import FaultDone, History
 
 RESULTS = Path(__file__).parent / "results" / "simulator_vs_real.json"
 PACE = Path(faults.__file__).parent / "data" / "pace" / "demo.toml"
@@ -353,8 +353,8 @@ def main() -> int:
     asked = asks.parse_args()
     at_commit = commit()  # before the pace is written, which changes the tree
     home = asked.home or Path(tempfile.mkdtemp(prefix="simulator-vs-real-"))
-    first = [recorded.load(path) for path in asked.calibrate or [real(FIRST_SEED, home)]]
-    second = recorded.load(asked.compare or real(SECOND_SEED, home))
+    first = [history_file.load(path) for path in asked.calibrate or [real(FIRST_SEED, home)]]
+    second = history_file.load(asked.compare or real(SECOND_SEED, home))
     if not asked.home:
         shutil.rmtree(home)  # a run that is not green ended the program before: its folder stays for a look
     at = calibrated(first)

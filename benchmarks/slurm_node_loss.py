@@ -37,12 +37,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents import process
+from agents.shim import process
 from benchmarks.decide import machine
-from fault_injection import netns
+from fault_injection.testbed import netns
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec, TitanSpec, TorchFTSpec
-from supervisor.shell import cordons, hosts
-from supervisor.shell.etcd_server import start_etcd
+from supervisor.shell.control import cordons
+from supervisor.shell.dev.etcd_server import start_etcd
+from supervisor.shell.inspect import hosts
 from supervisor.wire.address import free_ports
 from supervisor.wire.records import RunRecord, encode
 from supervisor.wire.security import load

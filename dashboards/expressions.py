@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from supervisor.shell.catalogue import CATALOGUE, Metric
+from supervisor.shell.metrics.catalogue import CATALOGUE, Metric
 
 _PARTS = {"histogram": ("_bucket", "_sum", "_count"), "counter": (), "gauge": ()}
 
@@ -48,7 +48,7 @@ def checked(expression: str, legend: str = "") -> str:
     value that its metric lacks. Prometheus would answer such a query with nothing, and no error."""
     for name in _NAME.findall(_ELSE.sub(" ", _GROUPED.sub(" ", expression))):
         if name not in KNOWN and name not in _WORDS:
-            raise KeyError(f"the catalogue has no metric {name!r}: see supervisor/shell/catalogue.py")
+            raise KeyError(f"the catalogue has no metric {name!r}: see supervisor/shell/metrics/catalogue.py")
     labels: set[str] = set()
     for found in _METRIC.finditer(expression):
         name = found[0].partition("{")[0]

@@ -1,7 +1,7 @@
 """The alerts, as rules for Prometheus. Each has a severity and a page in docs/runbooks of the same name.
 
 page: a person gets up. ticket: a person looks in the morning. none: the dead-man's switch, which always fires. The
-status page uses the same table of severities (supervisor/shell/page/calls.py).
+status page uses the same table of severities (supervisor/shell/web/calls.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from dashboards.expressions import checked, since
 from supervisor.core.cordons import REPEATED_S
 from supervisor.core.unsaved import BEHIND
-from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S, Level
+from supervisor.shell.web.calls import AWAY_S, CALLS, STILL_S, Level
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
 

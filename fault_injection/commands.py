@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from supervisor.wire.command_line import LOOK, PROVE, later
+from supervisor.wire.command_line import PROVE, later
 
 COMMANDS = (
-    (LOOK, "ledger", "ledger", "Account for every second of a run, by cause."),
     (PROVE, "demo", "demo.command", "Train a small Llama 3 here and break it three ways."),
     (PROVE, "chaos", "chaos.command", "Break a run on purpose and certify the outcome."),
-    (PROVE, "simulate", "sim.command", "Simulate what months of failures cost under a policy."),
+    (PROVE, "simulate", "whatif.command", "Simulate what months of failures cost under a policy."),
 )
 """Heading, name, module here, and the first sentence of the command's help."""
 

@@ -12,22 +12,23 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fault_injection import history as histories
-from fault_injection import recorded
-from fault_injection.chaos import certificate, own, twin
+from fault_injection.chaos import certificate, own
 from fault_injection.chaos.live import CompactableStore, LiveRun
 from fault_injection.chaos.runner import Runner
 from fault_injection.chaos.schedule import Plan, Schedule, unfold
 from fault_injection.chaos.watch import Watcher
+from fault_injection.checkers import history_file
 from fault_injection.faults import site as sites
 from fault_injection.faults.fault import Site
-from fault_injection.history import FaultDone, History, Setting
-from fault_injection.netns import Network
+from fault_injection.parity import twin
 from fault_injection.sim.lane import commit
+from fault_injection.testbed.netns import Network
 from supervisor.ports.errors import Fatal, PortError
-from supervisor.shell import client
-from supervisor.shell.home import system_folder
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.dev.home import system_folder
+from supervisor.shell.history import files as histories
+from supervisor.shell.history.files import FaultDone, History, Setting
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 from supervisor.wire.version import DISTRIBUTION
@@ -138,7 +139,7 @@ class Campaign:
             history.setting = setting(live.record, plan, began, ended, to_its_end, given_up)
             history.faults, history.left = runner.done, left
             history.seen = live.seen()
-            recorded.save(history, folder / "history.jsonl")
+            history_file.save(history, folder / "history.jsonl")
             self.say(f"history: {folder / 'history.jsonl'}")
         return history, whole
 

@@ -12,17 +12,18 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from fault_injection.badput import Span, ledger
-from fault_injection.chaos import cost, twin
-from fault_injection.chaos.replay import of_history, tries_of
-from fault_injection.checkers import Verdict, check
+from fault_injection.chaos import cost
+from fault_injection.checkers.consistency import Verdict, check
+from fault_injection.checkers.recovery import ALL, echoes_of, of_fault
 from fault_injection.demo import report as costs
 from fault_injection.faults.acts import Injected
-from fault_injection.history import FaultDone, History, Setting
-from fault_injection.incidents import ridden_through
-from fault_injection.promises import ALL, echoes_of, of_fault
+from fault_injection.parity import twin
+from fault_injection.parity.replay import of_history, tries_of
 from supervisor.core.ledger import Cause, Interval, ratios
 from supervisor.core.model import Kind
+from supervisor.shell.history.files import FaultDone, History, Setting
+from supervisor.shell.history.goodput import Span, ledger
+from supervisor.shell.history.incidents import ridden_through
 
 COLUMNS = 600
 """Width of the picture of where the time went."""

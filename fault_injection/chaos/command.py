@@ -14,19 +14,20 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fault_injection import netns, recorded
 from fault_injection.chaos import own
 from fault_injection.chaos.campaign import Campaign, refuse_if_there
 from fault_injection.chaos.schedule import MOST_FAULTS, Schedule, ScheduleError, drawn, load
-from fault_injection.checkers import Verdict, check
+from fault_injection.checkers import history_file
+from fault_injection.checkers.consistency import Verdict, check
+from fault_injection.checkers.recovery import ALL
 from fault_injection.faults import site as sites
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
-from fault_injection.history import History
-from fault_injection.interrupts import interruptible
-from fault_injection.promises import ALL
+from fault_injection.testbed import netns
+from fault_injection.testbed.interrupts import interruptible
 from supervisor.cli.common import HOME, Etcd, Home, Json, SecurityFile, opened_store, sentences, show
-from supervisor.shell import runfile
+from supervisor.shell.history.files import History
+from supervisor.shell.runfile import parse
 from supervisor.wire import command_line
 from supervisor.wire.printer import Printer, print_line
 
@@ -139,7 +140,7 @@ def run_command(
             )
         name = "chaos" if name is None else name
         ranks = (loaded.ranks_per_group if loaded is not None else None) or 1
-        if wrong := runfile.contradictions(own.spec(name, ranks)):
+        if wrong := parse.contradictions(own.spec(name, ranks)):
             raise ScheduleError(wrong)
         campaign = Campaign(wanted=wanted, say=_say, ranks=ranks, out=out, dry_run=dry_run)
         network = netns.entered()
@@ -219,7 +220,7 @@ def check_command(
         for file in files:
             try:
                 judged[str(file)] = check(_history(file), ALL)
-            except recorded.NoHistory as error:
+            except history_file.NoHistory as error:
                 print_line(f"supervisor: {error}", err=True)
                 unread = True
     if as_json:
@@ -238,11 +239,11 @@ def check_command(
 def _history(path: Path) -> History:
     """Raises NoHistory if no history can be read from the path."""
     if path.is_dir():
-        raise recorded.NoHistory(f"{path} is a folder: give the file, {path / 'history.jsonl'}")
+        raise history_file.NoHistory(f"{path} is a folder: give the file, {path / 'history.jsonl'}")
     try:
-        return recorded.load(path)
+        return history_file.load(path)
     except OSError as error:
-        raise recorded.NoHistory(
+        raise history_file.NoHistory(
             f"cannot read {path}: {error.strerror}; `supervisor chaos run` writes history.jsonl into the run's folder, or --out"
         ) from error
 

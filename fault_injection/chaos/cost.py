@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fault_injection.demo import report as costs
-from fault_injection.history import History
+from supervisor.shell.history.files import History
 
 
 def steps_lost(history: History, group: int, begin: float, until: float) -> int:

@@ -14,22 +14,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from fault_injection import causes, slurm
 from fault_injection.chaos.runner import Look
 from fault_injection.chaos.schedule import Planned
 from fault_injection.chaos.watch import Watcher
 from fault_injection.faults import acts
 from fault_injection.faults.fault import Fault, Site, Target
 from fault_injection.faults.site import NOT_OURS, SHARED_DISK, SHARED_NETWORK, no_collective, no_memory_cgroup, no_reset
-from fault_injection.history import Left, Seen
-from fault_injection.house import House
+from fault_injection.in_rank import causes
+from fault_injection.testbed import slurm
+from fault_injection.testbed.system import House
 from supervisor.core.model import Grant, Memory, Rung
 from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Store
-from supervisor.shell import client, cordons, hosts, status, views
-from supervisor.shell.leading import has_ended
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import cordons, observe
+from supervisor.shell.control.leader import has_ended
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.history.files import Left, Seen
+from supervisor.shell.inspect import client, hosts, status
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -229,7 +231,7 @@ class LiveRun:
 
     def grants(self) -> Mapping[str, Grant]:
         with self._watcher.mirror() as mirror:
-            wanted = [a.key for a in views.memory(mirror, self.run).allocations.values() if a.state == "wanted"]
+            wanted = [a.key for a in observe.memory(mirror, self.run).allocations.values() if a.state == "wanted"]
             found = [(key, mirror.record(keys.grant(self.run, key), Grant)) for key in wanted]
         return {key: grant for key, grant in found if grant is not None}
 
@@ -255,7 +257,7 @@ class LiveRun:
 
     def left_out(self, group: int) -> bool:
         with self._watcher.mirror() as mirror:
-            return bool(views.memory(mirror, self.run).groups[group].left_out)
+            return bool(observe.memory(mirror, self.run).groups[group].left_out)
 
     def restart(self, group: int) -> None:
         def asked() -> bool:
@@ -298,7 +300,7 @@ class LiveRun:
         return Site(
             engine=self.allocation.engine,
             not_here=next((why for node in nodes if (why := self._elsewhere(node))), ""),
-            not_obeying=f"{deaf[0]} does not look for orders (fault_injection/trainer.py)" if deaf else "",
+            not_obeying=f"{deaf[0]} does not look for orders (fault_injection/in_rank/trainer.py)" if deaf else "",
             no_memory_cgroup=no_memory_cgroup(),
             no_own_disks="" if disks and nodes else SHARED_DISK,
             no_cut=SHARED_NETWORK,
@@ -344,7 +346,7 @@ class LiveRun:
         if ended or not held:
             return tuple(held)
         with self._watcher.mirror() as mirror:
-            known = views.memory(mirror, self.run).allocations
+            known = observe.memory(mirror, self.run).allocations
         return tuple(key for key in held if key not in known or known[key].state != "wanted")
 
     def stop(self, within_s: float) -> None:

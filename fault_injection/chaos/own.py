@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from fault_injection import clocks, gpus, netns
 from fault_injection.chaos.live import LiveRun
 from fault_injection.chaos.watch import Watcher
-from fault_injection.clocks import Clocks
-from fault_injection.etcds import cluster
-from fault_injection.gpus import Gpus
-from fault_injection.house import House
-from fault_injection.netns import Network
-from fault_injection.run_command import run_command
+from fault_injection.doubles import clocks, gpus
+from fault_injection.doubles.clocks import Clocks
+from fault_injection.doubles.gpus import Gpus
+from fault_injection.testbed import netns
+from fault_injection.testbed.etcds import cluster
+from fault_injection.testbed.netns import Network
+from fault_injection.testbed.run_command import run_command
+from fault_injection.testbed.system import House
 from supervisor.core.spec import (
     AllocationSpec,
     BudgetSpec,
@@ -29,15 +30,19 @@ from supervisor.core.spec import (
     TitanSpec,
     TorchFTSpec,
 )
-from supervisor.shell import client
-from supervisor.shell import up as up_module
-from supervisor.shell.home import system_folder
-from supervisor.shell.store import connect
+from supervisor.shell.dev import up as up_module
+from supervisor.shell.dev.home import system_folder
+from supervisor.shell.etcd import connect
+from supervisor.shell.inspect import client
 from supervisor.wire.checkpoints import folder_of
 from supervisor.wire.programs import SEAM
 from supervisor.wire.security import Security
 
-PROGRAMS = {"trainer": "fault_injection.trainer", "warm": "fault_injection.warm", "agent": "fault_injection.agent"}
+PROGRAMS = {
+    "trainer": "fault_injection.in_rank.trainer",
+    "warm": "fault_injection.in_rank.warm",
+    "agent": "fault_injection.doubles.agent",
+}
 
 DISK_BYTES = 64 << 20
 """Size of a node's disk: eight times the free space that its own checks want."""

@@ -11,10 +11,10 @@ from typing import Protocol
 from fault_injection.chaos.schedule import Plan, Planned
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Fault, Scene, Target
-from fault_injection.history import FaultDone
-from fault_injection.interrupts import finished_first
+from fault_injection.testbed.interrupts import finished_first
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Fatal, PortError
+from supervisor.shell.history.files import FaultDone
 
 LOOK_S = 0.1
 

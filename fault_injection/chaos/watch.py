@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fault_injection.history import Seen
 from supervisor.core.model import GroupMemory, Incident
 from supervisor.ports.store import Item, Store
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.history.files import Seen
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RecordError, decode
 

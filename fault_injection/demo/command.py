@@ -14,20 +14,23 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fault_injection import checkers, history, netns
-from fault_injection.badput import Span
+from fault_injection.checkers import consistency
 from fault_injection.demo import door, live, report
 from fault_injection.demo.memory import Peak
 from fault_injection.demo.scenario import Story
 from fault_injection.faults import acts
-from fault_injection.ledger import from_start_to_end
-from fault_injection.netns import Network
+from fault_injection.testbed import netns
+from fault_injection.testbed.netns import Network
 from supervisor.cli.common import HOME, Home, sentences
+from supervisor.cli.ledger import from_start_to_end
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
-from supervisor.shell import client, runfile
-from supervisor.shell import up as up_module
-from supervisor.shell.store import connect
+from supervisor.shell.dev import up as up_module
+from supervisor.shell.etcd import connect
+from supervisor.shell.history import files
+from supervisor.shell.history.goodput import Span
+from supervisor.shell.inspect import client
+from supervisor.shell.runfile import parse
 from supervisor.wire.printer import Printer
 from supervisor.wire.security import VARIABLE, Security
 
@@ -64,7 +67,7 @@ def demo(
     an allocation is taken away."""
     with sentences():
         name = name or _free_name(home)
-        wrong = runfile.contradictions(spec(name))
+        wrong = parse.contradictions(spec(name))
         if wrong:
             raise typer.BadParameter(wrong[0], param_hint="--name")
         if (home / name).exists():
@@ -135,9 +138,9 @@ def _finish(
     peak: Peak,
 ) -> int:
     run_dir = Path(record.run_dir)
-    read = history.read(record.spec.name, run_dir, system)
+    read = files.read(record.spec.name, run_dir, system)
     span = from_start_to_end(run_dir, Span(record.launched_unix_s, time.time()))
-    body = report.build(read, injected, span, record.spec.groups.count, checkers.check(read))
+    body = report.build(read, injected, span, record.spec.groups.count, consistency.check(read))
     body["node_lost_by"] = "killed processes (the easier case)" if easier else "silent link"
     body["memory_peak_bytes"] = peak.bytes
     body["wall_s"] = round(time.time() - began, 1)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fault_injection.demo.scenario import Look
 from supervisor.core.words import say
-from supervisor.shell import render
+from supervisor.shell.inspect import render
 from supervisor.wire.printer import Printer
 
 Show = Callable[[Look, str], None]

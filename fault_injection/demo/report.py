@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from fault_injection.badput import Span, does_not_add_up, in_short, ledger
-from fault_injection.checkers import Verdict
+from fault_injection.checkers.consistency import Verdict
 from fault_injection.faults.acts import Injected
-from fault_injection.history import History
-from fault_injection.incident_cost import of_incidents
-from fault_injection.incidents import lasted, recovered_at
 from supervisor.core.reason import of_json
 from supervisor.core.words import say
+from supervisor.shell.history.files import History
+from supervisor.shell.history.goodput import Span, does_not_add_up, in_short, ledger
+from supervisor.shell.history.incident_cost import of_incidents
+from supervisor.shell.history.incidents import lasted, recovered_at
 
 
 def build(history: History, faults: list[Injected], span: Span, groups: int, verdicts: list[Verdict]) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from fault_injection.faults.acts import Injected
 from supervisor.core.model import Incident
 from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import client, status, views
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.status import RunStatus
-from supervisor.shell.store import EtcdStore
+from supervisor.shell.control import observe
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.etcd import EtcdStore
+from supervisor.shell.inspect import client, status
+from supervisor.shell.inspect.status import RunStatus
 from supervisor.wire import keys
 from supervisor.wire.records import Control, NodeObserved, RunRecord
 
@@ -126,8 +127,8 @@ class Story:
 
     def _take_allocation(self, look: Look) -> Injected:
         node = look.status.groups[VICTIM].node
-        memory = views.memory(look.mirror, self.record.spec.name)
-        observed = views.observed(look.mirror, self.record.spec.name, memory, memory.clock, 0.0)
+        memory = observe.memory(look.mirror, self.record.spec.name)
+        observed = observe.observed(look.mirror, self.record.spec.name, memory, memory.clock, 0.0)
         return acts.take_allocation(VICTIM, node, observed.nodes[node].allocation, self.system)
 
 

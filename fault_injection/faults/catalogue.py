@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 
-from fault_injection import causes
 from fault_injection.faults import control, engine, storage
 from fault_injection.faults import inject as made
 from fault_injection.faults.fault import Family, Fault, Inject, Need, Site
-from fault_injection.slurm import AWAY_S
+from fault_injection.in_rank import causes
+from fault_injection.testbed.slurm import AWAY_S
 from supervisor.core.model import Kind
 
 # --- needs ---

@@ -9,12 +9,12 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 
-from fault_injection.etcds import slow_disk
 from fault_injection.faults.fault import Scene, Target
 from fault_injection.faults.processes import DONE_WITHIN_S, end, go_on, house_of, listed_pids, state, stop, ticks_of
+from fault_injection.testbed.etcds import slow_disk
 from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell.etcd.errors import OutOfSpace
 from supervisor.shell.processes import is_running
-from supervisor.shell.store.errors import OutOfSpace
 
 FILL_BYTES = 1 << 20
 """Below etcd's limit of 1.5 MiB for a request."""
@@ -22,7 +22,7 @@ FILL_BYTES = 1 << 20
 FSYNC_LATER_S = 0.4
 
 LATE_S, IN_TIME_S = 0.1, 0.05
-"""Below the allowed lateness of the gate's heartbeats (agents.gate_lighthouse.BEAT_TIMEOUT_MS)."""
+"""Below the allowed lateness of the gate's heartbeats (agents.gate.lighthouse_child.BEAT_TIMEOUT_MS)."""
 
 LOOKS = 40
 """Looks at a process that is repeatedly stopped: a second of them."""

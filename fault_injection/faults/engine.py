@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fault_injection.faults.fault import Scene, Site, Target
 from fault_injection.faults.processes import DONE_WITHIN_S, stop
-from fault_injection.slurm import SlurmHere, drained, filler_name, number_of, takes_jobs
+from fault_injection.testbed.slurm import SlurmHere, drained, filler_name, number_of, takes_jobs
 from supervisor.core.model import Grant
 from supervisor.ports.errors import Fatal
 from supervisor.shell.engines.local import LocalEngine

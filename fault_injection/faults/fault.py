@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from fault_injection.house import House
+from fault_injection.testbed.system import House
 from supervisor.core.model import Grant, Kind
 from supervisor.core.spec import AllocationSpec
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agents import sockets
-from fault_injection import causes, connections
-from fault_injection.causes import Order
+from agents.shim import sockets
 from fault_injection.faults import acts
 from fault_injection.faults.fault import Inject, Scene, Target
 from fault_injection.faults.processes import DONE_WITHIN_S, end, house_of, listed_pids, stop
-from fault_injection.memory_cgroup import memory_cgroup
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
+from fault_injection.testbed import connections
+from fault_injection.testbed.memory_cgroup import memory_cgroup
 from supervisor.ports.errors import Fatal
 from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 
 from fault_injection.faults.fault import Scene
-from fault_injection.house import House
+from fault_injection.testbed.system import House
 from supervisor.ports.errors import Fatal
 from supervisor.shell.processes import is_running, start_ticks
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import socket
 
-from fault_injection import clocks, connections, netns
+from fault_injection.doubles import clocks
 from fault_injection.faults.fault import Site
-from fault_injection.memory_cgroup import memory_cgroup
-from fault_injection.not_here import NotHere, missing
+from fault_injection.testbed import connections, netns
+from fault_injection.testbed.memory_cgroup import memory_cgroup
+from fault_injection.testbed.unavailable import NotHere, missing
 from supervisor.ports.errors import Fatal
 
 SHARED_DISK = "the nodes share this machine's disk"

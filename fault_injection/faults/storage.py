@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fault_injection.faults import acts
 from fault_injection.faults.fault import Scene, Target
-from fault_injection.run_command import run_command
+from fault_injection.testbed.run_command import run_command
 from supervisor.ports.errors import Fatal
 from supervisor.wire.checkpoints import folder_of, listed
 

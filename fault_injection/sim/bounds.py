@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.gate_etcd import GATE_LEASE_S
+from agents.gate.etcd import GATE_LEASE_S
 from fault_injection.sim.faults import CALLS_LATE_S, CONTROL, WATCH_LATE_S, Fault
 from fault_injection.sim.leaders import LOOK_S
 from fault_injection.sim.pace import Pace
@@ -15,7 +15,7 @@ from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.core.engines import TRAITS
 from supervisor.core.seat import MARGIN_S
 from supervisor.core.spec import RunSpec
-from supervisor.shell.store import LEASE_S
+from supervisor.shell.etcd import LEASE_S
 
 SEEN_S = 15.0
 """Seconds after a fault's end when nothing of it shows: a node's lease and a silent one's timeouts are shorter."""

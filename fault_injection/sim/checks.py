@@ -181,7 +181,7 @@ class Checks:
 
     def decided(self, decision: Decision) -> None:
         for action in decision.actions:
-            if not action.reason:
+            if not say(action.reason):
                 self.broke(f"reason: {action.key} says none")
             if action.group is not None and action.generation is not None:
                 current = decision.memory.groups[action.group].generation

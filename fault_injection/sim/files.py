@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from fault_injection.history import Decided, History, Unknown
 from supervisor.core.model import Rung
 from supervisor.core.reason import Code, Reason, of_json
 from supervisor.core.words import say
+from supervisor.shell.history.files import Decided, History, Unknown
 
 MARGIN_S = 1.0
 """Seconds by which a decision may be written after the time from which it counts. The run's clock stands still while no

@@ -1,14 +1,14 @@
-"""A model lighthouse with its gate: the real `agents.gate_state` decides which groups it lets through."""
+"""A model lighthouse with its gate: the real `agents.gate.state` decides which groups it lets through."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from agents.gate_etcd import GATE_LEASE_S, read_orders
-from agents.gate_lighthouse import FROZEN_S
-from agents.gate_state import GateState
-from agents.names import LighthouseName
+from agents.agent.names import LighthouseName
+from agents.gate.etcd import GATE_LEASE_S, read_orders
+from agents.gate.lighthouse_child import FROZEN_S
+from agents.gate.state import GateState
 from fault_injection.sim.store import SimLease, SimStore, SimWatch
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.ports.store import Item

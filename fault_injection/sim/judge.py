@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fault_injection import checkers, history
-from fault_injection.budgets import within_budgets
-from fault_injection.history import FaultDone, History, Setting
-from fault_injection.promises import one_incident_each, others_go_on, recovered_in_time
+from fault_injection.checkers import consistency
+from fault_injection.checkers.budgets import within_budgets
+from fault_injection.checkers.recovery import one_incident_each, others_go_on, recovered_in_time
 from fault_injection.sim.bounds import RECOVERY_BOUND_S, SEEN_S, Bounds
 from fault_injection.sim.faults import CONTROL, Fault
 from fault_injection.sim.files import its_host_is_cordoned, spent_when_said
 from fault_injection.sim.world import World
 from supervisor.core.model import Kind
+from supervisor.shell.history import files
+from supervisor.shell.history.files import FaultDone, History, Setting
 
 OTHERS_S = 20.0
 """Seconds for which a group may stand still because of another: a node's lease, the drop of a silent group, a heal."""
@@ -53,7 +54,7 @@ UNTOUCHED = (*CONTROL, "agent_cut")
 NOBODY = -1
 """The group of a fault that belongs to no single group."""
 
-OF_FILES = {name: checker for name, checker in checkers.CHECKERS.items() if name != "steps_not_lost"}
+OF_FILES = {name: checker for name, checker in consistency.CHECKERS.items() if name != "steps_not_lost"}
 ALWAYS: Mapping[str, Callable[[History], list[str]]] = {
     **OF_FILES,
     "within_budgets": within_budgets,
@@ -242,7 +243,7 @@ def judge(world: World, struck: Struck, over: float | None) -> Asked:
         **(WHEN_WELL if over is not None else {}),
         **(WHERE_CLEAR if in_time and over is not None else {}),
     }
-    for verdict in checkers.check(found, asked):
+    for verdict in consistency.check(found, asked):
         silent = verdict.answer == "unknown" and not world.training.newest  # no group ever trained
         if verdict.answer != "pass" and not silent:
             world.checks.broke(f"{verdict.checker}: {verdict.answer}: {'; '.join(verdict.sentences[:2])}")
@@ -255,14 +256,14 @@ def judge(world: World, struck: Struck, over: float | None) -> Asked:
     )
 
 
-def recorded(world: World) -> history.History:
+def recorded(world: World) -> files.History:
     """Returns the history that the files of the same run would give in the real world."""
     steps = [
-        history.Steps(group, generation, 0, node, tuple(rows))
+        files.Steps(group, generation, 0, node, tuple(rows))
         for (group, generation, node), rows in world.training.rows.items()
     ]
-    found = history.of_lines(world.spec.name, world.journal, sorted(world.shims.items()), steps)
+    found = files.of_lines(world.spec.name, world.journal, sorted(world.shims.items()), steps)
     # a leader that dies once its last decision is committed leaves no outcome of it, and the next may have nothing to
-    # decide. Then the count in the memory shows that it took effect (shell/journal.py)
+    # decide. Then the count in the memory shows that it took effect (shell/control/journal.py)
     found.reached = max(found.reached, world.checks.memory.decisions)
     return found

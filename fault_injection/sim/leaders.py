@@ -12,13 +12,13 @@ from fault_injection.sim.store import SimStore
 from supervisor.core.model import Decision, GroupMemory, Memory, Observed
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Fenced, Retryable
-from supervisor.shell.accounts import Accounts
-from supervisor.shell.engine_driver import EngineDriver
-from supervisor.shell.journal import Journal
-from supervisor.shell.loop import Loop
-from supervisor.shell.store import LEASE_S, Election
-from supervisor.shell.store.election import Leadership
-from supervisor.shell.telemetry import Records, Telemetry
+from supervisor.shell.control.engine_driver import EngineDriver
+from supervisor.shell.control.journal import Journal
+from supervisor.shell.control.loop import Loop
+from supervisor.shell.etcd import LEASE_S, Election
+from supervisor.shell.etcd.election import Leadership
+from supervisor.shell.metrics.live_goodput import Accounts
+from supervisor.shell.metrics.telemetry import Records, Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
 

@@ -1,6 +1,6 @@
 """A model node: a shim's processes, and an agent that follows, obeys and reports as the real one does.
 
-Its decisions are real (`agents.reconcile`, `agents.desired`); their effects on processes are modelled."""
+Its decisions are real (`agents.agent.reconcile`, `agents.agent.desired`); their effects on processes are modelled."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from agents import reconcile as agent
-from agents.desired import Desired, anew
-from agents.names import LighthouseName, TrainerName
+from agents.agent import reconcile as agent
+from agents.agent.desired import Desired, anew
+from agents.agent.names import LighthouseName, TrainerName
 from fault_injection.sim.gates import Lighthouse
 from fault_injection.sim.store import SimLease, SimStore, SimWatch
 from supervisor.ports.errors import Fenced, Retryable
@@ -397,7 +397,7 @@ class Node:
         )
 
     def remember(self, event: str, trainer: Trainer, **more: object) -> None:
-        """Writes a line of the history as `agents.table.Table.remember` does."""
+        """Writes a line of the history as `agents.shim.process_table.Table.remember` does."""
         line = {"t": self.world.clock.now, "event": event, "name": str(trainer.name), "pid": trainer.pid}
         self.history.append({**line, "start_ticks": 1, "generation": trainer.generation, **more})
 

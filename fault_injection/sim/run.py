@@ -17,7 +17,7 @@ from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
 from supervisor.core.reason import Code, Reason
 from supervisor.core.restored import ENDED
-from supervisor.core.words import say
+from supervisor.core.words import said, say
 
 LEFT_OVER_S = 60.0
 """Seconds after it until nothing may be left over: one more wait for an allocation (allocation_timeout_s)."""
@@ -123,7 +123,7 @@ def state(world: World) -> str:
     some = dict(list(open_.items())[:NAMED])
     rest = f" and {len(open_) - len(some)} more" if len(open_) > len(some) else ""
     leader = next((s for s in world.supervisors if s.leads), None)
-    waits = leader.decided[1].waits if leader is not None and leader.decided is not None else ()
+    waits = said(leader.decided[1].waits) if leader is not None and leader.decided is not None else ()
     return (
         f"{memory.phase} {say(memory.halt_reason)}; groups {some}{rest}; incidents {list(memory.incidents)[:NAMED]}; "
         f"waits {waits[:5]}"

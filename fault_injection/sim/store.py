@@ -16,7 +16,7 @@ from itertools import islice, takewhile
 from fault_injection.sim.clock import Clock
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Changes, Expect, Item, Snapshot
-from supervisor.shell.store.errors import LeaseLost
+from supervisor.shell.etcd.errors import LeaseLost
 
 PATIENCE_S = 2.0
 """Seconds for which a call waits for an etcd that does not answer."""

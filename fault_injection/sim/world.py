@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agents.names import LighthouseName
+from agents.agent.names import LighthouseName
 from fault_injection.sim.checks import Checks
 from fault_injection.sim.clock import Clock
 from fault_injection.sim.engine import SimEngine

@@ -25,6 +25,7 @@ COMMANDS = (
     (LOOK, "incidents", "look", "List a run's failures: what was done, and why."),
     (LOOK, "explain", "look", "Explain an incident: what was seen and done, and why."),
     (LOOK, "logs", "look", "Print the newest lines of the trainers' logs."),
+    (LOOK, "ledger", "ledger", "Account for every second of a run, by cause."),
     (ACT, "pause", "runs", "Watch a run without acting on it; training goes on."),
     (ACT, "resume", "runs", "Act again after `pause`, or restart a halted run."),
     (ACT, "stop", "runs", "Stop a run: all groups end after the same step."),

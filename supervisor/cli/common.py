@@ -16,7 +16,7 @@ import typer
 
 from supervisor.ports.errors import Fatal, PortError, Retryable
 from supervisor.shell import failpoints
-from supervisor.shell.home import endpoints_of, runs_in, security_of
+from supervisor.shell.dev.home import endpoints_of, runs_in, security_of
 from supervisor.wire import keys
 from supervisor.wire.logged import LogFormatError
 from supervisor.wire.printer import Printer, print_line
@@ -24,8 +24,8 @@ from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_
 
 if TYPE_CHECKING:
     from supervisor.core.bounds import Row
-    from supervisor.shell.mirror import Mirror
-    from supervisor.shell.store import EtcdStore
+    from supervisor.shell.control.state_cache import Mirror
+    from supervisor.shell.etcd import EtcdStore
     from supervisor.wire.records import RunRecord
     from supervisor.wire.security import Security
 
@@ -82,7 +82,7 @@ DEFAULT = "127.0.0.1:2379"
 def print_timeouts(run: str, rows: Sequence[Row]) -> None:
     """Prints all timeouts to stderr as the doctor does, after one of them was refused; prints nothing without rows."""
     if rows:
-        from supervisor.shell.doctor.timeouts import table
+        from supervisor.shell.inspect.doctor.timeouts import table
 
         Printer(stderr=True, soft_wrap=True).print(table(run, rows))
 
@@ -99,7 +99,7 @@ def sentences() -> Iterator[None]:
         print_line(f"supervisor: {error}", err=True)
         raise typer.Exit(1) from None
     except ValueError as error:
-        from supervisor.shell.views import Unreadable
+        from supervisor.shell.control.observe import Unreadable
         from supervisor.wire.records import RecordError
 
         if not isinstance(error, RecordError | Unreadable):
@@ -118,8 +118,8 @@ def endpoints_in(etcd: str, home: Path) -> list[str]:
 
 
 def connect(endpoints: Sequence[str], security: Security) -> EtcdStore:
-    """Returns a store on the etcd there. Raises what `supervisor.shell.store.connect` raises."""
-    from supervisor.shell import store
+    """Returns a store on the etcd there. Raises what `supervisor.shell.etcd.connect` raises."""
+    from supervisor.shell import etcd as store
 
     return store.connect(endpoints, security=security)
 
@@ -164,7 +164,7 @@ def _not_given(home: Path) -> str:
 @contextlib.contextmanager
 def opened_mirror(etcd: str, home: Path, security: str = "") -> Iterator[Mirror]:
     with opened_store(etcd, home, security) as store:
-        from supervisor.shell.mirror import Mirror
+        from supervisor.shell.control.state_cache import Mirror
 
         yield Mirror(store.list(keys.PREFIX))
 
@@ -172,7 +172,7 @@ def opened_mirror(etcd: str, home: Path, security: str = "") -> Iterator[Mirror]
 def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = False) -> RunRecord:
     """Returns the named run, or the only one that is not over. Among several it asks a person, and exits 2 in a script,
     because stopping the wrong run loses hours. `resumable` as in client.not_over."""
-    from supervisor.shell import client
+    from supervisor.shell.inspect import client
 
     found = client.not_over(mirror, resumable)
     if run or len(found) < 2:
@@ -194,7 +194,7 @@ def _asks() -> bool:
 
 def show(value: Any, as_json: bool, table: Any) -> None:
     if as_json:
-        from supervisor.shell import status
+        from supervisor.shell.inspect import status
 
         print_line(json.dumps(status.as_json(value), indent=2))
     else:

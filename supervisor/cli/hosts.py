@@ -49,8 +49,8 @@ def drain(host: Drained, because: Because, etcd: Etcd = "", home: Home = HOME, s
 def uncordon(hosts_: Hosts, etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
     """Allow groups on hosts again. Applies to every run, and to cordons by a person, by incidents and by failed checks."""
     with opened_store(etcd, home, security) as store:
-        from supervisor.shell import hosts
-        from supervisor.shell.mirror import Mirror
+        from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.inspect import hosts
 
         print_line(hosts.uncordon(store, Mirror(store.list(keys.PREFIX)), *hosts_))
 
@@ -59,7 +59,7 @@ def _kept_away(host: str, because: str, etcd: str, home: Path, security: str, *,
     if not because.strip():
         raise typer.BadParameter("give a reason: `supervisor nodes` and `status` show it", param_hint="--because")
     with opened_store(etcd, home, security) as store:
-        from supervisor.shell import hosts
-        from supervisor.shell.mirror import Mirror
+        from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.inspect import hosts
 
         print_line(hosts.cordon(store, Mirror(store.list(keys.PREFIX)), host, because.strip(), drain))

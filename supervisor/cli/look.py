@@ -24,14 +24,14 @@ from supervisor.cli.common import (
     sentences,
     show,
 )
-from supervisor.shell.home import endpoints_of, security_of, system_folder
+from supervisor.shell.dev.home import endpoints_of, security_of, system_folder
 from supervisor.wire import command_line, keys
 from supervisor.wire.printer import Printer, print_block, print_line
 
 if TYPE_CHECKING:
     from supervisor.core.model import Incident
-    from supervisor.shell.joined import Joined
-    from supervisor.shell.logs import LogTail
+    from supervisor.shell.inspect.logs import LogTail
+    from supervisor.shell.inspect.merged_log import Joined
 
 commands = command_line.commands()
 
@@ -51,8 +51,8 @@ def status_command(
 ) -> None:
     """Show a run's groups, steps, loss, quorum and budgets. Also shows spares, problems, and what the run waits for."""
     with opened_store(etcd, home, security) as store:
-        from supervisor.shell import render, status
-        from supervisor.shell.mirror import Mirror
+        from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.inspect import render, status
 
         found = status.overview(Mirror(store.list(keys.PREFIX)), run)
         found = replace(found, warnings=(*status.alarms(store), *found.warnings))
@@ -64,8 +64,8 @@ def top_command(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: Sec
     """Show a run live in the terminal. Shows first if it trains and if a person must act; then groups, incidents, nodes and
     budgets. Ctrl-C ends it. In a pipe, it prints once."""
     with opened_store(etcd, home, security) as store:
-        from supervisor.shell import top
         from supervisor.shell.signals import ended_by_signals
+        from supervisor.shell.web import top
 
         with ended_by_signals():
             top.top(store, run, Printer())
@@ -75,7 +75,7 @@ def top_command(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: Sec
 def nodes(etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False) -> None:
     """List the nodes, their health and what runs on them."""
     with opened_mirror(etcd, home, security) as mirror:
-        from supervisor.shell import render, status
+        from supervisor.shell.inspect import render, status
 
         found = status.node_status(mirror)
         show(found, as_json, render.nodes(found))
@@ -98,8 +98,8 @@ def incidents(
     """List a run's failures: what was done, and why."""
     with opened_mirror(etcd, home, security) as mirror:
         from supervisor.core.lasted import incident_s, wall_clock
-        from supervisor.shell import client, render, status
-        from supervisor.shell import why as why_module
+        from supervisor.shell.inspect import client, render, status
+        from supervisor.shell.inspect import decision_replay as why_module
 
         record = client.choose_run(mirror, run)
         found = client.incidents(mirror, record.spec.name)
@@ -141,8 +141,8 @@ def explain(
     would be made today."""
     from rich.text import Text
 
-    from supervisor.shell import client, status
-    from supervisor.shell import why as why_module
+    from supervisor.shell.inspect import client, status
+    from supervisor.shell.inspect import decision_replay as why_module
 
     if journal is not None and run:
         raise typer.BadParameter("a journal holds one run: leave out --run", param_hint="--run")
@@ -196,13 +196,13 @@ def logs_command(
     """Print the newest lines of the trainers' logs. Reads the logs on this machine; each group's newest generation comes
     last."""
     with opened_mirror(etcd, home, security) as mirror:
-        from supervisor.shell import client, joined, logs
+        from supervisor.shell.inspect import client, logs, merged_log
 
         record = client.choose_run(mirror, run)
         client.require(record, group, rank)
     name, system = record.spec.name, logs.kept_in(home)
     if follow:
-        _follow(joined.Joined(system, name, Path(record.run_dir), group, rank), lines, as_json)
+        _follow(merged_log.Joined(system, name, Path(record.run_dir), group, rank), lines, as_json)
         return
     found = logs.tails(system, name, group, rank or 0, lines)
     if not found:
@@ -234,7 +234,7 @@ def _no_logs(name: str, home: Path) -> NoReturn:
 
 
 def _follow(log: Joined, lines: int, as_json: bool) -> None:
-    from supervisor.shell import joined, status
+    from supervisor.shell.inspect import merged_log, status
 
     entries = log.new()[-lines:]
     if log.empty:
@@ -242,7 +242,7 @@ def _follow(log: Joined, lines: int, as_json: bool) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             for entry in entries:
-                print_line(json.dumps(status.as_json(entry)) if as_json else joined.render(entry))
+                print_line(json.dumps(status.as_json(entry)) if as_json else merged_log.render(entry))
             if not log.behind:
                 threading.Event().wait(FOLLOW_S)
             entries = log.new()
@@ -251,7 +251,7 @@ def _follow(log: Joined, lines: int, as_json: bool) -> None:
 @commands.command("doctor", epilog="Example: supervisor doctor")
 def doctor_command(etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False) -> None:
     """Check this machine and the live system for problems. Each finding says what to do."""
-    from supervisor.shell import doctor
+    from supervisor.shell.inspect import doctor
 
     findings = doctor.examine(etcd or endpoints_of(home), home, security or security_of(home))
     show(findings, as_json, doctor.render(findings))
@@ -269,7 +269,7 @@ def support_bundle(
 ) -> None:
     """Pack a run's state, journal and logs into an archive. It holds no secrets, so it can be shared."""
     with opened_mirror(etcd, home, security) as mirror:
-        from supervisor.shell import bundle, client
+        from supervisor.shell.inspect import bundle, client
 
         record = client.choose_run(mirror, run)
         members = bundle.write(out, mirror, record, system_folder(home))

@@ -40,7 +40,8 @@ def show_policy(
     with opened_mirror(etcd, home, security) as mirror:
         from pydantic_core import to_jsonable_python
 
-        from supervisor.shell import client, policy
+        from supervisor.shell.inspect import client
+        from supervisor.shell.runfile import live_policy
         from supervisor.wire.records import PolicySet
 
         record = client.choose_run(mirror, run)
@@ -56,7 +57,7 @@ def show_policy(
         body["earlier"] = to_jsonable_python(earlier)
         before = [f"  version {e.version}: {', '.join(e.changes)}, because: {e.because}" for e in earlier]
         head = [f"{record.spec.name}: {about}", *(["before it:", *before] if before else [])]
-        show(body, as_json, "\n".join([*head, *policy.lines(record.spec.policy)]))
+        show(body, as_json, "\n".join([*head, *live_policy.lines(record.spec.policy)]))
 
 
 @commands.command("set", epilog='Example: supervisor policy set mode=observe --because "first week" --run demo')
@@ -80,24 +81,26 @@ def set_policy(
         print_line("supervisor: --because is empty: give a reason", err=True)
         raise typer.Exit(2)
     with opened_store(etcd, home, security) as store:
-        from supervisor.shell import client, fit, notify, policy, runfile
-        from supervisor.shell.mirror import Mirror
+        from supervisor.shell.control import webhook
+        from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.inspect import client
+        from supervisor.shell.runfile import live_policy, parse, timeout_fit
 
         mirror = Mirror(store.list(keys.PREFIX))
         record = run_to_change(mirror, run, "policy set", resumable=True)
         client.refuse_over(mirror, record, "policy set")
         try:
-            seen = fit.remembered(mirror, record.spec.name)
-            done = policy.set_policy(store, record, changes, because.strip(), seen)
-        except runfile.RunFileError as error:
+            seen = timeout_fit.remembered(mirror, record.spec.name)
+            done = live_policy.set_policy(store, record, changes, because.strip(), seen)
+        except parse.RunFileError as error:
             for problem in error.problems:
                 print_line(f"supervisor: {problem}", err=True)
             print_timeouts(record.spec.name, error.timeouts)
             raise typer.Exit(2) from None
-        for sentence in fit.short(replace(record.spec, policy=done.policy), seen):
-            if sentence not in fit.short(record.spec, seen):
+        for sentence in timeout_fit.short(replace(record.spec, policy=done.policy), seen):
+            if sentence not in timeout_fit.short(record.spec, seen):
                 print_line(f"supervisor: {sentence}", err=True)
         file = done.policy.webhook_file
-        if file != record.spec.policy.webhook_file and (missing := notify.not_here(file)):
+        if file != record.spec.policy.webhook_file and (missing := webhook.not_here(file)):
             print_line(f"supervisor: {missing}", err=True)
         print_line(f"{record.spec.name}: policy version {done.version}: {', '.join(changes)}")

@@ -25,14 +25,14 @@ from supervisor.cli.common import (
 )
 from supervisor.core.measured import NOTHING, Measured
 from supervisor.ports.errors import Fatal
-from supervisor.shell.home import security_of, system_folder
+from supervisor.shell.dev.home import security_of, system_folder
 from supervisor.wire import command_line, keys
 from supervisor.wire.printer import print_line
 
 if TYPE_CHECKING:
     from supervisor.core.spec import RunSpec
-    from supervisor.shell.mirror import Mirror
-    from supervisor.shell.store import EtcdStore
+    from supervisor.shell.control.state_cache import Mirror
+    from supervisor.shell.etcd import EtcdStore
     from supervisor.wire.records import Control, RunRecord
 
 commands = command_line.commands()
@@ -55,7 +55,8 @@ def launch(
     ] = False,
 ) -> None:
     """Check a run file and start its run."""
-    from supervisor.shell import client, fit
+    from supervisor.shell.inspect import client
+    from supervisor.shell.runfile import timeout_fit
 
     spec = _checked_spec(file)
     if wait:
@@ -65,7 +66,7 @@ def launch(
         note = client.check_engine(spec, endpoints, security or security_of(home))
     if note:
         print_line(f"supervisor: {note}", err=True)
-    if lacks := fit.pool_short(spec, system_folder(home)):
+    if lacks := timeout_fit.pool_short(spec, system_folder(home)):
         print_line(f"supervisor: {lacks}", err=True)
     if check:
         _note_what_is_short(spec)
@@ -102,10 +103,10 @@ def submit(
     security: SecurityFile = "",
 ) -> None:
     """Start the control plane as Slurm jobs, and a run on it. A repeated `submit` keeps the jobs and the run that exist (docs/SLURM.md)."""
-    from supervisor.shell import client
-    from supervisor.shell import submit as submitting
-    from supervisor.shell.engines.slurm_commands import Commands
-    from supervisor.shell.identity import system_id
+    from supervisor.shell.control.system_id import system_id
+    from supervisor.shell.engines.slurm import control_plane as submitting
+    from supervisor.shell.engines.slurm.commands import Commands
+    from supervisor.shell.inspect import client
 
     spec = _checked_spec(file)
     if spec.allocation.engine != "slurm":
@@ -147,14 +148,15 @@ def submit(
 
 def _checked_spec(file: Path) -> RunSpec:
     """Reads a run file. Exits 2 with all its problems."""
-    from supervisor.shell import client, runfile
+    from supervisor.shell.inspect import client
+    from supervisor.shell.runfile import parse
 
     try:
-        spec = runfile.load(file)
+        spec = parse.load(file)
         problems = client.check_titan(spec)
         if problems:
-            raise runfile.RunFileError(problems)
-    except runfile.RunFileError as error:
+            raise parse.RunFileError(problems)
+    except parse.RunFileError as error:
         for problem in error.problems:
             print_line(f"supervisor: {file}: {problem}", err=True)
         print_timeouts("(as written)", error.timeouts)
@@ -165,10 +167,10 @@ def _checked_spec(file: Path) -> RunSpec:
 def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
     """Exits 2 with the unsafe timeouts, judged by what a run of the same program took; notes those that are short."""
     from supervisor.core import timeouts
-    from supervisor.shell import fit
-    from supervisor.shell.mirror import Mirror
+    from supervisor.shell.control.state_cache import Mirror
+    from supervisor.shell.runfile import timeout_fit
 
-    like, seen = fit.of_one_like_it(Mirror(store.list(keys.PREFIX)), spec)
+    like, seen = timeout_fit.of_one_like_it(Mirror(store.list(keys.PREFIX)), spec)
     problems = [row.sentence for row in timeouts.unsafe(spec, seen)]
     for problem in problems:
         print_line(f"supervisor: {file}: {problem} (measured in run {like}, which trained the same)", err=True)
@@ -180,9 +182,10 @@ def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
 
 def _note_what_is_short(spec: RunSpec, seen: Measured = NOTHING) -> None:
     """Notes problems that do not keep the run from starting."""
-    from supervisor.shell import fit, notify
+    from supervisor.shell.control import webhook
+    from supervisor.shell.runfile import timeout_fit
 
-    for sentence in (*fit.short(spec, seen), *filter(None, [notify.not_here(spec.policy.webhook_file)])):
+    for sentence in (*timeout_fit.short(spec, seen), *filter(None, [webhook.not_here(spec.policy.webhook_file)])):
         print_line(f"supervisor: {sentence}", err=True)
 
 
@@ -214,8 +217,8 @@ def resume(
 ) -> None:
     """Act again after `pause`, or restart a halted run. A halted run (rung 4) starts again from its newest checkpoint."""
     with opened_store(etcd, home, security) as store:
-        from supervisor.shell import client, status
-        from supervisor.shell.mirror import Mirror
+        from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.inspect import client, status
 
         mirror = Mirror(store.list(keys.PREFIX))
         record = run_to_change(mirror, name or run, "resume", resumable=True)
@@ -233,7 +236,7 @@ def resume(
 def stop(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
     """Stop a run: all groups end after the same step. Its nodes are released. Prints how long it can take."""
     with opened_store(etcd, home, security) as store:
-        from supervisor.shell import client
+        from supervisor.shell.inspect import client
 
         mirror, record = _changed(store, run, "stop", lambda c: replace(c, stop=True, suspended=False))
         print_line(f"{record.spec.name}: {client.stopping(mirror, record)}")
@@ -241,8 +244,8 @@ def stop(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFi
 
 def _changed(store: EtcdStore, run: str, wish: str, change: Callable[[Control], Control]) -> tuple[Mirror, RunRecord]:
     """Changes the control record of a run that is not over. Returns the state before the change, and the run."""
-    from supervisor.shell import client
-    from supervisor.shell.mirror import Mirror
+    from supervisor.shell.control.state_cache import Mirror
+    from supervisor.shell.inspect import client
 
     mirror = Mirror(store.list(keys.PREFIX))
     record = run_to_change(mirror, run, wish)
@@ -261,8 +264,8 @@ def restart(
 ) -> None:
     """Restart the processes of a group on its node. The other groups go on, and no budget is charged."""
     with opened_store(etcd, home, security) as store:
-        from supervisor.shell import client
-        from supervisor.shell.mirror import Mirror
+        from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.inspect import client
 
         mirror = Mirror(store.list(keys.PREFIX))
         record = run_to_change(mirror, run, f"restart {group}")

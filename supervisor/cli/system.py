@@ -20,8 +20,8 @@ from supervisor.cli.common import (
     text_option,
 )
 from supervisor.shell import failpoints
-from supervisor.shell.home import system_folder
-from supervisor.shell.store import LEASE_S
+from supervisor.shell.dev.home import system_folder
+from supervisor.shell.etcd import LEASE_S
 from supervisor.wire import command_line
 from supervisor.wire.address import AUTO
 from supervisor.wire.printer import print_line
@@ -82,10 +82,10 @@ def up(
 
     `up` stays until Ctrl-C or TERM. Then it stops the runs with a last checkpoint and ends all its parts; the next `up` goes
     on with the runs. Closing the terminal ends nothing: `supervisor down` does."""
-    from supervisor.shell import submit
-    from supervisor.shell import up as up_module
+    from supervisor.shell.dev import up as up_module
     from supervisor.shell.engines.local import PoolNode
-    from supervisor.shell.engines.slurm_commands import Commands
+    from supervisor.shell.engines.slurm import control_plane
+    from supervisor.shell.engines.slurm.commands import Commands
     from supervisor.shell.signals import Terminal
 
     with sentences():
@@ -95,7 +95,9 @@ def up(
         raise typer.BadParameter(f"{what} needs --etcd: the etcd of the system to join", param_hint="--etcd")
     pool = [PoolNode(name=f"n{i + 1}") for i in range(count)]
     terminal = Terminal(system_folder(home) / "up.log")
-    on_notice = (lambda: submit.succeed(Commands(), os.environ)) if submit.VARIABLE in os.environ else None
+    on_notice = (
+        (lambda: control_plane.succeed(Commands(), os.environ)) if control_plane.VARIABLE in os.environ else None
+    )
     with contextlib.ExitStack() as stack:
         stack.enter_context(sentences())
         failpoints.armed()
@@ -130,7 +132,7 @@ def up(
 def down(home: Home = HOME) -> None:
     """End what `up` started, after a last checkpoint. Acts like Ctrl-C on the `supervisor up` of this home, and ends what
     a killed `up` has left behind."""
-    from supervisor.shell import up as up_module
+    from supervisor.shell.dev import up as up_module
     from supervisor.shell.signals import Terminal
 
     with sentences():
@@ -183,7 +185,7 @@ def init_auth_command(
     ] = "",
 ) -> None:
     """Create etcd's users and roles and enable its checks. Run it again for more nodes."""
-    from supervisor.shell import auth
+    from supervisor.shell.etcd import auth
 
     with sentences():
         endpoints = (etcd or "https://127.0.0.1:2379").split(",")
@@ -201,7 +203,7 @@ def backup(
     security: SecurityFile = "",
 ) -> None:
     """Save the state of all runs to a file. `restore` loads it after etcd has lost its data."""
-    from supervisor.shell import backup as backups
+    from supervisor.shell.etcd import backup as backups
 
     with opened_store(etcd, home, security) as store:
         made = backups.take(store)
@@ -219,7 +221,7 @@ def restore(
 ) -> None:
     """Load a backup into an etcd that holds no state. Stop every supervisor first. Once one leads again, unfinished runs
     start from their newest checkpoints."""
-    from supervisor.shell import backup as backups
+    from supervisor.shell.etcd import backup as backups
 
     with sentences():
         backup = backups.read(file)

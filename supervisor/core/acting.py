@@ -8,7 +8,6 @@ from supervisor.core import detect, ladder, often
 from supervisor.core.model import AllocationMemory, GroupMemory, GroupPhase, Incident, Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import NEW_A_ROUND, Round
-from supervisor.core.words import say
 
 
 def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool = False) -> None:
@@ -19,7 +18,7 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
     incident = r.decide_incident(incident, choice, after)
     key = f"{choice.rung.name.lower()}:{group.group}:{after}"
     if choice.rung == Rung.RIDE_THROUGH:
-        r.act("ride_through", key, say(choice.reason), generation=after, **about)
+        r.act("ride_through", key, choice.reason, generation=after, **about)
         look_at_silence(r, group, incident)
         return
     if choice.rung == Rung.STOP:
@@ -60,17 +59,18 @@ def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.
     old = group.node
     allocation = r.placed_by(group) if old else ""
     known = r.allocations.get(allocation)
-    suspect = give_up_node(r, group, replace(incident, followed=followed), say(choice.reason))
+    suspect = give_up_node(r, group, replace(incident, followed=followed), choice.reason)
     # A group that only waited for a node has started nothing, so there is nothing to fence.
     phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
     r.set_group(replace(group, phase=phase, node="", host="", old_node=old or group.old_node))
     if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
-        _refill(r, f"incident {incident.id}: {say(choice.reason)}", choice, known, suspect)
+        why = Reason.of(Code.FOR_INCIDENT, incident=incident.id, reason=choice.reason)
+        _refill(r, why, choice, known, suspect)
     if choice.reason.code in (Code.EVERYTHING_GONE, Code.GONE_AGAIN):
         _replace_spares(r)
 
 
-def give_up_node(r: Round, group: GroupMemory, incident: Incident, reason: str) -> bool:
+def give_up_node(r: Round, group: GroupMemory, incident: Incident, reason: Reason) -> bool:
     """Gives back the node of a group that leaves it. Returns true if the failure cordoned its host."""
     if not group.node:
         return False
@@ -84,11 +84,12 @@ def give_up_node(r: Round, group: GroupMemory, incident: Incident, reason: str) 
     if suspect:
         r.cordon(host, group.node, incident)
     if allocation:
-        r.release(allocation, f"its node {group.node} is cordoned ({r.cordons[host]})" if suspect else reason)
+        cordoned = Reason.of(Code.NODE_CORDONED, node=group.node, why=r.cordons[host]) if suspect else None
+        r.release(allocation, cordoned or reason)
     return suspect
 
 
-def _refill(r: Round, reason: str, choice: ladder.Choice, known: AllocationMemory | None, suspect: bool) -> None:
+def _refill(r: Round, reason: Reason, choice: ladder.Choice, known: AllocationMemory | None, suspect: bool) -> None:
     """Asks for a node to replace the one given up, unless its successor was asked for when it began to leave."""
     if known is not None and (r.successor(known.key) or _was_refused(r, known.successor)):
         return
@@ -108,7 +109,7 @@ def _replace_spares(r: Round) -> None:
         grant = r.observed.grants.get(allocation.key)
         went = allocation.state == "wanted" and grant is not None and grant.state == "gone"
         if went and allocation.key not in held and len(r.allocations) - len(r.before.allocations) < NEW_A_ROUND:
-            gone = say(Reason.of(Code.EVERYTHING_GONE))
+            gone = Reason.of(Code.EVERYTHING_GONE)
             r.release(allocation.key, gone)
             if not r.successor(allocation.key):
                 r.acquire(gone)

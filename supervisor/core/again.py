@@ -77,4 +77,4 @@ def _without_words(given: Answer) -> Answer:
         replace(i, reason=None, evidence=(), considered=(), costs=(), trace="", error="", took_s=0.0)
         for i in given.incidents
     )
-    return Answer(tuple(replace(a, reason="") for a in given.actions), tuple(incidents))
+    return Answer(tuple(replace(a, reason=Reason("")) for a in given.actions), tuple(incidents))

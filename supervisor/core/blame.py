@@ -29,8 +29,6 @@ ITS_OWN = ALONE | {"checkpoint", "evaluate", "compile"}
 STEPS_BEHIND = 2
 """Lead of others that shows that a waiting group does not wait for them: reports lag, and one step is in flight."""
 
-NONE_ENDED = "it is a cause that they share, so none is ended"
-
 TOLD_S = 10.0
 """Seconds after which all earlier steps are reported, and that a group goes on: twice the 5 s between reports."""
 
@@ -63,8 +61,8 @@ class Blame:
 
     groups: tuple[int, ...] = ()
     """Groups to blame; several may hang, each on its own."""
-    held: str = ""
-    """Reason why no group is blamed although one hangs; empty if one is blamed, or none hangs."""
+    held: Reason | None = None
+    """Reason why no group is blamed although one hangs; None if one is blamed, or none hangs."""
     unsure: bool = False
     """True if others may hang from the same cause and have not reported it yet: held for that, or for long enough."""
     behind: Mapping[int, Behind] = field(default_factory=dict)
@@ -91,9 +89,9 @@ def blame(
     # stopped groups go on one after the other, and each node's agent reports it at its next look
     ago_s = observed.now - known.suspects.get(TOGETHER, -math.inf)
     if stopped and (together or ago_s < limit_s):
-        return replace(found, groups=(), held=f"{stops.SHARED}: {NONE_ENDED}", unsure=False)
+        return replace(found, groups=(), held=Reason.of(Code.ALL_STOPPED), unsure=False)
     if found.groups and not stopped and ago_s < TOLD_S:
-        return replace(found, groups=(), held=f"{_hang(found.groups)}, as all groups did a moment ago", unsure=False)
+        return replace(found, groups=(), held=Reason.of(Code.HUNG_TOGETHER, groups=found.groups), unsure=False)
     return replace(found, groups=tuple(sorted({*found.groups, *stopped})))
 
 
@@ -123,7 +121,7 @@ def _by_their_steps(
         told = _blame(_Waits(running, stuck, unseen, steps, left, phases), observed, spec, unsure_since)
     if told.groups and (away := disks.away_for_all(observed.nodes.get(g.node) for g in running.values())):
         # The others may only have come past it before: one that is started again reads it too.
-        told = Blame(held=f"{_hang(told.groups)}; the nodes of all groups say: {away}: {NONE_ENDED}")
+        told = Blame(held=Reason.of(Code.HANG_OF_SHARED, groups=told.groups, fact=away))
     return replace(told, behind=late)
 
 
@@ -222,13 +220,13 @@ def _by_themselves(
     them shows one or the other, the cause may be shared."""
     least = min(waits.steps[g] for g in own)
     alive = {g for g, group in waits.running.items() if _runs(group, observed)}
-    silent = [g for g in sorted(alive - waits.stuck.keys()) if waits.steps[g] < least + STEPS_BEHIND]
-    untold = [g for g in own if _wait_for_one_of_theirs(waits.stuck[g], spec.groups.ranks_per_group)]
+    silent = tuple(g for g in sorted(alive - waits.stuck.keys()) if waits.steps[g] < least + STEPS_BEHIND)
+    untold = tuple(g for g in own if _wait_for_one_of_theirs(waits.stuck[g], spec.groups.ranks_per_group))
     waited = unsure_since is not None and observed.now - unsure_since >= spec.policy.hang.at_least_s
     if (not silent and not untold) or waited:
         return Blame(own, unsure=bool(silent or untold))
-    others = f"whether {_listed(silent)} does too" if silent else f"for which rank of {_listed(untold)} the others wait"
-    return Blame(held=f"{_hang(own)}; not known yet {others}", unsure=True)
+    code = Code.HANG_OF_OTHERS if silent else Code.HANG_OF_RANKS
+    return Blame(held=Reason.of(code, groups=own, others=silent or untold), unsure=True)
 
 
 def _for_each_other(waits: _Waits, observed: Observed, spec: RunSpec) -> Blame:
@@ -243,9 +241,7 @@ def _for_each_other(waits: _Waits, observed: Observed, spec: RunSpec) -> Blame:
         return Blame(left)  # a group that waits for one that is starting is not to blame
     over = "finished" in phases
     if len(running) < spec.groups.min_groups and not over:
-        return Blame(
-            held=f"{len(running)} groups are left, too few to step: they wait for one that has ended and is left so"
-        )
+        return Blame(held=Reason.of(Code.TOO_FEW_LEFT, count=len(running)))
     all_told = set(stuck) == set(running) and all(len(ranks) == spec.groups.ranks_per_group for ranks in stuck.values())
     if all_told and (odd := _elsewhere(stuck)):
         return Blame(odd)
@@ -256,15 +252,13 @@ def _for_each_other(waits: _Waits, observed: Observed, spec: RunSpec) -> Blame:
         return Blame(held=_shared(stuck), together=True)
     if all_wait and len(ill := _ill(running, observed)) == 1:
         return Blame(ill)
-    names = ", ".join(map(str, sorted(stuck)))
-    said = sorted({s.activity for ranks in stuck.values() for r in ranks if (s := r.stuck) and s.activity})
-    where = f" in {' and '.join(said)}" if said else ""
-    return Blame(held=f"groups {names} wait{where} for longer than a step may take: not known for whom")
+    activities = tuple(sorted({s.activity for ranks in stuck.values() for r in ranks if (s := r.stuck) and s.activity}))
+    return Blame(held=Reason.of(Code.ALL_WAIT, groups=tuple(sorted(stuck)), activities=activities))
 
 
-def _shared(stuck: Mapping[int, list[RankView]]) -> str:
-    what = sorted({s.activity for ranks in stuck.values() for r in ranks if _own(r) and (s := r.stuck)})
-    return f"every group hangs, in {' and '.join(what)}: {NONE_ENDED}"
+def _shared(stuck: Mapping[int, list[RankView]]) -> Reason:
+    what = {s.activity for ranks in stuck.values() for r in ranks if _own(r) and (s := r.stuck)}
+    return Reason.of(Code.ALL_HANG, activities=tuple(sorted(what)))
 
 
 def _runs(group: GroupMemory, observed: Observed) -> bool:
@@ -273,14 +267,6 @@ def _runs(group: GroupMemory, observed: Observed) -> bool:
     ranks = node.ranks if node is not None and node.registered else ()
     own = [r.state for r in ranks if (r.group, r.generation) == (group.group, group.generation)]
     return bool(own) and all(state == "running" for state in own)
-
-
-def _listed(groups: Collection[int]) -> str:
-    return f"group{'s' if len(groups) > 1 else ''} {', '.join(map(str, groups))}"
-
-
-def _hang(groups: Collection[int]) -> str:
-    return f"{_listed(groups)} hang{'' if len(groups) > 1 else 's'}"
 
 
 def _elsewhere(stuck: Mapping[int, list[RankView]]) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Rung, Ve
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 from supervisor.core.spec import PolicySpec
-from supervisor.core.words import say
 
 LIVES = that_are(Is.LIVES)
 """Kinds whose restart ends living processes, which may go on when a switch or a store is back."""
@@ -55,22 +54,22 @@ def look(r: Round, failing: Mapping[int, Failure]) -> None:
     if r.observed.control.evictions > r.before.evictions_done:
         r.draft = replace(r.draft, evictions_done=r.observed.control.evictions)
         r.draft = replace(r.draft, evict_until=r.now + r.spec.policy.breaker.window_s)
-        r.act("resume", f"evict:{r.observed.control.evictions}", f"a person says: {r.observed.control.because}")
+        why = Reason.of(Code.PERSON_SAYS, because=r.observed.control.because)
+        r.act("resume", f"evict:{r.observed.control.evictions}", why)
     hit = _hit(r, failing)
     ends = r.phase not in ("new", "running")
     holds = (_too_many(r, hit) or bool(_unchecked_too_many(r))) and not (ends or evicting(r))
     since = r.before.breaker_since
     if holds and since is None:
         r.draft = replace(r.draft, breaker_since=r.now)
-        r.act("hold", f"hold:{r.before.decisions}", sentence(r, failing))
+        r.act("hold", f"hold:{r.before.decisions}", why_it_holds(r, failing))
     elif not holds and since is not None:
         r.draft = replace(r.draft, breaker_since=None, breaker_ended=None if evicting(r) else r.now)
         lost, others = len(hit.lost) + hit.given_up, len(hit.groups) - len(hit.lost)
-        checks = f", the checks of {len(_unchecked(r))} have not passed"
-        about = f"{lost} of {len(r.groups)} nodes are lost now, {others} other groups do not train{checks}"
-        r.act("let_go", f"let_go:{r.before.decisions}", about)
+        why = Reason.of(Code.LET_GO, lost=lost, of=len(r.groups), others=others, unchecked=len(_unchecked(r)))
+        r.act("let_go", f"let_go:{r.before.decisions}", why)
     if holds:
-        r.wait(sentence(r, failing), until=r.now + 1.0)
+        r.wait(why_it_holds(r, failing), until=r.now + 1.0)
 
 
 def over(r: Round) -> None:
@@ -85,7 +84,7 @@ def holds(r: Round, group: GroupMemory, kind: Kind) -> bool:
         return kind in LIVES or (kind in HELD and not _may_start_again(r, group))
     until = _patience(r, kind) if kind in LIVES else None
     if until is not None:
-        r.wait(f"group {group.group}: {kind.value}; the breaker has let go a moment ago, it may go on", until=until)
+        r.wait(Reason.of(Code.LET_GO_JUST_NOW, kind=kind.value), until=until, group=group.group)
     return until is not None
 
 
@@ -135,38 +134,31 @@ def evicting(r: Round) -> bool:
     return until is not None and r.now < until
 
 
-def sentence(r: Round, failing: Mapping[int, Failure] | None = None) -> str:
-    """Explains why the breaker holds, and what a person can do. `failing`: as for look; None: as incidents have it."""
-    policy = r.spec.policy.breaker
-    person = f'a person says so: supervisor resume {r.spec.name} --because "..."'
-    hit = _hit(r, failing)
+def why_it_holds(r: Round, failing: Mapping[int, Failure] | None = None) -> Reason:
+    """Returns one of reason.BREAKER. `failing`: as for look; None: as incidents have it."""
+    run, window_s, hit = r.spec.name, r.spec.policy.breaker.window_s, _hit(r, failing)
     if found := _unchecked_too_many(r):
         view = r.observed.nodes[found[0]]
-        given_up = f", and {hit.given_up} were given up within {policy.window_s:g} s" if hit.given_up else ""
-        return (
-            f"breaker: the checks of {len(found)} of {_asked_for(r)} nodes did not pass{given_up}: one cause, not so many nodes; "
-            f"none is given up until they do or {person} ({view.failed or view.unsure})"
-        )
+        return Reason.of(
+            Code.CHECKS_OF_MANY, run=run, failed=len(found), of=_asked_for(r), given_up=hit.given_up, window_s=window_s,
+            fact=view.failed or view.unsure,
+        )  # fmt: skip
     if hit.groups.keys() <= hit.lost:
-        return (
-            f"breaker: {hit.count} of {len(r.groups)} nodes lost within {policy.window_s:g} s: one cause, not so many nodes; none "
-            f"is given up until they come back or {person}"
-        )
-    kinds = ", ".join(f"{n} {kind.value}" for kind, n in Counter(hit.groups.values()).most_common())
-    given_up = f", and {hit.given_up} nodes were given up" if hit.given_up else ""
-    return (
-        f"breaker: {len(hit.groups)} of {len(r.groups)} groups do not train ({kinds}){given_up}: one cause, not so many nodes; none is "
-        f"given up and nothing that lives is ended until they do or {person}{_first_word(r, hit, failing or {})}"
-    )
+        return Reason.of(Code.NODES_OF_MANY, run=run, lost=hit.count, of=len(r.groups), window_s=window_s)
+    kinds = Counter(kind.value for kind in hit.groups.values()).most_common()
+    return Reason.of(
+        Code.GROUPS_OF_MANY, run=run, failing=len(hit.groups), of=len(r.groups), kinds=tuple(kind for kind, _ in kinds),
+        times=tuple(n for _, n in kinds), given_up=hit.given_up, evidence=_first_seen(r, hit, failing or {}),
+    )  # fmt: skip
 
 
-def _first_word(r: Round, hit: Hit, failing: Mapping[int, Failure]) -> str:
+def _first_seen(r: Round, hit: Hit, failing: Mapping[int, Failure]) -> Reason | None:
     for g in sorted(hit.dear) or sorted(hit.groups):
         incident = r.incidents.get(r.groups[g].incident)
         evidence = failing[g].evidence if g in failing else incident.evidence if incident is not None else ()
         if evidence:
-            return f" ({say(evidence[0])})"
-    return ""
+            return evidence[0]
+    return None
 
 
 def _patience(r: Round, kind: Kind) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 
 from supervisor.core.kinds import Is, that_are
 from supervisor.core.model import Observed, Suspicion
+from supervisor.core.reason import Reason
 
 REPEATED_S = 86_400.0
 """Seconds within which two incidents bar a host for every run: a day."""
@@ -78,7 +79,7 @@ def barred(observed: Observed, own: Mapping[str, str]) -> dict[str, str]:
     return {**own, **{host: cordon.why for host, cordon in observed.cordons.items() if cordon.why}}
 
 
-def freed(observed: Observed, own: Mapping[str, str]) -> list[str]:
+def freed(observed: Observed, own: Mapping[str, Reason]) -> list[str]:
     """The run's own cordons that a person or a passed check has freed: nothing is held against the hosts any more."""
     there = {host for host, cordon in observed.cordons.items() if cordon.ours}
     return sorted(own.keys() - there)

@@ -89,10 +89,9 @@ def elsewhere(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
     )
 
 
-def usual_wait(r: Round, allocation: AllocationMemory) -> str:
-    """How long an allocation took before, in brackets; empty if none was measured, or this one is late already."""
-    seconds = usual_s(_tried(r), ALLOCATION)
-    return f" (before, one took {seconds:.0f} s)" if seconds is not None and not allocation.late else ""
+def usual_wait_s(r: Round, allocation: AllocationMemory) -> float | None:
+    """How long an allocation took before; None if none was measured, or this one is late already."""
+    return None if allocation.late else usual_s(_tried(r), ALLOCATION)
 
 
 def idle_groups(r: Round, group: GroupMemory) -> int:

@@ -46,6 +46,7 @@ from supervisor.core.signs import HELD, Sign, SignKind, kind_of
 from supervisor.core.spares import renew
 from supervisor.core.spec import RunSpec
 from supervisor.core.wind_down import wind_down
+from supervisor.core.words import as_kept
 
 
 @dataclass(slots=True)
@@ -250,9 +251,9 @@ def _find_failures(r: Round, found: Found) -> None:
     """Finds the groups that fail, and adds the waits about which nothing is done."""
     spike = numerics.spike(r.groups, r.observed, r.spec)
     no_way = detect.without_a_way(r.groups, r.observed, r.spec, r.before.lighthouse.opened)
-    behind = unsaved.sentence(r.groups, r.draft.checkpoint, r.observed, r.spec)
-    for sentence in (*disks.untold(r.groups, r.observed), *filter(None, (spike, no_way, behind))):
-        r.wait(sentence)
+    behind = unsaved.behind(r.groups, r.draft.checkpoint, r.observed, r.spec)
+    for why in (*disks.untold(r.groups, r.observed), *filter(None, (spike, no_way, behind))):
+        r.wait(why)
     compared = detect.Compared(
         frozenset(found.hanging.groups), found.slow, detect.not_finite(r.observed, r.before), late.excused(r)
     )
@@ -290,7 +291,7 @@ def _note_checkpoint(r: Round) -> None:
                 best = mark
     if best is not None and best != r.before.checkpoint:
         r.draft = replace(r.draft, checkpoint=best)
-        r.act("checkpoint", f"checkpoint:{best.step}", f"step {best.step} is complete on disk", group=best.group)
+        r.act("checkpoint", f"checkpoint:{best.step}", Reason.of(Code.SAVED, step=best.step), group=best.group)
 
 
 def _note_measured(r: Round) -> None:
@@ -305,7 +306,7 @@ def _want_allocations(r: Round) -> None:
     wanted = r.spec.allocation.nodes + r.spec.allocation.spares
     asked = sum(1 for a in r.allocations.values() if a.state == "wanted")
     for _ in range(min(NEW_A_ROUND, wanted - asked)):
-        r.acquire("the run starts")
+        r.acquire(Reason.of(Code.RUN_STARTS))
     known = len(r.groups)
     for g in range(known, min(known + NEW_A_ROUND, r.spec.groups.count)):
         r.groups[g] = GroupMemory(group=g)
@@ -334,7 +335,9 @@ def _note_suspects(r: Round, hanging: Blame) -> None:
         # the time of the first hold stays, whatever its sentence was then
         known = (since for key, since in r.before.suspects.items() if kind_of(key) == SignKind.HELD)
         suspects[HELD] = next(known, r.now)
-    why = Reason.of(Code.TEXT, text=hanging.held) if HELD in suspects else None
+    why = hanging.held if HELD in suspects else None
+    if why is not None and r.before.held_hang is not None:
+        why = as_kept(why, (r.before.held_hang,))
     if why != r.before.held_hang:
         r.draft = replace(r.draft, held_hang=why)
     _note_together(r, hanging, suspects)

@@ -359,24 +359,17 @@ def heals_failed(group: GroupMemory, observed: Observed) -> tuple[Reason, ...]:
     )
 
 
-def without_a_way(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec, opened: float) -> str:
-    """Sentence about groups that wait for a gate that no group reaches, and are not ended for it; empty: none do.
+def without_a_way(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec, opened: float) -> Reason | None:
+    """Reason about groups that wait for a gate that no group reaches, and are not ended for it; None: none do.
     `opened`: since when the lighthouse is where it is. A group that has just started, or must find it again, may not
     reach it yet."""
     gate = listening(observed)
     if gate is None or "beating" in gate.hearing.values() or observed.store_stable_s < spec.policy.node_lease_s:
-        return ""
+        return None
     before = observed.now - spec.policy.silent_timeout_s
     there = [g for g in groups.values() if g.phase in ("starting", "running") and max(g.since, opened) < before]
-    found = sorted(g.group for g in there if cut_off(g, observed))
-    if not found:
-        return ""
-    names = f"groups {', '.join(map(str, found))} do" if len(found) > 1 else f"group {found[0]} does"
-    host = _host_of(gate, observed)
-    return (
-        f"{names} not reach the gate of the lighthouse on {host}, and it hears no other group: look at the network between the "
-        f"nodes and {host}, which is waited for"
-    )
+    found = tuple(sorted(g.group for g in there if cut_off(g, observed)))
+    return Reason.of(Code.GATE_UNREACHABLE, groups=found, host=_host_of(gate, observed)) if found else None
 
 
 def _host_of(gate: GateView, observed: Observed) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from supervisor.core import ending
 from supervisor.core.model import GroupMemory, NodeView, Observed
+from supervisor.core.reason import Code, Reason
 
 UNUSABLE = frozenset({"disk_full", "disk_read_only", "file_system_error", "file_system_stalled", "ranks_unseen"})
 """Kinds of facts about an agent's folder, or a run's."""
@@ -42,16 +43,17 @@ def _may_share(node: NodeView) -> bool:
     return bool(OF_A_RUN & node.facts.keys()) and not (UNUSABLE - OF_A_RUN) & node.facts.keys()
 
 
-def untold(groups: Mapping[int, GroupMemory], observed: Observed) -> list[str]:
-    """A sentence for each group that runs on such a node, at most NAMED of them: news of the group may be old."""
-    found: list[str] = []
+def untold(groups: Mapping[int, GroupMemory], observed: Observed) -> list[Reason]:
+    """A reason for each group that runs on such a node, at most NAMED of them: news of the group may be old."""
+    found: list[Reason] = []
     for group in groups.values():
         node = observed.nodes.get(group.node)
         says = _fact(node) if node is not None and node.facts and node.registered else ""
         if says and group.phase in ("starting", "running"):
-            about = f"group {group.group}: its node {group.node} says: {says}"
-            found.append(f"{about}: the group may go on, but its steps, checkpoints and logs may not be told")
-    return found if len(found) <= NAMED else [*found[:NAMED], f"and so {len(found) - NAMED} more groups"]
+            why = Reason.of(Code.NODE_SAYS, node=group.node, fact=says)
+            found.append(Reason.of(Code.ABOUT_GROUP, group=group.group, why=why))
+    more = len(found) - NAMED
+    return found if more <= 0 else [*found[:NAMED], Reason.of(Code.AND_MORE_GROUPS, more=more)]
 
 
 def _fact(node: NodeView) -> str:

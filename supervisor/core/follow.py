@@ -15,6 +15,7 @@ from supervisor.core.model import (
     Incident,
     RankView,
 )
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round, is_rider, trains
 
 
@@ -93,11 +94,11 @@ def recover(r: Round, incident: Incident | None) -> None:
 def _follow_fence(r: Round, group: GroupMemory) -> None:
     gate = r.observed.gate
     if gate is not None and gate.admitted.get(group.group, -1) >= group.generation:
-        proof = f"the gate admits generation {group.generation} alone"
+        proof = Reason.of(Code.GATE_ADMITS, generation=group.generation)
     elif detect.gone(group.group, group.generation, group.old_node, r.observed):
-        proof = f"node {group.old_node} says that its processes are gone"
+        proof = Reason.of(Code.NODE_HAS_NONE, node=group.old_node)
     else:
-        r.wait(f"group {group.group}: its generation on node {group.old_node} is neither gone nor fenced: hold")
+        r.wait(Reason.of(Code.NOT_FENCED, node=group.old_node), group=group.group)
         return
     r.set_group(replace(group, phase="placing", since=r.now))
     r.act(

@@ -69,8 +69,7 @@ def acquit(r: Round, group: GroupMemory, earlier: Shown) -> None:
     """Frees the earlier host of the failure, once: what came after was held against no host."""
     if earlier.followed:
         return
-    r.acquit(
-        earlier.host, earlier.incident, earlier.kind, f"the same befell group {group.group} on {r.host_of(group.node)}"
-    )
+    elsewhere = Reason.of(Code.BEFELL_ELSEWHERE, group=group.group, host=r.host_of(group.node))
+    r.acquit(earlier.host, earlier.incident, earlier.kind, elsewhere)
     shown = tuple(replace(s, followed=True) if s == earlier else s for s in group.shown)
     r.set_group(replace(group, shown=shown))

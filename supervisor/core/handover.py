@@ -12,7 +12,6 @@ from supervisor.core.ladder import Choice
 from supervisor.core.model import Failure, GroupMemory, Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
-from supervisor.core.words import say
 
 AHEAD_S = 10.0
 """Seconds until the common last step: progress may be 5 s old, and an agent hears of it within a second or two."""
@@ -46,7 +45,7 @@ def consider(r: Round, words: Mapping[str, str]) -> None:
     spares = r.spares()
     alone = all(g.left_out for g in r.groups.values() if g.group != running[0].group)
     if alone and spares and not r.busy(running[0]):
-        _begin(r, f"node {running[0].node} is leaving ({why}), and the group has nobody to heal from")
+        _begin(r, Reason.of(Code.LEAVES_ALONE, node=running[0].node, why=why))
         return
     if max(notice_s(r, g) for g in there) == math.inf:
         return  # a node that is only drained has no deadline
@@ -58,15 +57,14 @@ def consider(r: Round, words: Mapping[str, str]) -> None:
         # One of those takes a spare, and the next can heal from it.
         _not_without_an_heir(r, running, why)
         return
-    _begin(r, f"every group's node is leaving ({why}), and no other came in time{_too_short(r)}")
+    _begin(r, _with_long_steps(r, Reason.of(Code.ALL_LEAVE, why=why)))
 
 
 def _not_without_an_heir(r: Round, running: list[GroupMemory], why: str) -> None:
     """Begins the handover, if a group on a node that stays may not have healed before the last other is ended."""
     if max(notice_s(r, g) for g in running) == math.inf or not _due(r, running, 3 / 4):
         return
-    about = f"every group that trains is on a node that is leaving ({why}), and no other could heal in time"
-    _begin(r, f"{about}{_too_short(r)}")
+    _begin(r, _with_long_steps(r, Reason.of(Code.TRAINING_LEAVE, why=why)))
 
 
 def notice_s(r: Round, group: GroupMemory) -> float:
@@ -99,11 +97,12 @@ def _usable_s(r: Round) -> float:
     return warn_s - min(EARLY_S, warn_s / 5) - min(SAVING_S, warn_s / 8)
 
 
-def _too_short(r: Round) -> str:
+def _with_long_steps(r: Round, why: Reason) -> Reason:
+    """Adds to a reason that a step takes too long for the warning, if it does."""
     pace = _pace(r)
     if pace <= _usable_s(r):
-        return ""
-    return f"; a step takes {pace:.0f} s, too long for the warning of {_warning_s(r):.0f} s: it may be lost"
+        return why
+    return Reason.of(Code.AND, reason=why, note=Reason.of(Code.STEP_TOO_LONG, step_s=pace, warning_s=_warning_s(r)))
 
 
 def _pace(r: Round) -> float:
@@ -118,10 +117,10 @@ def _steps(r: Round) -> int:
     return 2 if pace >= margin_s or pace <= 0 else 2 + math.ceil(margin_s / pace)
 
 
-def _begin(r: Round, reason: str) -> None:
+def _begin(r: Round, why: Reason) -> None:
     step = step_ahead(r, 0.0) - 2 + _steps(r)
     r.draft = replace(r.draft, handover_at_step=step, handover_since=r.now)
-    r.act("hand_over", f"hand_over:{r.before.decisions}", f"{reason}: all groups end after step {step}")
+    r.act("hand_over", f"hand_over:{r.before.decisions}", Reason.of(Code.HANDS_OVER, why=why, step=step))
     go_on(r)
 
 
@@ -144,19 +143,19 @@ def go_on(r: Round) -> None:
         off(r, group, why)
         after = r.groups[group.group]
         r.act(
-            "move", f"move:{group.group}:{after.generation}:{r.before.decisions}", say(why),
+            "move", f"move:{group.group}:{after.generation}:{r.before.decisions}", why,
             group=group.group, generation=after.generation, node=group.node, incident=after.incident,
         )  # fmt: skip
     waited_for = ("starting", "running") if late else ("starting", "running", "fencing")
-    still = [str(g.group) for g in r.groups.values() if g.phase in waited_for]
+    still = tuple(g.group for g in r.groups.values() if g.phase in waited_for)
     if still:
         until = None if late else r.draft.handover_since + r.spec.policy.start_timeout_s
-        r.wait(f"handing over: the groups end after step {step}, {', '.join(still)} not yet", until=until)
+        r.wait(Reason.of(Code.HANDING_OVER, step=step, still=still), until=until)
         return
     mark = r.draft.checkpoint
-    newest = f"the checkpoint of step {mark.step}" if mark is not None else "the beginning: there is no checkpoint"
     r.draft = replace(r.draft, handover_at_step=None)
-    r.act("hand_over", f"handed_over:{r.before.decisions}", f"every group has ended; they start again from {newest}")
+    ended = Reason.of(Code.ALL_ENDED, step=mark.step if mark is not None else None)
+    r.act("hand_over", f"handed_over:{r.before.decisions}", ended)
 
 
 def ended(r: Round, group: GroupMemory) -> bool:

@@ -101,7 +101,7 @@ def _cordoned(old: GroupMemory, new: GroupMemory, after: Memory, observed: Obser
     if new.phase != "starting" or not new.node or new.node == old.node:
         return []
     host = new.host or new.node
-    why = barred(observed, after.cordons).get(host, "")
+    why = barred(observed, dict.fromkeys(after.cordons, "by this run")).get(host, "")
     if why:
         return [f"I20: group {new.group} is placed on {new.node}, whose host {host} is cordoned: {why}"]
     view = observed.nodes.get(new.node)

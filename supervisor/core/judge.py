@@ -31,7 +31,6 @@ from supervisor.core.model import (
 )
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round, is_rider
-from supervisor.core.words import say
 
 TAKEN = that_are(Is.TAKEN)
 """Kinds as which a node that the engine takes away may appear."""
@@ -74,7 +73,7 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
     incident = r.incident_for(group, failure, step)
     group = r.groups[group.group]
     if r.paused:
-        r.wait(f"group {group.group}: {say(failure.evidence[0])}; the run is paused, nothing is done")
+        r.wait(Reason.of(Code.PAUSED, evidence=failure.evidence[0]), group=group.group)
         return
     if breaker.holds(r, group, incident.kind):
         return  # the incident is open, and ends by itself if its node comes back
@@ -157,7 +156,7 @@ def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
     choice = r.choose(incident.kind, group.group, Rung.REPLACE, failed, unpaid=given_up)
     choice = replace(choice, free=given_up)
     if choice.rung == Rung.STOP and any(g.phase in ("starting", "running") for g in r.groups.values()):
-        r.wait(f"group {group.group}: {node.failed}: nothing is started there until it passes; {say(choice.reason)}")
+        r.wait(Reason.of(Code.NOT_BEFORE_IT_PASSES, fact=node.failed, then=choice.reason), group=group.group)
         return  # its agent checks again
     apply(r, group, replace(incident, costs=cost.of(r, group, incident.kind)), choice)
 
@@ -189,7 +188,7 @@ def _say_unknown(r: Round, group: GroupMemory) -> None:
         return
     verdict, why = detect.node_verdict(group.node, group, r.observed, r.spec)
     if verdict == Verdict.UNKNOWN:
-        r.wait(f"group {group.group}: {say(why)}", until=r.now + 1.0)
+        r.wait(why, until=r.now + 1.0, group=group.group)
 
 
 def _close_untouched(r: Round, group: GroupMemory) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from supervisor.core import shadow
 from supervisor.core.detect import ranks_of
 from supervisor.core.model import GroupMemory, Observed, Waited
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 STEPS_ON = 2
@@ -23,7 +24,7 @@ LOOKED_AT = 10
 
 
 SHOWN = 8
-"""Most groups that a sentence names."""
+"""Most groups that a reason names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +106,10 @@ def _too_few(r: Round, alive: Mapping[int, GroupMemory]) -> bool:
     named, brought = {g.group for g in there}, bool(r.next_spare or r.pending())
     to_come = [g for n, g in alive.items() if n not in named and g.phase != "finished" and (g.node or brought)]
     if to_come:
-        r.wait(
-            f"{_listed(there)} in a quorum for more: {len(there)} of the {r.spec.groups.min_groups} groups that a step needs are "
-            f"there (groups.min_groups)"
-        )
+        groups, more = tuple(g.group for g in there[:SHOWN]), max(0, len(there) - SHOWN)
+        needed = r.spec.groups.min_groups
+        r.wait(Reason.of(Code.LATE_FOR_OTHERS, groups=groups, more=more, there=len(there), needed=needed))
     return bool(to_come)
-
-
-def _listed(groups: list[GroupMemory]) -> str:
-    if len(groups) == 1:
-        return f"group {groups[0].group} waits"
-    more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
-    return f"groups {', '.join(str(g.group) for g in groups[:SHOWN])}{more} wait"
 
 
 def _in_quorum(group: GroupMemory, observed: Observed) -> bool:

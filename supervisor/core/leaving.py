@@ -12,10 +12,9 @@ from dataclasses import replace
 
 from supervisor.core import budget as budgets
 from supervisor.core import detect, engines, handover
-from supervisor.core.model import AllocationMemory, GroupMemory, Kind, Rung
+from supervisor.core.model import AllocationMemory, GroupMemory, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round, trains
-from supervisor.core.words import say
 
 ASKED_A_ROUND = 15
 """Successors that one round asks for: each takes two operations beside what placing costs, a transaction holds 100."""
@@ -37,10 +36,10 @@ def leave(r: Round) -> None:
     if not words and not stay and r.handover_at_step is None:
         return
     if r.paused:
-        r.wait("the run is paused: nodes that are leaving are not left")
+        r.wait(Reason.of(Code.PAUSED_LEAVES))
         return
     if r.observed.store_stable_s < r.spec.policy.node_lease_s:
-        r.wait("the store was away: nodes that are leaving are left after one lease", until=r.now + 1.0)
+        r.wait(Reason.of(Code.AWAY_LEAVES), until=r.now + 1.0)
         return
     if not r.quiet:
         r.look_again(r.now)  # a transaction is limited
@@ -96,9 +95,8 @@ def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> N
         if paid and budgets.left(r.spent, r.spec.policy.budget, Rung.REALLOCATE, 0, r.now) == 0:
             early, paid = True, False
         if early:
-            about = f"allocation {key} took another's place and is leaving already: {words[key]}"
-            hint = "" if grace_s else "; is its time limit well above the warning (allocation.slurm.warn_s)?"
-            r.wait(f"{about}{hint}", until=not_before)
+            about = Reason.of(Code.LEAVES_ALREADY, allocation=key, why=words[key], graced=bool(grace_s))
+            r.wait(about, until=not_before)
         if asked == ASKED_A_ROUND and (after != before or not (before.successor or early)):
             r.look_again(r.now)
             return
@@ -106,7 +104,8 @@ def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> N
             if paid:
                 r.draw(Rung.REALLOCATE, 0)
             rung = Rung.REALLOCATE if paid else None
-            after = replace(after, successor=r.acquire(f"allocation {key} is leaving: {words[key]}", rung=rung))
+            leaves = Reason.of(Code.IN_PLACE_OF_LEAVING, allocation=key, why=words[key])
+            after = replace(after, successor=r.acquire(leaves, rung=rung))
         if after != before:
             r.set_allocation(after)
             asked += 1
@@ -123,7 +122,7 @@ def _give_back(r: Round, words: Mapping[str, str], held: set[str]) -> None:
     """Gives back leaving allocations without a group. One without a successor is kept, or it would never get one."""
     free = [key for key in sorted(words) if key not in held and r.allocations[key].successor]
     for key in free[:ASKED_A_ROUND]:
-        r.release(key, f"it is leaving and holds no group: {words[key]}")
+        r.release(key, Reason.of(Code.LEFT_EMPTY, why=words[key]))
     if len(free) > ASKED_A_ROUND:
         r.look_again(r.now)
 
@@ -136,28 +135,28 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
     there.sort(key=lambda g: (handover.notice_s(r, g), g.group))
     group = next((g for g in there if not r.busy(g)), there[0])
     why = words[r.placed_by(group)]
-    about = f"group {group.group}: its node {group.node} is leaving ({why})"
     spares = r.spares()
     if not spares and r.refused() and not r.pending() and not r.checking() and _has_a_deadline(r, group):
         spares = r.last_resort()
     busy = [
         g for g in r.groups.values() if g.phase in ("unplaced", "fencing", "placing", "starting") and not g.left_out
     ]
+    about = {"node": group.node, "why": why}
     if not spares:
-        r.wait(f"{about}, and no other is there yet{_coming(r, group)}")
+        r.wait(Reason.of(Code.NO_OTHER_YET, **about, **_coming(r, group)), group=group.group)
     elif r.busy(group):
-        r.wait(f"{about}; first its incident {group.incident}")
+        r.wait(Reason.of(Code.FIRST_ITS_INCIDENT, **about, incident=group.incident), group=group.group)
     elif (said_by := _says_why_by(r, group)) > r.now:
-        r.wait(f"{about}; the engine is asked why", until=said_by)
+        r.wait(Reason.of(Code.ENGINE_IS_ASKED, **about), until=said_by, group=group.group)
     elif busy:
-        r.wait(f"{about}: one at a time, group {busy[0].group} is not running yet")
+        r.wait(Reason.of(Code.ONE_AT_A_TIME, **about, other=busy[0].group), group=group.group)
     elif not any(_healthy(r, g) for g in r.groups.values() if g.group != group.group):
-        r.wait(f"{about}, but no other group trains that it can heal from")
+        r.wait(Reason.of(Code.NO_ONE_TO_HEAL_FROM, **about), group=group.group)
     else:
         handover.off(r, group, Reason.of(Code.NODE_LEAVING, node=group.node, why=why))
         moved = r.groups[group.group]
         r.act(
-            "move", f"move:{group.group}:{moved.generation}", f"{say(Reason.of(Code.FIRST_RUNG, kind=Kind.LEAVING.value))} ({why})",
+            "move", f"move:{group.group}:{moved.generation}", Reason.of(Code.MOVES_BEFORE, why=why),
             group=group.group, generation=moved.generation, node=group.node, incident=moved.incident,
         )  # fmt: skip
         return True
@@ -181,11 +180,10 @@ def _has_a_deadline(r: Round, group: GroupMemory) -> bool:
     return bool((node is not None and node.leaving) or (grant is not None and grant.leaving))
 
 
-def _coming(r: Round, group: GroupMemory) -> str:
+def _coming(r: Round, group: GroupMemory) -> dict[str, str]:
     key = r.allocations[r.placed_by(group)].successor
     grant = r.observed.grants.get(key)
-    state = grant.state if grant is not None else "pending"
-    return f": allocation {key} is {state}{r.engines_word(key)}" if key else ""
+    return {"allocation": key, "state": grant.state if grant is not None else "pending", "word": r.engines_word(key)}
 
 
 def _healthy(r: Round, group: GroupMemory) -> bool:

@@ -12,7 +12,6 @@ from supervisor.core.ladder import Choice, first_rung, name
 from supervisor.core.model import Failure, GroupMemory, Incident, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
-from supervisor.core.words import say
 
 
 def why(r: Round, group: GroupMemory, failure: Failure, choice: Choice) -> Reason | None:
@@ -38,11 +37,11 @@ def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: Reason, 
     choice = Choice(Rung.RIDE_THROUGH, Reason.of(Code.LEFT_OUT, reason=reason), considered)
     incident = r.decide_incident(incident, choice, after)
     r.act(
-        "ride_through", f"leave_out:{group.group}:{after}", say(choice.reason), group=group.group, generation=after, node=group.node,
+        "ride_through", f"leave_out:{group.group}:{after}", choice.reason, group=group.group, generation=after, node=group.node,
         rung=choice.rung, incident=incident.id,
     )  # fmt: skip
     if spent and not incident.followed:
-        acting.give_up_node(r, group, incident, say(choice.reason))
+        acting.give_up_node(r, group, incident, choice.reason)
     r.set_group(
         replace(
             group, phase="fencing", node="", host="", old_node=group.node, generation=after, since=r.now, left_out=reason,
@@ -50,12 +49,11 @@ def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: Reason, 
     )  # fmt: skip
 
 
-def sentence(group: GroupMemory) -> str:
+def about(group: GroupMemory) -> Reason:
     """States that the group is suspended, and what a person can do."""
-    again = f"supervisor restart {group.group} tries it once more"
-    if group.left_out is not None and group.left_out.code == Code.NOTHING_LEFT:
-        again = f"it is tried again once a budget has one left, or at once by supervisor restart {group.group}"
-    return f"group {group.group} is left out: {say(group.left_out)}; {again} (incident {group.incident})"
+    assert group.left_out is not None
+    spent = group.left_out.code == Code.NOTHING_LEFT
+    return Reason.of(Code.STAYS_OUT, group=group.group, reason=group.left_out, incident=group.incident, spent=spent)
 
 
 def stays_out(r: Round, group: GroupMemory) -> bool:
@@ -70,7 +68,7 @@ def stays_out(r: Round, group: GroupMemory) -> bool:
     elif full or not _tried_again(r, group):
         dear = (Rung.REPLACE, Rung.REALLOCATE)
         until = [budgets.next_at(r.spent, r.spec.policy.budget, rung, group.group, r.now) for rung in dear]
-        r.wait(sentence(group), until=min((at for at in until if at > r.now), default=None))
+        r.wait(about(group), until=min((at for at in until if at > r.now), default=None))
     return True
 
 
@@ -94,5 +92,6 @@ def _tried_again(r: Round, group: GroupMemory) -> bool:
     acting.apply(r, _anew(group), incident, choice)
     wanted = sum(a.state == "wanted" for a in r.allocations.values())
     if choice.rung == Rung.REPLACE and wanted < r.spec.allocation.nodes + r.spec.allocation.spares:
-        r.acquire(f"incident {incident.id}: {say(choice.reason)}", rung=choice.rung)  # for the spare that it takes
+        for_it = Reason.of(Code.FOR_INCIDENT, incident=incident.id, reason=choice.reason)
+        r.acquire(for_it, rung=choice.rung)  # for the spare that it takes
     return True

@@ -451,7 +451,7 @@ class AllocationMemory:
     key: str
     state: Literal["wanted", "released"]
     since: float
-    reason: str
+    reason: Reason
     exclude: tuple[str, ...] = ()
     """Hosts that the engine must not give."""
     instead_of: str = ""
@@ -563,8 +563,8 @@ class Memory:
     incidents: Mapping[str, Incident] = field(default_factory=dict)
     """Open ones only; the others live in their records."""
     incidents_seen: int = 0
-    cordons: Mapping[str, str] = field(default_factory=dict)
-    """Host -> the incident for which it gets no group of this run any more, until it is freed."""
+    cordons: Mapping[str, Reason] = field(default_factory=dict)
+    """Host -> the incidents for which it gets no group of this run any more, until it is freed."""
     spent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Budget scope -> instants of its draws."""
     spent_by_kind: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -636,7 +636,7 @@ class Action:
         "let_go",
     ]
     key: str
-    reason: str
+    reason: Reason
     group: int | None = None
     generation: int | None = None
     node: str = ""
@@ -664,8 +664,8 @@ class Decision:
 
     memory: Memory
     actions: tuple[Action, ...] = ()
-    waits: tuple[str, ...] = ()
-    """One sentence for each thing that is not done yet."""
+    waits: tuple[Reason, ...] = ()
+    """One for each thing that is not done yet."""
     incidents: tuple[Incident, ...] = ()
     """Incidents that changed."""
     suspicions: tuple[Suspicion, ...] = ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from supervisor.core import left_out
 from supervisor.core.model import Decision, GroupMemory, Incident, Memory, Rung
+from supervisor.core.reason import BREAKER, Reason
 from supervisor.core.signs import HELD
 from supervisor.core.words import said, say
 
@@ -41,13 +42,13 @@ def notices(run: str, decision: Decision, kept: Iterable[Incident] = ()) -> list
     return _standing(run, decision.memory, incidents.values(), decision.waits)
 
 
-def _standing(run: str, memory: Memory, incidents: Iterable[Incident], waits: Iterable[str]) -> list[Notice]:
+def _standing(run: str, memory: Memory, incidents: Iterable[Incident], waits: Iterable[Reason]) -> list[Notice]:
     found = [_of_incident(run, i) for i in incidents if _told(i)]
     # a suspended group whose incident closes in this round is left to the report of the run's end
     out = [g for g in memory.groups.values() if g.left_out and g.incident in memory.incidents]
     found += [_of_left_out(run, group, memory.incidents[group.incident]) for group in out]
     if memory.breaker_since is not None:
-        why = next((wait for wait in waits if wait.startswith("breaker: ")), "breaker: many nodes are held")
+        why = next((say(wait) for wait in waits if wait.code in BREAKER), "breaker: many nodes are held")
         found.append(Notice(about=f"breaker-{_ms(memory.breaker_since)}", run=run, text=f"run {run}: {why}"))
     since = memory.suspects.get(HELD)
     if memory.held_hang is not None and since is not None:
@@ -67,7 +68,7 @@ def _told(incident: Incident) -> bool:
 
 
 def _of_left_out(run: str, group: GroupMemory, incident: Incident) -> Notice:
-    text = f"run {run} goes on without a group: {left_out.sentence(group)}; more: supervisor explain {incident.id} --run {run}"
+    text = f"run {run} goes on without a group: {say(left_out.about(group))}; more: supervisor explain {incident.id} --run {run}"
     return Notice(
         about=f"{incident.id}-left-out-{group.generation}", run=run, text=text, incident=incident.id, kind=incident.kind.value,
         group=group.group, node=group.old_node, rung=incident.rung.value, evidence=said(incident.evidence),

@@ -95,13 +95,13 @@ def _ended(group: GroupMemory, observed: Observed) -> list[RankView]:
     ]
 
 
-def spike(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> str:
-    """Describes the newest step whose loss was far above the last ones, and whose it was. Empty if there is none, or
+def spike(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> Reason | None:
+    """Describes the newest step whose loss was far above the last ones, and whose it was. None if there is none, or
     until every group has reported that it is past it."""
     factor = spec.policy.loss_spike_factor
     running = [g for g in groups.values() if g.phase == "running" and g.node in observed.nodes]
     if not any(rank.spike is not None for g in running for rank in observed.nodes[g.node].ranks):
-        return ""
+        return None
     found: dict[int, dict[int, SpikeView]] = {}
     steps: dict[int, int] = {}
     for group in running:
@@ -116,16 +116,18 @@ def spike(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) 
                     found[told.step][group.group] = told
     step = max(found, default=0)
     if not found or min(steps.values()) < step:
-        return ""
+        return None
     return _spike(step, found[step], len(steps), factor)
 
 
-def _spike(step: int, told: Mapping[int, SpikeView], groups: int, factor: float) -> str:
+def _spike(step: int, told: Mapping[int, SpikeView], groups: int, factor: float) -> Reason:
     own = {g: s for g, s in sorted(told.items()) if s.own_spreads >= factor}
     if own and (2 * len(own) < groups or len(own) == 1 < groups):
         one = max(own.values(), key=lambda s: s.own_spreads)
-        about = f"in group {', '.join(map(str, own))} alone, {one.own:.4g} where {one.own_usual:.4g} is usual"
-        return f"loss spike at step {step}: {about} ({one.own_spreads:.0f} times the spread): its data or its hardware is suspect"
+        return Reason.of(
+            Code.SPIKE_OF_OWN, step=step, groups=tuple(own), loss=one.own, usual=one.own_usual, spreads=one.own_spreads
+        )
     one = max(told.values(), key=lambda s: s.spreads)
-    about = f"{one.loss:.4g} where {one.usual:.4g} is usual ({one.spreads:.0f} times the spread)"
-    return f"loss spike at step {step}: {about}, in {len(own) or 'none'} of {groups} groups by itself: the model's or the data's"
+    return Reason.of(
+        Code.SPIKE_OF_ALL, step=step, loss=one.loss, usual=one.usual, spreads=one.spreads, own=len(own), of=groups
+    )

@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from supervisor.core.model import Checkpoint, DiskView, GroupMemory, Resumed
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 AGAIN_S = 0.1
 """Seconds until the next look: a listing of a few folders takes milliseconds."""
 
 
-def waits_for_list(r: Round, group: GroupMemory) -> str:
+def waits_for_list(r: Round, group: GroupMemory) -> Reason | None:
     """Explains why a start from disk must wait: the folder was not listed since the old generation was gone."""
     disk = r.observed.disk
     if disk is None or disk.at >= group.since:
-        return ""
+        return None
     r.look_again(r.now + AGAIN_S)
-    return "the folder of checkpoints is being listed"
+    return Reason.of(Code.BEING_LISTED)
 
 
 def choose(
@@ -76,7 +77,8 @@ def take(r: Round, group: GroupMemory) -> str:
     r.draft = replace(r.draft, checkpoint=taken, resumed=Resumed(said=said, generations=generations))
     if said:
         step = taken.step if taken is not None else 0
-        r.act("load", f"load:{group.group}:{group.generation}:{step}", said, group=group.group)
+        why = Reason.of(Code.TEXT, text=said)
+        r.act("load", f"load:{group.group}:{group.generation}:{step}", why, group=group.group)
     return said
 
 

@@ -11,7 +11,6 @@ from supervisor.core.leaving import leaving_allocations
 from supervisor.core.model import AllocationMemory, GroupMemory, Kind, Rung, Verdict
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import MAX_GIVEN_BACK, Round
-from supervisor.core.words import say
 
 SHOWN = 5
 """Most nodes that are named each: one cause may make thousands unfit."""
@@ -23,24 +22,24 @@ def place(r: Round) -> None:
     if not waiting:
         return
     if r.paused:
-        r.wait("the run is paused: nothing is started")
+        r.wait(Reason.of(Code.PAUSED_STARTS))
         return
     if not r.draft.lighthouse.address:
         return
     if r.handover_at_step is not None:
         return  # all start again together
     free, last = r.spares(), r.last_resort()
-    for sentence in passed_over(r):
-        r.wait(sentence)
+    for why in passed_over(r):
+        r.wait(why)
     if not _enough_to_begin(r, waiting, [*free, *last]):
         return
     for group in sorted(waiting, key=lambda g: g.group):
         if left_out.stays_out(r, group) or _waits(r, group):
             continue
-        if group.node and free and (why := _why_not_there(r, group.node)):
+        if group.node and free and (not_there := _why_not_there(r, group.node)):
             if not r.full(group.group):
                 free.pop(0)
-                _start_elsewhere(r, group, why)
+                _start_elsewhere(r, group, not_there)
         elif group.node:
             _start_in_place(r, group)
         elif free and not r.full(group.group):
@@ -53,20 +52,21 @@ def _waits(r: Round, group: GroupMemory) -> bool:
     """Returns true if the group is not started yet, on any node, and reports why."""
     until = group.since + r.spec.policy.silent_timeout_s
     if group.not_before > r.now:
-        r.wait(f"group {group.group}: backoff before attempt {group.attempts}", until=group.not_before)
-    elif r.now < until and (nobody := _nobody_to_heal_from(r, group)):
-        r.wait(f"group {group.group}: {nobody}", until=until)
+        r.wait(Reason.of(Code.BACKOFF, attempt=group.attempts), until=group.not_before, group=group.group)
+    elif r.now < until and _hears_no_one_to_heal_from(r, group):
+        r.wait(Reason.of(Code.NO_PEER_HEARD), until=until, group=group.group)
     elif _resumes(r, group) == "disk" and (listing := on_disk.waits_for_list(r, group)):
-        r.wait(f"group {group.group}: {listing}")
+        r.wait(listing, group=group.group)
     else:
         return False
     return True
 
 
-def passed_over(r: Round) -> list[str]:
-    """Explains why nodes that are there get no group: a sentence each for the first ones."""
+def passed_over(r: Round) -> list[Reason]:
+    """Explains why nodes that are there get no group: a reason each for the first ones."""
     found = list(r.passed_over().values())
-    return found if len(found) <= SHOWN else [*found[:SHOWN], f"{len(found) - SHOWN} more nodes are given no group"]
+    more = len(found) - SHOWN
+    return found if more <= 0 else [*found[:SHOWN], Reason.of(Code.MORE_UNFIT, more=more)]
 
 
 def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> bool:
@@ -74,8 +74,9 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
     unplaced = [g for g in waiting if g.phase == "unplaced"]
     if len(unplaced) < len(r.groups) or len(free) >= len(unplaced):
         return True
+    there = {"free": len(free), "of": len(unplaced)}
     if checking := r.checking():
-        r.wait(f"{len(free)} of {len(unplaced)} nodes are there; {checking}")
+        r.wait(Reason.of(Code.AND, reason=Reason.of(Code.NODES_THERE, **there), note=checking))
         return False
     # wanted ones only: a run that was resumed has released ones, as old as it is itself
     since = min((a.since for a in r.allocations.values() if a.state == "wanted"), default=r.now)
@@ -87,31 +88,30 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
     if pending and not (coming or repeated or r.spec.allocation.wait_for_all) and len(free) >= least:
         return True
     if r.now < deadline and (repeated or (pending and hope)):
-        r.wait(f"{len(free)} of {len(unplaced)} nodes are there", until=deadline)
+        r.wait(Reason.of(Code.NODES_THERE, **there), until=deadline)
         return False
     if len(free) >= least:
         return True
     if r.observed.store_stable_s < r.spec.policy.node_lease_s:
-        r.wait("the store was away: the nodes may not have come back to it yet", until=r.now + 1.0)
+        r.wait(Reason.of(Code.AWAY_NODES), until=r.now + 1.0)
         return False
     queued = r.queued()
     if len(free) + len(queued) >= least:
-        r.wait(
-            f"{len(free)} of {len(unplaced)} nodes are there (at least {least} are needed); {len(queued)} wait in the engine's "
-            f"queue{r.engines_word(queued[0].key)}"
-        )
+        word = r.engines_word(queued[0].key)
+        r.wait(Reason.of(Code.NODES_QUEUED, **there, least=least, queued=len(queued), word=word))
         return False
     # one that was asked for in place of another, whose host failed its checks, has had no time yet
     instead = [a.since + r.spec.policy.allocation_timeout_s for a in pending if any(map(r.why_barred, a.exclude))]
     if instead and r.now < max(instead) and not refused:
-        about = f"{len(free)} of {len(unplaced)} nodes are there, and others were asked for in the place of barred ones"
-        r.wait(about, until=max(instead))
+        r.wait(Reason.of(Code.NODES_REPLACED, **there), until=max(instead))
         return False
     if breaker.tripped(r):
         return False  # the breaker reports what is waited for
-    why = f"the engine refused{r.engines_word(refused[0].key)}" if refused else "the engine gave too few in time"
-    unfit = list(r.unfit().values())
-    why += f"; {len(unfit)} more are there, {unfit[0]}" if unfit else ""
+    why = Reason.of(Code.TOO_FEW_IN_TIME)
+    if refused:
+        why = Reason.of(Code.ALL_REFUSED, word=r.engines_word(refused[0].key))
+    if unfit := list(r.unfit().values()):
+        why = Reason.of(Code.AND, reason=why, note=Reason.of(Code.UNFIT_THERE, count=len(unfit), first=unfit[0]))
     least = r.spec.groups.min_groups
     r.halt(Reason.of(Code.TOO_FEW_NODES, free=len(free), groups=len(unplaced), least=least, why=why), None)
     return False
@@ -122,29 +122,28 @@ def _start_in_place(r: Round, group: GroupMemory) -> None:
     other = detect.under_another(group, r.observed)
     view = r.observed.nodes.get(group.node)
     if other:
-        r.wait(f"group {group.group}: {say(other)}: nothing is started there", until=r.now + 1.0)
+        r.wait(Reason.of(Code.NOT_STARTED_THERE, why=other), until=r.now + 1.0, group=group.group)
     elif view is not None and view.checking:
-        r.wait(f"group {group.group}: node {group.node} is being checked")
+        r.wait(Reason.of(Code.IN_ITS_CHECKS, node=group.node), group=group.group)
     elif view is not None and view.failed:
-        r.wait(f"group {group.group}: {view.failed}: nothing is started there")
+        r.wait(Reason.of(Code.NOT_STARTED_THERE, why=view.failed), group=group.group)
     elif verdict == Verdict.HEALTHY:
         if not r.full(group.group):
             _start(r, group, group.node)
     else:
         # The next round judges a dead node: it sees the group placed on it.
-        r.wait(f"group {group.group}: {say(why)}", until=r.now + 1.0)
+        r.wait(why, until=r.now + 1.0, group=group.group)
 
 
-def _nobody_to_heal_from(r: Round, group: GroupMemory) -> str:
-    """Explains why a group that has found no peer would find none again; empty: it may find one, or starts from disk.
+def _hears_no_one_to_heal_from(r: Round, group: GroupMemory) -> bool:
+    """Tells if a group that has found no peer would find none again; else it may find one, or starts from disk.
     Frozen groups count as training until they are found hung, and a start a second would be lost on them. The wait is
     bounded, as they may be unheard through no fault of their own."""
     incident, gate = r.incidents.get(group.incident), detect.listening(r.observed)
     if incident is None or incident.kind != Kind.PEERS_GONE or gate is None or _is_asked_for(r, group):
-        return ""
-    if _resumes(r, group) == "disk" or any(gate.hearing.get(g) == "beating" for g in shadow.training_beside(r, group)):
-        return ""
-    return "it found no peer to heal from, and the gate hears none of those that train: nothing is started yet"
+        return False
+    heard = any(gate.hearing.get(g) == "beating" for g in shadow.training_beside(r, group))
+    return _resumes(r, group) != "disk" and not heard
 
 
 def _is_asked_for(r: Round, group: GroupMemory) -> bool:
@@ -162,7 +161,7 @@ def _why_not_there(r: Round, node: str) -> Reason | None:
 def _start_elsewhere(r: Round, group: GroupMemory, why: Reason) -> None:
     handover.off(r, group, why)
     r.act(
-        "move", f"move:{group.group}:{group.generation}", say(why), group=group.group, generation=group.generation,
+        "move", f"move:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
         node=group.node, incident=group.incident,
     )  # fmt: skip
     r.look_again(r.now)
@@ -194,7 +193,7 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
     r.act(
         "start" if group.node else "place",
         f"start:{group.group}:{generation}",
-        say(incident.reason) if incident is not None else "the run starts",
+        (incident.reason if incident is not None else None) or Reason.of(Code.RUN_STARTS),
         group=group.group,
         generation=generation,
         node=node,
@@ -222,7 +221,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
     if r.full(group.group):
         return
     if checking := r.checking():
-        r.wait(f"group {group.group}: {checking}")
+        r.wait(checking, group=group.group)
         return
     pending = r.pending()
     if last and pending and all(a.late for a in pending):
@@ -234,11 +233,11 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
     if breaker.tripped(r) and breaker.unchecked(r, r.observed.nodes):
         return  # the breaker reports what is waited for
     if r.observed.store_stable_s < r.spec.policy.node_lease_s:
-        r.wait("the store was away: the nodes may not have come back to it yet", until=r.now + 1.0)
+        r.wait(Reason.of(Code.AWAY_NODES), until=r.now + 1.0)
         return
     unasked = [key for key in leaving_allocations(r) if not r.allocations[key].successor]
     if unasked:
-        r.wait(f"group {group.group}: allocation {unasked[0]} is leaving, and its successor will be asked for")
+        r.wait(Reason.of(Code.NOT_ASKED_YET, allocation=unasked[0]), group=group.group)
         return
     incident = r.incidents.get(group.incident)
     refused = r.refused()
@@ -250,14 +249,13 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
         _start(r, group, last.pop(0))
         return
     if refused or spent:
-        why = "the budget for new allocations is spent"
+        why = Reason.of(Code.ALLOCATIONS_SPENT)
         if refused:
-            why = f"the engine refused allocation {refused[0].key}{r.engines_word(refused[0].key)}"
+            why = Reason.of(Code.REFUSED, allocation=refused[0].key, word=r.engines_word(refused[0].key))
         if not any(_may_train(r, g) for g in r.groups.values()):
             r.halt(Reason.of(Code.NO_NODE, group=group.group, why=why), incident)
         else:
-            again = f"supervisor restart {group.group} asks once more"
-            r.wait(f"group {group.group}: no node, and {why}: fewer groups go on; {again}")
+            r.wait(Reason.of(Code.FEWER_GO_ON, group=group.group, why=why), group=group.group)
         return
     # The spare that rung 2 counted on has gone in the meantime.
     if incident is not None and incident.rung < Rung.REALLOCATE:
@@ -269,7 +267,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
         r.set_incident(incident)
     r.draw(Rung.REALLOCATE, group.group)
     spares.give_up_one(r)
-    because = f"group {group.group} has no node" + (f" (incident {incident.id})" if incident else "")
+    because = Reason.of(Code.WITHOUT_NODE, group=group.group, incident=incident.id if incident is not None else "")
     r.acquire(because, rung=Rung.REALLOCATE)
 
 
@@ -280,17 +278,17 @@ def _may_train(r: Round, group: GroupMemory) -> bool:
 
 
 def _wait_for(r: Round, group: GroupMemory, allocation: AllocationMemory) -> None:
-    word = r.engines_word(allocation.key)
+    about = {"allocation": allocation.key, "word": r.engines_word(allocation.key)}
     if allocation.unheard_since is not None:
-        about = f"group {group.group}: allocation {allocation.key} is granted, and its node is not there{word}"
-        r.wait(about, until=allocation.unheard_since + r.spec.policy.allocation_timeout_s)
+        until = allocation.unheard_since + r.spec.policy.allocation_timeout_s
+        r.wait(Reason.of(Code.UNHEARD_OF, **about), until=until, group=group.group)
         return
     deadline = allocation.since + r.spec.policy.allocation_timeout_s
     if r.now < deadline:
-        before = cost.usual_wait(r, allocation)
-        r.wait(f"group {group.group}: allocation {allocation.key} is pending{word}{before}", until=deadline)
+        pending = Reason.of(Code.PENDING, **about, usual_s=cost.usual_wait_s(r, allocation))
+        r.wait(pending, until=deadline, group=group.group)
         return
-    r.wait(f"group {group.group}: allocation {allocation.key} is late{word}; the run goes on with fewer groups")
+    r.wait(Reason.of(Code.LATE, **about), group=group.group)
     if not allocation.late:
         r.set_allocation(replace(allocation, late=True))
 
@@ -299,5 +297,5 @@ def _ask_again(r: Round, group: GroupMemory, refused: list[AllocationMemory]) ->
     """Asks once more for a group that a person asked for: the engine refused, or no budget was left."""
     r.restarts_done[group.group] = r.observed.control.restarts[group.group]
     for allocation in refused[:MAX_GIVEN_BACK]:
-        r.release(allocation.key, f"the engine refused it{r.engines_word(allocation.key)}")
-    r.acquire(f"group {group.group} has no node, and a person asked once more")
+        r.release(allocation.key, Reason.of(Code.ENGINE_REFUSED_IT, word=r.engines_word(allocation.key)))
+    r.acquire(Reason.of(Code.ASKED_ONCE_MORE, group=group.group))

@@ -5,6 +5,7 @@ Sentences are made in `words` alone. No decision depends on one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -206,6 +207,149 @@ class Code(StrEnum):
     NOT_ENDED_IN_TIME = "not_ended_in_time"
     """step"""
 
+    # what is not done yet of a group
+    ABOUT_GROUP = "about_group"  # group, why: a reason
+    PAUSED = "paused"  # evidence: a reason
+    WOULD_BE = "would_be"  # evidence: a reason; rung: what would be done
+    LET_GO_JUST_NOW = "let_go_just_now"  # kind
+    NOT_FENCED = "not_fenced"  # node
+    BACKOFF = "backoff"  # attempt
+    NO_PEER_HEARD = "no_peer_heard"
+    BEING_LISTED = "being_listed"
+    BEING_CHECKED = "being_checked"  # node, more: how many others
+    IN_ITS_CHECKS = "in_its_checks"  # node: that of a group that is to start there
+    NOT_STARTED_THERE = "not_started_there"  # why
+    NOT_BEFORE_IT_PASSES = "not_before_it_passes"  # fact: its agent's; then: why else what would be done
+    NODE_SAYS = "node_says"  # node, fact: a sentence of its agent
+    AND_MORE_GROUPS = "and_more_groups"  # more
+    STAYS_OUT = "stays_out"  # group, reason, incident, spent: whether budgets alone keep it out
+    LATE_FOR_OTHERS = "late_for_others"  # groups (a few of them), more: how many others; there, needed: how many groups
+
+    # a group that is to leave its node. Each: node, why
+    NO_OTHER_YET = "no_other_yet"  # allocation (empty: none is asked for), state, word: the engine's
+    FIRST_ITS_INCIDENT = "first_its_incident"  # incident
+    ENGINE_IS_ASKED = "engine_is_asked"
+    ONE_AT_A_TIME = "one_at_a_time"  # other: a group
+    NO_ONE_TO_HEAL_FROM = "no_one_to_heal_from"
+
+    # nodes and allocations. word: the engine's, or empty
+    PAUSED_STARTS = "paused_starts"
+    PAUSED_LEAVES = "paused_leaves"
+    AWAY_LEAVES = "away_leaves"
+    AWAY_NODES = "away_nodes"
+    NODES_THERE = "nodes_there"  # free, of
+    NODES_QUEUED = "nodes_queued"  # free, of, least, queued, word
+    NODES_REPLACED = "nodes_replaced"  # free, of
+    NODE_UNFIT = "node_unfit"  # node, why
+    NODE_DISFAVOURED = "node_disfavoured"  # node, why
+    MORE_UNFIT = "more_unfit"  # more
+    UNFIT_THERE = "unfit_there"  # count, first: a reason
+    PENDING = "pending"  # allocation, word, usual_s (None: not known)
+    LATE = "late"  # allocation, word
+    UNHEARD_OF = "unheard_of"  # allocation, word
+    NOT_ASKED_YET = "not_asked_yet"  # allocation: which is leaving
+    FEWER_GO_ON = "fewer_go_on"  # group, why
+    ALLOCATIONS_SPENT = "allocations_spent"
+    REFUSED = "refused"  # allocation, word
+    ALL_REFUSED = "all_refused"  # word
+    TOO_FEW_IN_TIME = "too_few_in_time"
+    LEAVES_ALREADY = "leaves_already"  # allocation, why, graced: whether the engine names its end
+    SPARE_OBSERVED = "spare_observed"  # allocation, why
+    SPARE_UNPAID = "spare_unpaid"  # allocation, why
+    HOST_FREE_AGAIN = "host_free_again"  # host
+    ENGINE_TOOK_IT = "engine_took_it"  # word
+    HOST_CORDONED = "host_cordoned"  # host, why
+    UNREGISTERED = "unregistered"  # timeout_s
+
+    # the end
+    HANDING_OVER = "handing_over"  # step, still: groups
+    DRAINING = "draining"  # step
+    TAKEN_BACK = "taken_back"  # count, allocation: the first
+
+    # the seat of the lighthouse
+    SEAT_NOT_UP = "seat_not_up"
+    SEAT_NO_HOST = "seat_no_host"
+    SEAT_AWAY = "seat_away"
+    SEAT_REACHED = "seat_reached"  # by: a group
+    SEAT_MUTE = "seat_mute"
+    SEAT_UNCUT = "seat_uncut"  # node, uncut: groups
+    SEAT_CLOSING = "seat_closing"  # node
+    SEAT_HAS_TIME = "seat_has_time"  # node, lost: a group
+
+    # hangs, of nobody or not yet
+    ALL_STOPPED = "all_stopped"
+    ALL_HANG = "all_hang"  # activities
+    HUNG_TOGETHER = "hung_together"  # groups
+    HANG_OF_SHARED = "hang_of_shared"  # groups, fact: a sentence of their agents
+    HANG_OF_OTHERS = "hang_of_others"  # groups, others: those that may hang too
+    HANG_OF_RANKS = "hang_of_ranks"  # groups, others: those of which a rank is waited for
+    TOO_FEW_LEFT = "too_few_left"  # count
+    ALL_WAIT = "all_wait"  # groups, activities
+
+    # what is slow, or wrong, and left as it is
+    GROUP_SLOW = "group_slow"  # group, rank, node, times, for_data
+    ALONE_SLOWER = "alone_slower"  # group, times, past_s, for_data
+    ALL_SLOWER = "all_slower"  # slow, of: how many groups; times, past_s, for_data
+    NOT_TOUCHED = "not_touched"  # group, why: a reason, or several
+    SLOW_ELSEWHERE = "slow_elsewhere"  # host, incident
+    ANOTHER_IS_BUSY = "another_is_busy"  # other: a group; incident (empty: none), phase
+    NONE_TRAINS_BESIDE = "none_trains_beside"
+    SPIKE_OF_OWN = "spike_of_own"  # step, groups, loss, usual, spreads
+    SPIKE_OF_ALL = "spike_of_all"  # step, loss, usual, spreads, own, of: how many groups
+    GATE_UNREACHABLE = "gate_unreachable"  # groups, host
+    UNSAVED = "unsaved"  # newest: a step (None: there is none), every, more_than: steps
+
+    # one cause, for which the breaker holds. Each: run, given_up: how many nodes
+    CHECKS_OF_MANY = "checks_of_many"  # failed, of, window_s, fact: a sentence of an agent
+    NODES_OF_MANY = "nodes_of_many"  # lost, of, window_s
+    GROUPS_OF_MANY = "groups_of_many"  # failing, of, kinds, times (of each), evidence (None: there is none)
+
+    # why something is done that no incident asks for
+    RUN_STARTS = "run_starts"
+    RUN_ENDS = "run_ends"  # end: its phase then
+    ASKED_FOR = "asked_for"
+    PERSON_SAYS = "person_says"  # because
+    PERSON_RESUMES = "person_resumes"  # because
+    BACKUP_RESTORED = "backup_restored"  # made: when; checkpoint: which one it resumes from
+    SAVED = "saved"  # step
+    ENDED_LATE = "ended_late"  # group, step
+    WOULD = "would"  # rung, reason
+    LET_GO = "let_go"  # lost, of, unchecked: how many nodes; others: how many groups
+    GATE_ADMITS = "gate_admits"  # generation
+    NODE_HAS_NONE = "node_has_none"  # node
+    SEAT_LOST = "seat_lost"  # node
+    SEAT_ENDED = "seat_ended"  # node, generation
+    SEAT_CLOSED = "seat_closed"  # node, lost: a group
+
+    # why a host is given no group, and why it is again
+    HOLDS_AGAINST = "holds_against"  # incident, kind
+    FREED_BY = "freed_by"  # host, by, was: a reason
+    NOT_TO_BLAME = "not_to_blame"  # host, was, why: reasons
+    BEFELL_ELSEWHERE = "befell_elsewhere"  # group, host
+
+    # why an allocation is asked for, or given back
+    FOR_INCIDENT = "for_incident"  # incident, reason
+    WITHOUT_NODE = "without_node"  # group, incident (empty: none)
+    ASKED_ONCE_MORE = "asked_once_more"  # group
+    IN_PLACE_OF = "in_place_of"  # allocation: of a spare; why: a reason
+    IN_PLACE_OF_LEAVING = "in_place_of_leaving"  # allocation, why
+    LEFT_EMPTY = "left_empty"  # why
+    NODE_CORDONED = "node_cordoned"  # node, why: a reason
+    ENGINE_REFUSED_IT = "engine_refused_it"  # word
+
+    # why all groups are handed over, or one is moved
+    HANDS_OVER = "hands_over"  # why: a reason; step
+    LEAVES_ALONE = "leaves_alone"  # node, why
+    ALL_LEAVE = "all_leave"  # why
+    TRAINING_LEAVE = "training_leave"  # why
+    STEP_TOO_LONG = "step_too_long"  # step_s, warning_s
+    ALL_ENDED = "all_ended"  # step: of the checkpoint (None: there is none)
+    MOVES_BEFORE = "moves_before"  # why
+
+
+BREAKER = frozenset({Code.CHECKS_OF_MANY, Code.NODES_OF_MANY, Code.GROUPS_OF_MANY})
+"""Reasons of the breaker, one of which is a wait while it holds."""
+
 
 ONE_CAUSE = frozenset({Code.BREAKER_HOLDS, Code.SHARED_AWAY})
 """Causes that pass, and that no other node would cure: a group is started again in place, charged to no budget."""
@@ -223,6 +367,12 @@ class Reason:
     def of(cls, code: Code, **about: Any) -> Reason:
         return cls(code, about)
 
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Groups that it names."""
+        groups = self.about.get("groups", (self.about["group"],) if "group" in self.about else ())
+        return groups if isinstance(groups, tuple) else ()
+
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
         """Describes its JSON: an object of code and about. A string is read too: older versions kept sentences."""
@@ -233,6 +383,8 @@ def of_json(value: Any) -> Reason | None:
     """Reads a reason; an empty string, which older versions kept for none, gives None. ValueError: anything else."""
     if isinstance(value, Reason):
         return value
+    if isinstance(value, str) and (held := _HELD.fullmatch(value)):
+        return Reason.of(Code.HOLDS_AGAINST, **held.groupdict())
     if isinstance(value, str):
         return Reason(_code_of(value), {"text": value}) if value else None
     if not isinstance(value, Mapping) or not isinstance(value.get("code"), str):
@@ -259,6 +411,9 @@ OLDER = {
     "the same before its first commit ": Code.SEEN_AGAIN,
 }
 """Beginnings of the sentences that versions before codes kept, and on which a decision depends."""
+
+_HELD = re.compile(r"incident (?P<incident>\w+): (?P<kind>\w+)")
+"""Sentence by which those versions kept why a host is cordoned."""
 
 
 def strings(reasons: Iterable[Reason]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.model import GroupMemory, Lighthouse, Memory
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 GROUPS_A_ROUND = 40
@@ -66,7 +67,7 @@ def resume(r: Round) -> None:
             silent=(),
             lighthouse=fresh_seat(r.before.lighthouse),
         )
-        r.act("resume", f"resume:{control.resumes}", f"a person resumes it: {control.because}")
+        r.act("resume", f"resume:{control.resumes}", Reason.of(Code.PERSON_RESUMES, because=control.because))
     left = [g for g in r.groups.values() if g.phase != "unplaced"]
     for group in left[:GROUPS_A_ROUND]:
         r.set_group(fresh_group(group, r.now, 1))

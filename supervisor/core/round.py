@@ -30,7 +30,7 @@ from supervisor.core.model import (
 )
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
-from supervisor.core.words import say
+from supervisor.core.words import as_kept
 
 MAX_CHANGES = 15
 """Groups that one round may change. Each costs up to six operations (group, incident, two allocations, admission,
@@ -72,7 +72,7 @@ class Round:
         self.suspicions: list[Suspicion] = []
         self.acquitted: list[tuple[str, str]] = []
         self.actions: list[Action] = []
-        self.waits: list[str] = []
+        self.waits: dict[str, Reason] = {}
         self._wake: list[float] = []
         self._touched: set[int] = set()
         self._arrived: set[str] | None = None
@@ -163,19 +163,18 @@ class Round:
             if name not in held and not (bars and self.is_barred(self.host_of(name))):
                 yield name
 
-    def unfit(self) -> dict[str, str]:
-        """Free nodes on which no group is placed -> a sentence on why."""
+    def unfit(self) -> dict[str, Reason]:
+        """Free nodes on which no group is placed -> why."""
         held, nodes = self.taken(), self.observed.nodes.values()
         told = (n for n in nodes if n.gpus or n.failed or n.unsure)
         free = (n for n in told if n.registered and n.role == "trainer" and n.name not in held)
-        return {n.name: f"node {n.name} is given no group: {why}" for n in free if (why := self.unfit_for(n))}
+        return {n.name: Reason.of(Code.NODE_UNFIT, node=n.name, why=why) for n in free if (why := self.unfit_for(n))}
 
-    def passed_over(self) -> dict[str, str]:
+    def passed_over(self) -> dict[str, Reason]:
         """Nodes as in unfit, and those that get a group only if there is no other."""
         held, nodes = self.taken(), self.observed.nodes
         ill = {name: why for name, why in self.ill.items() if name not in held and not self.unfit_for(nodes[name])}
-        said = {name: f"node {name} is given no group while there is another: {why}" for name, why in ill.items()}
-        return self.unfit() | said
+        return self.unfit() | {n: Reason.of(Code.NODE_DISFAVOURED, node=n, why=why) for n, why in ill.items()}
 
     def unfit_for(self, node: NodeView, for_good: bool = False) -> str:
         """Explains why no group is placed on a node: its checks, or its GPUs (`for_good`: a lasting condition)."""
@@ -190,16 +189,15 @@ class Round:
         """Returns true if a cordon keeps new groups away from the host: one of this run's own, or one for every run."""
         return host in self.cordons or host in self._barred_for_all
 
-    def why_barred(self, host: str) -> str:
+    def why_barred(self, host: str) -> Reason | str:
         return self.cordons.get(host) or self._barred_for_all.get(host, "")
 
-    def checking(self) -> str:
-        """States that nodes which could take a group are being checked, within a limit of their agents; else empty."""
+    def checking(self) -> Reason | None:
+        """States that nodes which could take a group are being checked, within a limit of their agents; else None."""
         held = self.taken()
         nodes = self.observed.nodes.values()
         found = sorted(n.name for n in nodes if n.checking and n.name not in held and self._may_serve(n))
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        return f"node {found[0]}{more} is being checked before its first rank" if found else ""
+        return Reason.of(Code.BEING_CHECKED, node=found[0], more=len(found) - 1) if found else None
 
     def drained(self, host: str) -> str:
         """Explains why a person drains a host; empty if its groups may stay."""
@@ -259,9 +257,9 @@ class Round:
         return sorted(found, key=lambda a: a.since, reverse=True)
 
     def engines_word(self, key: str) -> str:
-        """The engine's words on an allocation, after a colon; empty if there are none."""
+        """The engine's words on an allocation; empty if there are none."""
         grant = self.observed.grants.get(key)
-        return f": {grant.reason}" if grant is not None and grant.reason else ""
+        return grant.reason if grant is not None else ""
 
     def placed_by(self, group: GroupMemory) -> str:
         """Key of the allocation by which a group is where it is, or was until it is proved gone."""
@@ -316,17 +314,17 @@ class Round:
 
     # --- saying ---
 
-    def wait(self, sentence: str, until: float | None = None) -> None:
-        """Reports that something is not done yet, and why."""
-        if sentence not in self.waits:
-            self.waits.append(sentence)
+    def wait(self, why: Reason, until: float | None = None, group: int | None = None) -> None:
+        """Reports that something is not done yet, and why. `group`: the one that it is about, if `why` does not name it."""
+        why = why if group is None else Reason.of(Code.ABOUT_GROUP, group=group, why=why)
+        self.waits.setdefault(repr(why), why)
         if until is not None:
             self.look_again(until)
 
     def look_again(self, at: float) -> None:
         self._wake.append(at)
 
-    def act(self, verb: Any, key: str, reason: str, **about: Any) -> None:
+    def act(self, verb: Any, key: str, reason: Reason, **about: Any) -> None:
         self.actions.append(Action(verb=verb, key=key, reason=reason, **about))
 
     # --- changing ---
@@ -349,7 +347,7 @@ class Round:
         """Returns the group's open incident, brought up to date with this failure, or a new one."""
         known = self.incidents.get(group.incident)
         if known is not None:
-            seen = tuple(_as_kept(e, known.evidence) for e in failure.evidence)
+            seen = tuple(as_kept(e, known.evidence) for e in failure.evidence)
             if known.kind == failure.kind and known.evidence == seen:
                 return known
             kept = [e for e in known.evidence if e.code != Code.SEEN_AGAIN]
@@ -431,7 +429,7 @@ class Round:
     def draw_of_kind(self, kind: Kind, group: int) -> None:
         self.spent_by_kind = budgets.draw_of_kind(self.spent_by_kind, self.spec.policy, kind, group, self.now)
 
-    def acquire(self, reason: str, *, rung: Rung | None = None, instead_of: str = "") -> str:
+    def acquire(self, reason: Reason, *, rung: Rung | None = None, instead_of: str = "") -> str:
         """Asks for one more allocation of one node; returns its key. `rung`: the one whose budget pays, if any."""
         key = f"{self.spec.name}-a{self.before.allocations_above + len(self.allocations) + 1}"
         window_s = self.spec.policy.budget.window_s
@@ -452,7 +450,7 @@ class Round:
     def set_allocation(self, allocation: AllocationMemory) -> None:
         self.allocations[allocation.key] = allocation
 
-    def release(self, key: str, reason: str) -> None:
+    def release(self, key: str, reason: Reason) -> None:
         """Gives an allocation back; a second time does nothing."""
         allocation = self.allocations.get(key)
         if allocation is not None and allocation.state == "wanted":
@@ -469,7 +467,8 @@ class Round:
                 Suspicion(host=host, run=self.spec.name, incident=incident.id, kind=incident.kind, at=self.now)
             )
         held = _held(incident.id, incident.kind)
-        self.cordons[host] = f"{self.cordons[host]}; {held}" if host in self.cordons else held
+        known = self.cordons.get(host)
+        self.cordons[host] = Reason.of(Code.AND, reason=known, note=held) if known is not None else held
         self.act("cordon", f"cordon:{host}:{incident.id}", held, node=node, incident=incident.id)
 
     def uncordon(self, host: str) -> None:
@@ -477,17 +476,18 @@ class Round:
         was = self.cordons.pop(host)
         view = self.observed.cordons.get(host)
         by = view.passed if view is not None and view.passed else "a person"
-        self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", f"host {host} was freed by {by} ({was})")
+        why = Reason.of(Code.FREED_BY, host=host, by=by, was=was)
+        self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", why)
 
-    def acquit(self, host: str, incident: str, kind: Kind, why: str) -> None:
+    def acquit(self, host: str, incident: str, kind: Kind, why: Reason) -> None:
         """Clears a host of an incident that was not its doing after all. Nothing changes if another one is held against
         it too: of several of one run on a host only the first has a record."""
         held = _held(incident, kind)
-        if host in self.cordons and self.cordons[host] != held:
+        if self.cordons.get(host, held) != held:
             return
         self.acquitted.append((host, incident))
-        if self.cordons.pop(host, ""):
-            about = f"host {host} is not to blame for it ({held}): {why}"
+        if self.cordons.pop(host, None) is not None:
+            about = Reason.of(Code.NOT_TO_BLAME, host=host, was=held, why=why)
             self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", about)
 
     def halt(self, reason: Reason, incident: Incident | None) -> None:
@@ -498,7 +498,7 @@ class Round:
         self.act(
             "halt",
             f"halt:{self.spec.name}",
-            say(reason),
+            reason,
             rung=Rung.STOP,
             incident=incident.id if incident is not None else "",
         )
@@ -524,7 +524,7 @@ class Round:
         return Decision(
             memory=memory if changed else self.before,
             actions=tuple(self.actions),
-            waits=tuple(self.waits),
+            waits=tuple(self.waits.values()),
             incidents=tuple(self.changed.values()),
             suspicions=tuple(self.suspicions),
             acquitted=tuple(self.acquitted),
@@ -532,13 +532,8 @@ class Round:
         )
 
 
-def _as_kept(reason: Reason, kept: tuple[Reason, ...]) -> Reason:
-    """Returns a reason as an incident of a version before codes kept it, as its sentence; else itself."""
-    return next((older for older in kept if "text" in older.about and say(older) == say(reason)), reason)
-
-
-def _held(incident: str, kind: Kind) -> str:
-    return f"incident {incident}: {kind.value}"
+def _held(incident: str, kind: Kind) -> Reason:
+    return Reason.of(Code.HOLDS_AGAINST, incident=incident, kind=kind.value)
 
 
 def trains(group: GroupMemory, incidents: Mapping[str, Incident]) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.core.model import GateView, Lighthouse, RankView
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 QUORUM_ID_MARGIN = 100
@@ -15,28 +16,22 @@ MARGIN_S = 1.0
 """Seconds that a gate's own timers add to their timeouts on a busy machine; they tick every 20 ms."""
 
 
-MAY_BE_THERE = (
-    "but all groups that it admits may still be on its side: hold (if they and its host are surely down: "
-    "supervisor resume --because WHY --they-are-down)"
-)
-
-
 def seat_lighthouse(r: Round) -> None:
     """Gives the seat to a service host, takes it from a lighthouse that is dead, and notes where its gate listens."""
     seat = r.before.lighthouse
     if not seat.node:
-        seat = _next(r, seat, "the run starts")
+        seat = _next(r, seat, Reason.of(Code.RUN_STARTS))
     else:
         seat = _listening(r, seat)
         seat = _note_mute(r, seat)
         if r.paused:
             pass  # hands off
         elif _ended(r, seat):
-            seat = _next(r, seat, f"the shim of {seat.node} says that lighthouse {seat.generation} has ended")
+            seat = _next(r, seat, Reason.of(Code.SEAT_ENDED, node=seat.node, generation=seat.generation))
         else:
             seat = _closing(r, seat) if seat.closing else _serving(r, seat)
     if seat.node and not seat.address and not seat.closing:
-        r.wait("the lighthouse is not up yet: no trainer is started before it")
+        r.wait(Reason.of(Code.SEAT_NOT_UP))
     if seat.mute_since is None and r.observed.control.down > r.before.downs_done:
         r.draft = replace(
             r.draft, downs_done=r.observed.control.down
@@ -68,7 +63,7 @@ def _note_mute(r: Round, seat: Lighthouse) -> Lighthouse:
     if seat.mute_since is None and r.observed.store_stable_s >= r.spec.policy.node_lease_s:
         return replace(seat, mute_since=r.now)
     if seat.mute_since is None:
-        r.wait("the lighthouse's lease is gone, but the store was away just now: hold for one lease", until=r.now + 1.0)
+        r.wait(Reason.of(Code.SEAT_AWAY), until=r.now + 1.0)
     return seat
 
 
@@ -83,15 +78,12 @@ def _serving(r: Round, seat: Lighthouse) -> Lighthouse:
         return seat
     reached = [rank.group for rank in _ours(r) if rank.reaches_gate]
     if reached:
-        r.wait(
-            f"the lighthouse's lease is gone, but group {reached[0]}'s forwarder reaches its gate: unknown, hold",
-            until=r.now + 1.0,
-        )
+        r.wait(Reason.of(Code.SEAT_REACHED, by=reached[0]), until=r.now + 1.0)
         return seat
     if not _lost_to_the_gate(r, seat):
-        r.wait(f"the lighthouse's lease is gone, {MAY_BE_THERE}", until=r.now + 1.0)
+        r.wait(Reason.of(Code.SEAT_MUTE), until=r.now + 1.0)
         return seat
-    why = f"the lease of the lighthouse on {seat.node} is gone, and no forwarder reaches its gate"
+    why = Reason.of(Code.SEAT_LOST, node=seat.node)
     r.act("close_lighthouse", f"close_lighthouse:{seat.generation}", why, node=seat.node, generation=seat.generation)
     return replace(seat, closing=True, address="", cut_since=None)
 
@@ -100,13 +92,13 @@ def _closing(r: Round, seat: Lighthouse) -> Lighthouse:
     gate = _gate(r, seat)
     admitted = gate.admitted if gate is not None else {}
     # the old gate has cut all that it has fenced, and no one points those forwarders elsewhere any more
-    uncut = sorted({x.group for x in _ours(r) if x.gate != "" and x.generation >= admitted.get(x.group, 0)})
+    uncut = {x.group for x in _ours(r) if x.gate != "" and x.generation >= admitted.get(x.group, 0)}
     if uncut:
-        r.wait(f"closing the lighthouse on {seat.node}: the forwarders of groups {uncut} have not cut yet: hold")
+        r.wait(Reason.of(Code.SEAT_UNCUT, node=seat.node, uncut=tuple(sorted(uncut))))
         return replace(seat, cut_since=None) if seat.cut_since is not None else seat
     lost = _lost_to_the_gate(r, seat)
     if not lost:
-        r.wait(f"closing the lighthouse on {seat.node}: {MAY_BE_THERE}", until=r.now + 1.0)
+        r.wait(Reason.of(Code.SEAT_CLOSING, node=seat.node), until=r.now + 1.0)
         return seat
     if seat.cut_since is None:
         seat = replace(seat, cut_since=r.now)
@@ -116,14 +108,9 @@ def _closing(r: Round, seat: Lighthouse) -> Lighthouse:
         mute_since + GATE_ETCD_SILENCE_S, seat.cut_since + r.spec.torchft.heartbeat_timeout_ms / 1000
     )
     if r.now < closed:
-        r.wait(
-            f"closing the lighthouse on {seat.node}: its gate, which has lost group {lost[0]}, has its time",
-            until=closed,
-        )
+        r.wait(Reason.of(Code.SEAT_HAS_TIME, node=seat.node, lost=lost[0]), until=closed)
         return seat
-    return _next(
-        r, seat, f"the gate on {seat.node} reaches no etcd and has lost group {lost[0]}: it has closed by itself"
-    )
+    return _next(r, seat, Reason.of(Code.SEAT_CLOSED, node=seat.node, lost=lost[0]))
 
 
 def _ours(r: Round) -> list[RankView]:
@@ -156,13 +143,13 @@ def _lost_to_the_gate(r: Round, seat: Lighthouse) -> list[int]:
     return lost
 
 
-def _next(r: Round, seat: Lighthouse, reason: str) -> Lighthouse:
+def _next(r: Round, seat: Lighthouse, reason: Reason) -> Lighthouse:
     """Opens the next generation, on the same host if that lives."""
     if r.paused:
         return seat
     hosts = sorted(n.name for n in r.observed.nodes.values() if n.role == "service" and n.registered)
     if not hosts:
-        r.wait("no service host is there yet to carry the lighthouse")
+        r.wait(Reason.of(Code.SEAT_NO_HOST))
         return seat
     node = seat.node if seat.node in hosts else hosts[0]
     generation = seat.generation + 1

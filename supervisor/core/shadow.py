@@ -10,11 +10,10 @@ from dataclasses import replace
 
 from supervisor.core import detect, ending, gpu
 from supervisor.core.kinds import Is, that_are
-from supervisor.core.ladder import Choice
+from supervisor.core.ladder import Choice, name
 from supervisor.core.model import PLANNED, Failure, GroupMemory, Incident, Kind, Observed
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import MAY_COME_BACK, Round
-from supervisor.core.words import say
 
 BY_WORD = that_are(Is.BY_WORD)
 """Kinds whose sign may pass before they are over: the others have started again, or a driver reports it no more."""
@@ -100,10 +99,9 @@ def observe(r: Round, incident: Incident, choice: Choice) -> None:
         r.set_incident(incident)
         key = f"observe:{incident.id}:{incident.kind.value}"
         about = {"group": incident.group, "node": incident.node, "rung": choice.rung, "incident": incident.id}
-        r.act("observe", key, f"would {_words(choice)}: {say(choice.reason)}", **about)
-    r.wait(
-        f"group {incident.group}: {say(incident.evidence[0])}; would {_words(choice)}, but the policy is only to observe"
-    )
+        r.act("observe", key, Reason.of(Code.WOULD, rung=name(choice.rung), reason=choice.reason), **about)
+    would = Reason.of(Code.WOULD_BE, evidence=incident.evidence[0], rung=name(choice.rung))
+    r.wait(would, group=incident.group)
 
 
 def ended(r: Round, incident: Incident, failure: Failure, step: int) -> Incident:
@@ -117,7 +115,3 @@ def close(r: Round, incident: Incident) -> GroupMemory:
     group = replace(r.groups[incident.group], incident="")
     r.set_group(group)
     return group
-
-
-def _words(choice: Choice) -> str:
-    return choice.rung.name.lower().replace("_", " ")

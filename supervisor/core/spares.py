@@ -7,6 +7,7 @@ from dataclasses import replace
 from supervisor.core import breaker
 from supervisor.core import budget as budgets
 from supervisor.core.model import AllocationMemory, Grant, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 RENEWED_A_ROUND = 10
@@ -31,12 +32,12 @@ def renew(r: Round) -> None:
     only_seen = r.spec.policy.mode == "observe" and all(g.node or g.phase == "finished" for g in r.groups.values())
     for allocation in idle:
         why, not_before, free = _of_no_use(r, allocation)
-        if not why:
+        if why is None:
             continue
         if r.now < not_before:
             r.look_again(not_before)
         elif only_seen and not _gone(r, allocation):
-            r.wait(f"spare {allocation.key}: {why}; nothing is done about it: policy.mode is observe")
+            r.wait(Reason.of(Code.SPARE_OBSERVED, allocation=allocation.key, why=why))
         elif renewed == RENEWED_A_ROUND or not r.quiet:
             r.look_again(r.now)
             return
@@ -45,13 +46,14 @@ def renew(r: Round) -> None:
             renewed += 1
         elif not free and budgets.left(r.spent, r.spec.policy.budget, Rung.REALLOCATE, 0, r.now) <= 1:
             until = budgets.next_at(r.spent, r.spec.policy.budget, Rung.REALLOCATE, 0, r.now)
-            about = f"spare {allocation.key}: {why}; not asked for again, what is left of the budget is for the groups"
+            about = Reason.of(Code.SPARE_UNPAID, allocation=allocation.key, why=why)
             r.wait(about, until=until if until > r.now else None)
         else:
             _give_up(r, allocation, why)
             if not free:
                 r.draw(Rung.REALLOCATE, 0)
-            r.acquire(f"in the place of spare {allocation.key}: {why}", rung=None if free else Rung.REALLOCATE)
+            instead = Reason.of(Code.IN_PLACE_OF, allocation=allocation.key, why=why)
+            r.acquire(instead, rung=None if free else Rung.REALLOCATE)
             renewed += 1
 
 
@@ -59,7 +61,7 @@ def give_up_one(r: Round) -> None:
     """Releases one allocation that is of no use, if there is any: another is asked for, for a group without a node."""
     for allocation in _idle(r):
         why, not_before, _ = _of_no_use(r, allocation)
-        if why and (r.now >= not_before or _gone(r, allocation)):
+        if why is not None and (r.now >= not_before or _gone(r, allocation)):
             _give_up(r, allocation, why)
             return
 
@@ -87,7 +89,7 @@ def _enough_without(r: Round, allocation: AllocationMemory) -> bool:
     return len(others) >= r.spec.allocation.nodes + r.spec.allocation.spares - ended
 
 
-def _give_up(r: Round, allocation: AllocationMemory, why: str) -> None:
+def _give_up(r: Round, allocation: AllocationMemory, why: Reason) -> None:
     grant = r.observed.grants.get(allocation.key)
     # Once it is released its node no longer reports its GPUs, and the engine would give it again.
     bad = grant is not None and grant.state == "granted" and (allocation.unheard_since is not None or _unfit(r, grant))
@@ -112,21 +114,20 @@ def _note_unheard(r: Round, idle: list[AllocationMemory]) -> int:
     return noted
 
 
-def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool]:
-    """Returns why it is of no use (else empty), the time before which nothing is done, and if its successor is free."""
+def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[Reason | None, float, bool]:
+    """Returns why it is of no use (else None), the time before which nothing is done, and if its successor is free."""
     grant = r.observed.grants.get(allocation.key)
     timeout_s = r.spec.policy.allocation_timeout_s
     if grant is None or grant.state == "pending":
         # The engine was asked to leave that host out, and would for as long as it has nothing else to give.
         host = _free_again(r, allocation)
-        return (f"it was asked for without host {host}, which is free again" if host else ""), 0.0, True
+        return (Reason.of(Code.HOST_FREE_AGAIN, host=host) if host else None), 0.0, True
     if grant.state == "gone":
-        word = f": {grant.reason}" if grant.reason else ""
-        return f"the engine took it{word}", allocation.since + timeout_s, False
+        return Reason.of(Code.ENGINE_TOOK_IT, word=grant.reason), allocation.since + timeout_s, False
     if grant.state != "granted":
-        return "", 0.0, True
+        return None, 0.0, True
     if breaker.tripped(r) and breaker.unchecked(r, grant.nodes):
-        return "", 0.0, True
+        return None, 0.0, True
     hosts = {r.host_of(node) for node in grant.nodes} if r.bars else set()
     if hosts and all(r.is_barred(host) for host in hosts):
         # A host that it was asked not to give it may give for ever.
@@ -135,14 +136,14 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
         # A check that fails on every host, as for a driver or an environment, must not be tried on all of them.
         failed = any((view := r.observed.cordons.get(host)) is not None and view.failed for host in hosts)
         free = not (told or failed) or breaker.evicting(r)
-        return f"its host {host} was cordoned meanwhile ({r.why_barred(host)})", 0.0, free
+        return Reason.of(Code.HOST_CORDONED, host=host, why=r.why_barred(host)), 0.0, free
     broken = _unfit(r, grant)
     if broken:
-        return broken, 0.0, breaker.evicting(r)
+        return Reason.of(Code.TEXT, text=broken), 0.0, breaker.evicting(r)
     if allocation.unheard_since is not None:
-        about = f"its node did not register within {timeout_s:g} s"
+        about = Reason.of(Code.UNREGISTERED, timeout_s=timeout_s)
         return about, allocation.unheard_since + timeout_s, False
-    return "", 0.0, True
+    return None, 0.0, True
 
 
 def _unfit(r: Round, grant: Grant) -> str:

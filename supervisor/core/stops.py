@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView
 from supervisor.core.reason import Code, Reason
 
-SHARED = "a rank of every group is stopped"
-
 
 def for_long(groups: Mapping[int, GroupMemory], observed: Observed, limit_s: float) -> tuple[int, ...]:
     """Groups of which a rank has been stopped for longer than `policy.hang.stopped_s`."""

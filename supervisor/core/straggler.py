@@ -14,15 +14,13 @@ from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observ
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round, trains
 from supervisor.core.spec import RunSpec
-from supervisor.core.words import say
-from supervisor.core.words_seen import does
 
 DIFFERENCE_S = 0.02
 """Seconds below which a factor proves nothing: steps of a few milliseconds differ by noise."""
 NAMED = 5
 """Most groups that count as slow, the slowest first: of more than that it is the others that are unusual."""
 STEPS = 64
-"""Steps before a straggler is acted on: an agent's medians are of that many (agents/pace.py)."""
+"""Steps before a straggler is acted on: an agent's medians are of that many (agents/health/step_timing.py)."""
 ACTS = (Rung.RESTART, Rung.REPLACE)
 """Rungs that a straggler may take: no run is halted, and no group left without a node, because it is slow."""
 
@@ -34,7 +32,8 @@ class Slow:
     group: int
     generation: int
     step: int
-    sentence: str
+    reported: Reason
+    """The wait that reports it."""
     evidence: Reason
     rank: int
     confidence: Confidence
@@ -65,32 +64,27 @@ def stragglers(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunS
     ]  # fmt: skip
 
 
-def together(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> str:
-    """States that most of the groups take longer than they did when their generations began; empty: they do not.
+def together(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> Reason | None:
+    """States that most of the groups take longer than they did when their generations began; None: they do not.
     Comparing groups would miss that, and a single group has no other to compare with. The words stay the same while it
     lasts.
 
-    An agent's medians (agents/pace.py) are of ordinary steps: those with a new quorum, an evaluation, a checkpoint or a
+    An agent's medians (agents/health/step_timing.py) are of ordinary steps: those with a new quorum, an evaluation, a checkpoint or a
     compile in them do not count. The first STEPS of a generation are all that there is for comparison.
     """
     running = sum(m.phase == "running" for m in groups.values())
     known = {g: rank for g, rank in _taken(groups, observed).items() if _past_s(rank) > 0}
     slow = {g: rank for g, rank in known.items() if _longer(_own_s(rank), _past_s(rank), spec)}
     if 2 * len(slow) <= running:
-        return ""
-    ranks, alone = slow.values(), running == 1
+        return None
+    ranks = slow.values()
     past = _middle(map(_past_s, ranks))
     more_data = _middle(r.data_s - r.data_past_s for r in ranks)
     for_data = more_data > _middle(r.compute_s - r.compute_past_s for r in ranks)
-    does = "take" if for_data else "compute"
-    when = f"{'it' if alone else 'they'} began ({past:.2g} s a step then)"
-    if for_data:
-        when += f", for {'its' if alone else 'their'} data"
-    times = f"about {_times(_middle(map(_own_s, ranks)), past):g} times as long as when {when}"
-    if alone:
-        return f"group {min(slow)} {does}s {times}: there is no other to compare it with"
-    who = "all" if len(slow) == running else f"{len(slow)} of {running}"
-    return f"{who} groups {does} {times}: by what they share, or by their program"
+    about = {"times": _times(_middle(map(_own_s, ranks)), past), "past_s": past, "for_data": for_data}
+    if running == 1:
+        return Reason.of(Code.ALONE_SLOWER, group=min(slow), **about)
+    return Reason.of(Code.ALL_SLOWER, slow=len(slow), of=running, **about)
 
 
 def _taken(groups: Mapping[int, GroupMemory], observed: Observed) -> dict[int, RankView]:
@@ -123,7 +117,9 @@ def _slow(group: GroupMemory, rank: RankView, usual: float, others: int, spec: R
         group=group.group,
         generation=group.generation,
         step=rank.step,
-        sentence=f"group {group.group} is slow: rank {rank.rank} on node {group.node} {does(times, for_data)}",
+        reported=Reason.of(
+            Code.GROUP_SLOW, group=group.group, rank=rank.rank, node=group.node, times=times, for_data=for_data
+        ),
         evidence=Reason.of(
             Code.SLOW, rank=rank.rank, times=times, for_data=for_data, seconds=_shown(seconds),
             compute_s=_shown(rank.compute_s), data_s=_shown(rank.data_s), usual_s=_shown(usual), past_s=_shown(past),
@@ -145,9 +141,9 @@ def look(r: Round) -> dict[int, Failure]:
     """Reports those that are slow, and that all are. Returns the failure of the one to act on now, if any."""
     policy, found = r.spec.policy, stragglers(r.groups, r.observed, r.spec)
     for slow in found:
-        r.wait(slow.sentence)
-    if said := together(r.groups, r.observed, r.spec):
-        r.wait(said)
+        r.wait(slow.reported)
+    if of_all := together(r.groups, r.observed, r.spec):
+        r.wait(of_all)
     sure = [slow for slow in found if slow.sure] if policy.first_rung.straggler != "ride_through" else []
     since = {s.group: _since(r, s) for s in sure}
     if since != r.before.slow:
@@ -175,9 +171,12 @@ def _follows(r: Round, group: GroupMemory, since: SlowSince) -> bool:
     if group.incident or earlier is None:
         return False
     follows.acquit(r, group, earlier)
-    why = f"it was on host {earlier.host} too (incident {earlier.incident}): its own data or work, and no host's fault"
-    r.wait(f"group {group.group} is slow and not touched: {why}")
+    _not_touched(r, group, Reason.of(Code.SLOW_ELSEWHERE, host=earlier.host, incident=earlier.incident))
     return True
+
+
+def _not_touched(r: Round, group: GroupMemory, *why: Reason) -> None:
+    r.wait(Reason.of(Code.NOT_TOUCHED, group=group.group, why=why))
 
 
 def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int, Failure]:
@@ -189,15 +188,15 @@ def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int
     others = [g for g in r.groups.values() if g.group != group.group]
     there = [g for g in r.groups.values() if not g.left_out]
     busy = next((g for g in there if r.busy(g) or g.phase not in ("running", "finished")), None)
-    about = f"group {group.group} is slow and not touched"
     if r.phase != "running" or r.handover_at_step is not None or r.leaving(group.node):
         return {}
     if busy is not None:
-        r.wait(f"{about}: group {busy.group} is {f'in incident {busy.incident}' if busy.incident else busy.phase}")
+        about = {"other": busy.group, "incident": busy.incident, "phase": busy.phase}
+        _not_touched(r, group, Reason.of(Code.ANOTHER_IS_BUSY, **about))
     elif not any(trains(g, r.incidents) for g in others):
-        r.wait(f"{about}: no other group trains that it can heal from")
+        _not_touched(r, group, Reason.of(Code.NONE_TRAINS_BESIDE))
     elif (choice := r.choose(Kind.STRAGGLER, group.group)).rung not in ACTS:
-        r.wait(f"{about}: {'; '.join(say(why) for why in choice.considered)}")
+        _not_touched(r, group, *choice.considered)
     else:
         took_s = r.now - since.since
         evidence = (slow.evidence, Reason.of(Code.SLOW_FOR, seconds=round(took_s), steps=slow.step - since.step))

@@ -27,7 +27,7 @@ MISSED = 3
 """Beats that may be late: a lost packet is sent again after 200 ms, the least TCP retransmission timeout on Linux."""
 
 NOISE = 5
-"""Factor by which a neighbour's noise slows a step; policy.hang.factor is above it (supervisor/shell/runfile.py)."""
+"""Factor by which a neighbour's noise slows a step; policy.hang.factor is above it (supervisor/shell/runfile/parse.py)."""
 
 RENEWED_AT = 3
 """Part of a lease, a third, after which it is renewed: one round trip that takes longer loses it."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from supervisor.core.detect import ranks_of
 from supervisor.core.model import Checkpoint, GroupMemory, Observed
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 
 BEHIND = 3
@@ -33,24 +34,26 @@ def steps(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed
     return max(0, reached - (newest.step if newest is not None else _began(train, observed)))
 
 
-def sentence(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed: Observed, spec: RunSpec) -> str:
-    """States that the newest complete checkpoint is more than BEHIND intervals old; empty: it is not. The words stay
+def behind(
+    groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed: Observed, spec: RunSpec
+) -> Reason | None:
+    """States that the newest complete checkpoint is more than BEHIND intervals old; None: it is not. The reason stays
     the same until twice as many steps are unsaved."""
     every = spec.titan.checkpoint_interval_steps
     unsaved, more_than = steps(groups, newest, observed) or 0, BEHIND * every
     if every <= 0 or unsaved <= more_than:
-        return ""
+        return None
     while unsaved > 2 * more_than:
         more_than *= 2
-    since = f"since step {newest.step}" if newest is not None else "yet"
-    lost = f"more than {more_than} steps are lost if all groups are lost at once"
-    return f"no checkpoint {since}, and one is due every {every} steps: {lost}"
+    return Reason.of(Code.UNSAVED, newest=newest.step if newest is not None else None, every=every, more_than=more_than)
 
 
-def with_reason(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed: Observed, spec: RunSpec) -> str:
-    """Adds the writer's report on the newest failed one. Its words change, so it is for a person who asks now."""
-    said = sentence(groups, newest, observed, spec)
-    return f"{said}; {_why(groups, observed)}" if said else ""
+def with_reason(
+    groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed: Observed, spec: RunSpec
+) -> Reason | None:
+    """Adds the writer's report on the newest failed one. It changes, so it is for a person who asks now."""
+    found = behind(groups, newest, observed, spec)
+    return Reason.of(Code.AND, reason=found, note=_why(groups, observed)) if found else None
 
 
 def _began(train: list[GroupMemory], observed: Observed) -> int:

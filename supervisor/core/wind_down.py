@@ -7,6 +7,7 @@ from dataclasses import replace
 from supervisor.core import detect, handover, shadow
 from supervisor.core.measured import Measured
 from supervisor.core.model import RunPhase
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import MAX_GIVEN_BACK, Round
 from supervisor.core.spec import RunSpec
 
@@ -28,7 +29,7 @@ def longest_s(spec: RunSpec, measured: Measured) -> float:
 def wind_down(r: Round) -> None:
     if r.phase in ("new", "running") and r.observed.control.stop:
         r.draft = replace(r.draft, phase="stopping")
-        r.act("stop", f"stop:{r.spec.name}", "a person asked for it")
+        r.act("stop", f"stop:{r.spec.name}", Reason.of(Code.ASKED_FOR))
     if r.phase == "stopping":
         _drain(r)
     left = [g for g in r.groups.values() if g.phase != "finished"]
@@ -61,14 +62,14 @@ def _drain(r: Round) -> None:
         if (drains and r.now < stop_by) or r.full(group.group):
             continue
         if drains:
-            why = f"group {group.group} did not end after step {step} in time: it is ended as it is"
+            why = Reason.of(Code.ENDED_LATE, group=group.group, step=step)
             r.act(
                 "stop", f"stop:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
                 node=group.node, incident=group.incident,
             )  # fmt: skip
         r.set_group(replace(group, phase="finished", since=r.now))
     if not all(g.phase == "finished" for g in r.groups.values()):
-        r.wait(f"draining: the groups end after step {step}", until=stop_by)
+        r.wait(Reason.of(Code.DRAINING, step=step), until=stop_by)
 
 
 def _wind_up(r: Round) -> None:
@@ -80,7 +81,7 @@ def _wind_up(r: Round) -> None:
     for incident in open_[:MAX_GIVEN_BACK]:
         r.set_incident(replace(incident, state="halted"))
     for key in held[:MAX_GIVEN_BACK]:
-        r.release(key, f"the run is {end}")
+        r.release(key, Reason.of(Code.RUN_ENDS, end=end))
     if len(open_) > MAX_GIVEN_BACK or len(held) > MAX_GIVEN_BACK:
         r.look_again(r.now)
     elif not _still_taking_back(r):
@@ -98,5 +99,5 @@ def _still_taking_back(r: Round) -> bool:
             waiting.append(allocation)
     for allocation in waiting[:1]:
         until = allocation.since + detect.ENGINE_AWAY_S
-        r.wait(f"the engine takes back {len(waiting)} allocations, {allocation.key} first", until=until)
+        r.wait(Reason.of(Code.TAKEN_BACK, count=len(waiting), allocation=allocation.key), until=until)
     return bool(waiting)

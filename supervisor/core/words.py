@@ -1,4 +1,4 @@
-"""Turns reasons into sentences: the one place that does, with `words_seen`. No decision depends on the wording."""
+"""Turns reasons into sentences: the one place that does, with the other `words_` modules. No decision depends on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from supervisor.core import words_seen
+from supervisor.core import words_done, words_seen, words_waits
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
@@ -85,6 +85,7 @@ _WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.GONE_AGAIN: "every allocation of the run is gone, and nothing was saved since it had started; {then}",
     Code.SUCCEEDED: _succeeded,
     Code.LEFT_BEFORE: f"{WHY_FIRST[Kind.LEAVING]}: {{why}}",
+    Code.MOVES_BEFORE: f"{WHY_FIRST[Kind.LEAVING]} ({{why}})",
     Code.AND: "{reason}; {note}",
     Code.MISCONFIGURED: "no machine can train group {group} with this run file",
     Code.SAME_EVERYWHERE: "every group ended with the same error: starting them again would end the same way",
@@ -124,6 +125,8 @@ _WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.TOO_FEW_NODES: "{free} nodes for {groups} groups (at least {least}): {why}",
     Code.NO_NODE: "group {group} has no node, and {why}",
     **words_seen.WORDS,
+    **words_waits.WORDS,
+    **words_done.WORDS,
 }
 
 
@@ -136,8 +139,10 @@ def say(reason: Reason | None) -> str:
     about = {name: _plain(value) for name, value in reason.about.items()}
     words = _WORDS.get(reason.code)
     if words is None:  # of a newer version
-        return f"{reason.code} ({', '.join(f'{name} {value}' for name, value in about.items())})"
-    return words.format_map(about) if isinstance(words, str) else words(**reason.about)
+        return f"{reason.code} ({', '.join(f'{name} {_joined(value)}' for name, value in about.items())})"
+    if isinstance(words, str):
+        return words.format_map({name: _joined(value) for name, value in about.items()})
+    return words(**about)
 
 
 def said(reasons: Iterable[Reason]) -> tuple[str, ...]:
@@ -145,11 +150,18 @@ def said(reasons: Iterable[Reason]) -> tuple[str, ...]:
     return tuple(map(say, reasons))
 
 
+def as_kept(reason: Reason, kept: Iterable[Reason]) -> Reason:
+    """Returns the reason in the form in which an older version kept it, matched by its sentence; else itself."""
+    return next((older for older in kept if "text" in older.about and say(older) == say(reason)), reason)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Reason):
         return say(value)
     if isinstance(value, Rung):
         return value.name.lower()
-    if isinstance(value, tuple):
-        return "; ".join(str(_plain(each)) for each in value)
-    return value
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def _joined(value: Any) -> Any:
+    return "; ".join(map(str, value)) if isinstance(value, tuple) else value

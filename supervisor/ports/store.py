@@ -1,4 +1,4 @@
-"""The store port: what the program needs of etcd. `supervisor.shell.store` is the one real implementation; fakes pass
+"""The store port: what the program needs of etcd. `supervisor.shell.etcd` is the one real implementation; fakes pass
 the same contract tests."""
 
 from __future__ import annotations

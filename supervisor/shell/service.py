@@ -16,22 +16,23 @@ from prometheus_client import CollectorRegistry
 from supervisor.ports.engine import Engine
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Term
-from supervisor.shell import failpoints, standing
-from supervisor.shell.engine_driver import EngineDriver
+from supervisor.shell import failpoints
+from supervisor.shell.control import version_guard
+from supervisor.shell.control.engine_driver import EngineDriver
+from supervisor.shell.control.leader import keep_port, kept_port
+from supervisor.shell.control.loop import Loop
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.control.system_id import system_id
+from supervisor.shell.control.webhook import Notifier
 from supervisor.shell.engines.local import LocalEngine
-from supervisor.shell.engines.slurm import SlurmEngine
-from supervisor.shell.identity import system_id
-from supervisor.shell.leading import keep_port, kept_port
-from supervisor.shell.loop import Loop
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.notify import Notifier
-from supervisor.shell.page.server import Server, url_of
-from supervisor.shell.page.server import serve as serve_http
-from supervisor.shell.page.watcher import Page
+from supervisor.shell.engines.slurm.engine import SlurmEngine
+from supervisor.shell.etcd import Election, EtcdStore, connect
+from supervisor.shell.etcd.metrics import StoreWatch
+from supervisor.shell.metrics.telemetry import Telemetry
 from supervisor.shell.processes import pid_namespace, start_ticks
-from supervisor.shell.store import Election, EtcdStore, connect
-from supervisor.shell.store_watch import StoreWatch
-from supervisor.shell.telemetry import Telemetry
+from supervisor.shell.web.server import Server, url_of
+from supervisor.shell.web.server import serve as serve_http
+from supervisor.shell.web.watcher import Page
 from supervisor.wire import keys, logged, rotated
 from supervisor.wire.programs import PART
 from supervisor.wire.records import LeaderRecord, encode
@@ -146,12 +147,12 @@ class Readable:
         started."""
         self._store = store
         self._said = ""
-        if standing.newer_records(mirror, mirror.items):
-            raise Fatal(standing.why_not(mirror, mirror.items))
+        if version_guard.newer_records(mirror, mirror.items):
+            raise Fatal(version_guard.why_not(mirror, mirror.items))
 
     def look(self) -> bool:
         mirror = Mirror(self._store.list(keys.PREFIX))
-        why = standing.why_not(mirror, mirror.items)
+        why = version_guard.why_not(mirror, mirror.items)
         if why and why != self._said:
             log.error("standing by: %s", why)
         self._said = why

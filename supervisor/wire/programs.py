@@ -24,8 +24,8 @@ GATE = "agents.gate"
 AGENT = "agents.agent"
 """`python -m agents.agent ...`: a child of the shim."""
 
-CHECKS = "agents.checks.run"
-"""`python -m agents.checks.run ...`: checks the machine, prints one CheckResult a line."""
+CHECKS = "agents.health.checks.run"
+"""`python -m agents.health.checks.run ...`: checks the machine, prints one CheckResult a line."""
 
 CHECK_DEVICE = "titan_actor.check_device"
 """`python -m titan_actor.check_device --ranks N`: the same for what needs torch: devices, arithmetic, memory."""

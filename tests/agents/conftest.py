@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from tests.agents.nodes import Nodes
 from tests.helpers.etcd import folder, running, store
 
@@ -15,8 +15,8 @@ __all__ = ["store"]
 
 @pytest.fixture(scope="session")
 def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """One for the session, on no disk: at a node's end the agent has 2 s for its last report and its lease, which a disk that stalls
-    takes away."""
+    """One etcd for the session, on no disk. A dying node's agent has 2 s for its last report and its lease; a stalled
+    disk would use them up."""
     with folder(tmp_path_factory.mktemp("etcd")) as data, running(data / "etcd") as server:
         yield server
 

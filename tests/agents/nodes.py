@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agents import process
+from agents.shim import process
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.ports.store import Store
 from supervisor.shell.processes import is_running
@@ -60,7 +60,7 @@ class Node:
         return found
 
     def pid(self, name: str) -> int:
-        """Of a process that runs; 0 when it does not."""
+        """The pid of a process that runs; 0 when it does not."""
         record = self.records().get(name)
         if record is None or record.exited or not is_running(record.pid, record.start_ticks):
             return 0
@@ -101,7 +101,7 @@ class Node:
 
 
 class Nodes:
-    """Makes nodes, and ends what they are at the end of the block."""
+    """Makes nodes, and ends their processes at the end of the block."""
 
     def __init__(self, home: Path, etcd: str) -> None:
         self.home = home
@@ -149,7 +149,7 @@ def desire(
     *trainers: TrainerDesired,
     lighthouses: tuple[LighthouseDesired, ...] = (),
 ) -> None:
-    """Write what a node is to run, as the leader would."""
+    """Writes the node's desired record, as the leader would."""
     record = NodeDesired(node=node, trainers=trainers, lighthouses=lighthouses)
     store.put(keys.desired(node, RUN), encode(record))
 
@@ -176,7 +176,7 @@ def gate(store: Store, node: str) -> GateObserved | None:
 
 
 def running(store: Store, node: Node, generation: int, group: int = 0, deadline_s: float = 15.0) -> int:
-    """Wait until a rank is reported as running with steps; returns its pid."""
+    """Waits until a rank is reported as running with steps; returns its pid."""
 
     def steps() -> int:
         found = rank(store, node.name, generation, group)

@@ -1,4 +1,4 @@
-"""Who was frozen looks again before it judges; and when a node that reaches nobody stops its trainers."""
+"""A process that was frozen looks again before it judges, and a node that reaches no one stops its trainers in time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.awake import AwakeClock, Still
-from agents.cut_off import CutOff
+from agents.agent.isolation import CutOff
+from agents.shim.active_clock import AwakeClock, Still
 from tests.agents.nodes import trainer
 
 WAY = "toy.0.1"

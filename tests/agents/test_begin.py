@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from agents.agent import Agent
-from agents.desired import Wanted
-from agents.reporter import Reporter
-from agents.settings import Settings, parse
+from agents.agent.desired import Wanted
+from agents.agent.main import Agent
+from agents.agent.reporter import Reporter
+from agents.shim.settings import Settings, parse
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.ports.store import Expect, Item, Snapshot, Store
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, NodeObserved, ProcessRecord, Registration, decode, encode
 from tests.agents.nodes import RUN, desire, trainer
@@ -32,7 +32,7 @@ WITHIN_S = 10.0
 
 
 class Told(MemoryStore):
-    """That keeps what was written and listed, in order; the `fails`-th call from then on finds it away."""
+    """A store that keeps writes and lists in order; from `fails` on, its `fails`-th call raises Retryable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,9 +139,9 @@ def test_how_long_etcd_took_is_told_also_of_what_it_did_not_write(etcd: Told, tm
 def test_nobody_sleeps_while_it_is_asked_for(
     etcd: Told, reporter: Reporter, answers: list[tuple[int, Wanted]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All is written when the read fails."""
-    monkeypatch.setattr("agents.patience.connect_patiently", lambda *about: etcd)
-    monkeypatch.setattr("agents.reporter.LOOK_S", 1000.0)
+    """Everything is written when the read fails."""
+    monkeypatch.setattr("agents.threads.connect.connect_patiently", lambda *about: etcd)
+    monkeypatch.setattr("agents.agent.reporter.LOOK_S", 1000.0)
     etcd.fails = 7
     ticket = reporter.observed(NodeObserved(node="n0", sequence=0), then_read=True)
     reporter.start()
@@ -167,7 +167,7 @@ def settings_of(home: Path, endpoint: str) -> Settings:
 
 
 class Shim:
-    """That starts whatever it is asked to."""
+    """A shim that starts everything it is asked to."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -210,7 +210,7 @@ def test_what_etcd_wants_no_more_waits_for_the_watch_to_say_so_and_not_for_ever(
         assert not asking.done(), "it would be begun, and asked for, again and again"
         agent._on_wanted(Wanted())
         assert not await asyncio.wait_for(asking, WITHIN_S)
-        monkeypatch.setattr("agents.agent.READ_AGAIN_S", 0.01)
+        monkeypatch.setattr("agents.agent.main.READ_AGAIN_S", 0.01)
         agent._on_wanted(WANTED)
         asking = asyncio.create_task(agent._may_begin(FIRST))
         await asyncio.sleep(0)
@@ -233,7 +233,7 @@ def test_it_does_not_wait_for_etcd_when_the_watch_says_that_it_is_wanted_no_more
 
 
 def begins(settings: Settings, store: Store, withdrawn: bool) -> list[str]:
-    """What the shim is asked by a start that was `withdrawn` while the watch was held back."""
+    """Requests that the shim gets from a start that was `withdrawn` while the watch was held back."""
 
     async def starts() -> list[str]:
         shim, held, runs = Shim(), threading.Event(), threading.Event()
@@ -275,9 +275,9 @@ def begins(settings: Settings, store: Store, withdrawn: bool) -> list[str]:
 def test_what_is_withdrawn_while_the_watch_is_held_back_is_not_begun(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, withdrawn: bool, asked: list[str]
 ) -> None:
-    monkeypatch.setattr("agents.agent.READ_AGAIN_S", 0.01)
+    monkeypatch.setattr("agents.agent.main.READ_AGAIN_S", 0.01)
     store = MemoryStore()
-    monkeypatch.setattr("agents.patience.connect_patiently", lambda *about: store)
+    monkeypatch.setattr("agents.threads.connect.connect_patiently", lambda *about: store)
     monkeypatch.setattr(store, "close", lambda: None)
     assert begins(settings, store, withdrawn) == asked
 
@@ -292,5 +292,5 @@ def test_nor_is_it_with_a_real_etcd(
     withdrawn: bool,
     asked: list[str],
 ) -> None:
-    monkeypatch.setattr("agents.agent.READ_AGAIN_S", 0.01)
+    monkeypatch.setattr("agents.agent.main.READ_AGAIN_S", 0.01)
     assert begins(settings_of(tmp_path, etcd_server.endpoint), store, withdrawn) == asked

@@ -1,4 +1,4 @@
-"""The checks of a machine, each made to fail by its own cause where a test can make it."""
+"""The checks of a machine, each made to fail by its own cause where a test can arrange it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.checks import hand, machine, network, run
-from agents.checks.neighbours import PEERS, neighbours
-from agents.checks.network import Peer
-from agents.checks.node import AGAIN, FIRST, IDLE_S, REPEAT_FIRST_S, REPEAT_MOST_S, REPEATED, NodeChecks
-from agents.checks.run import Check, answers
-from agents.reporter import Reporter, _repeated
-from agents.settings import Settings
+from agents.agent.reporter import Reporter, _repeated
+from agents.health.checks import hand, machine, network, run
+from agents.health.checks.neighbours import PEERS, neighbours
+from agents.health.checks.network import Peer
+from agents.health.checks.node import AGAIN, FIRST, IDLE_S, REPEAT_FIRST_S, REPEAT_MOST_S, REPEATED, NodeChecks
+from agents.health.checks.run import Check, answers
+from agents.shim.settings import Settings
 from supervisor.ports.store import Store
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult
@@ -40,7 +40,7 @@ from titan_actor import check_device
 
 
 def one(look: Any = None, limit_s: float = 20.0, argv: tuple[str, ...] = ()) -> CheckResult:
-    """The only thing that a check says."""
+    """The only result of a check."""
     (found,) = answers(Check("it", limit_s, look, argv))
     return found
 
@@ -49,7 +49,7 @@ def program(text: str) -> tuple[str, ...]:
     return (sys.executable, "-c", text)
 
 
-# --- what runs them ---
+# --- the runner of checks ---
 
 
 def test_all_pass_on_this_machine_and_leave_nothing(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_all_pass_on_this_machine_and_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_a_busy_machine_is_no_broken_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pass over all of it is left alone, each megabyte is once; a slow one is slow each time."""
+    """Every pass is disturbed, but each megabyte is left alone in one of them; broken memory is slow each time."""
     asked = 0
 
     def timed(work: Callable[[], object]) -> float:
@@ -180,7 +180,7 @@ def test_a_disk_that_gives_back_something_else(tmp_path: Path, monkeypatch: pyte
 def test_a_disk_that_is_slow_three_times_in_a_row_and_one_that_is_slow_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock that runs a thousand times as fast while it is slow."""
+    """The clock runs a thousand times as fast while the disk is slow."""
     slow: list[bool] = []
 
     def timed(work: Any) -> float:
@@ -206,7 +206,7 @@ def closed_port() -> int:
 
 
 def silent(node: str) -> Peer:
-    """A name that nobody has: no answer comes."""
+    """A peer whose name does not resolve: no answer comes."""
     return Peer(node, "no-such-host.invalid", 1)
 
 
@@ -223,7 +223,7 @@ def test_a_closed_port_is_an_answer_and_most_silent_is_a_failure() -> None:
 
 
 def test_a_peer_that_never_answers_costs_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listener whose queue is full drops what comes: as a host behind a broken link."""
+    """A listener whose queue is full drops packets, like a host behind a broken link."""
     monkeypatch.setattr(network, "PATIENCE_S", 0.3)
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
@@ -336,7 +336,7 @@ def test_what_cuda_says_of_a_device_is_a_failure_and_memory_that_others_use_is_n
 
 
 class Told:
-    """What an agent has written, and lets happen."""
+    """Keeps the records that an agent's checks write, and controls when they run."""
 
     def __init__(self, home: Path, **settings: Any) -> None:
         self.settings = Settings(**{"node": "n1", "home": home, "etcd": ("127.0.0.1:1",), "host": "m1", **settings})
@@ -416,7 +416,7 @@ def test_what_says_nothing_says_nothing_of_the_machine(tmp_path: Path, monkeypat
 
 
 def ended(told: Told, checks: NodeChecks, state: Any) -> None:
-    """Its checks have run, and etcd has what they say."""
+    """Waits until the checks have run and etcd has their results."""
     checks.written(replace(told.records[-1], state=state), 9, [])
 
 
@@ -470,7 +470,7 @@ def test_the_next_agent_of_a_node_that_has_not_passed_goes_on(tmp_path: Path) ->
     assert told.said == [("pending", FIRST), ("pending", REPEATED)]
 
 
-# --- what is written of what is repeated ---
+# --- records of repeated checks ---
 
 BAD = CheckResult(name="disk", outcome="failed", evidence="full")
 FINE = CheckResult(name="disk", outcome="passed", evidence="fine")
@@ -482,7 +482,7 @@ def said(state: Any, *results: CheckResult) -> NodeCheck:
 
 
 def written(store: MemoryStore, record: NodeCheck) -> NodeCheck | None:
-    """What etcd holds after a repeated check has said this; None: it was not written."""
+    """The check in etcd after a repeated one reported `record`; None: it was not written."""
     if not _repeated(store, record):
         return None
     item = store.get(keys.check("n1"))
@@ -537,7 +537,7 @@ def test_the_agent_is_told_what_was_written_and_what_was_not(tmp_path: Path) -> 
 
 @pytest.fixture
 def by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
-    """`n1` ran here; what the checks say is what `results` has."""
+    """A store of a system in which `n1` ran here; the checks give `results`."""
     store = MemoryStore()
     (tmp_path / "nodes" / "n1").mkdir(parents=True)
     monkeypatch.setattr(hand, "connect", lambda etcd, security: store)

@@ -1,4 +1,4 @@
-"""Agents that come and go, and agents and gates that freeze: trainers go on, and nothing is judged by who was frozen."""
+"""Agents that come and go, and agents and gates that freeze: trainers go on, and a frozen process judges nothing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from agents import process, sockets
-from agents.looks import GATE_FROZEN_S
-from agents.shim import AGENT_FROZEN_S
-from agents.table import Child
+from agents.agent.file_poller import GATE_FROZEN_S
+from agents.shim import process, sockets
+from agents.shim.main import AGENT_FROZEN_S
+from agents.shim.process_table import Child
 from supervisor.core.spec import TorchFTSpec
 from supervisor.ports.store import Store
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import LighthouseDesired, LighthouseObserved, Registration, decode
 from tests.agents.nodes import Node, Nodes, desire, kill, observed, rank, running, trainer
@@ -40,7 +40,7 @@ STEP_S = 0.05
 
 
 PAUSE_S = 5.0
-"""A toy has its steps written by a disk that stalls for seconds, once in a while."""
+"""Longest pause in a toy's steps that a stalling disk may cause once in a while."""
 
 
 def registered_agent(store: Store, node: str = "n0") -> int:
@@ -49,7 +49,7 @@ def registered_agent(store: Store, node: str = "n0") -> int:
 
 
 def next_agent(store: Store, node: Node, old: int) -> int:
-    """Wait until another agent than `old` is registered and reports; returns its pid."""
+    """Waits until another agent than `old` is registered and reports; returns its pid."""
     eventually(lambda: registered_agent(store) not in (0, old), 30, "the next agent registers")
     seen = observed(store, "n0").sequence
     eventually(lambda: observed(store, "n0").sequence > seen, 10, "it reports")
@@ -80,7 +80,7 @@ def elapsed(seconds: float) -> None:
 
 @contextlib.contextmanager
 def stopped(*pids: int) -> Iterator[None]:
-    """Stopped for the block; continued in the order given, each a little after the one before."""
+    """Stops the processes for the block, and continues them in the order given, each a little after the one before."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -112,8 +112,8 @@ def test_an_agent_killed_five_times_costs_no_step(nodes: Nodes, store: Store) ->
 
 
 def test_an_agent_of_another_version_takes_over(nodes: Nodes, store: Store, tmp_path: Path) -> None:
-    """An upgrade: what is run has changed on disk, and the old one is ended."""
-    program = "import sys\nfrom agents import agent\nagent.version = lambda: {version!r}\nsys.exit(agent.main())\n"
+    """An upgrade: the agent's program has changed on disk, and the old agent is ended."""
+    program = "import sys\nfrom agents.agent import main as agent\nagent.version = lambda: {version!r}\nsys.exit(agent.main())\n"
     installed = tmp_path / "installed_agent.py"
     installed.write_text(program.format(version="1.0"))
     programs = json.dumps({**TOYS, "agent": "installed_agent"})
@@ -168,7 +168,7 @@ def test_an_agent_that_knows_no_pings_is_left_alone(nodes: Nodes) -> None:
 
 
 class PlantedShim:
-    """Answers as a shim that lists one record, and keeps what it is asked to do."""
+    """Answers as a shim that lists one record, and keeps the requests that it gets."""
 
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
         folder.mkdir(parents=True)
@@ -259,7 +259,7 @@ def speak(wire: Relay) -> None:
 
 
 def on_a_wire(nodes: Nodes, store: Store, wire: Relay, holder: Holder) -> tuple[Node, list[int]]:
-    """Two groups on a node: only the first one's policy ever stops it."""
+    """Two groups on a node; only the first one's policy ever stops it."""
     node = nodes.cold("n0", "--slots=2", etcd=wire.endpoint)
     gate = {"gate": holder.endpoint, "toy_step_s": STEP_S}
     desire(store, "n0", trainer(0, cut_off_stop_s=LIMIT_S, **gate), trainer(1, cut_off_stop_s=0.0, **gate))
@@ -296,7 +296,7 @@ def test_the_gate_away_alone_stops_nothing_and_is_reported(
     assert events(node, "signalled") == []
     holder.open()
     eventually(lambda: rank(store, "n0", 1).reaches_gate, 5)
-    # what was set is not known to a new agent until it has set it itself; it does so at once
+    # a new agent does not know the old one's settings until it has made its own, which it does at once
     kill(node.pid("agent"))
     eventually(lambda: rank(store, "n0", 1).gate is None, 10)
     eventually(lambda: rank(store, "n0", 1).gate == holder.endpoint, 10)

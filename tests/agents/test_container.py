@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
-from agents.shim import LEAVING
+from agents.shim import process
+from agents.shim.main import LEAVING
 from supervisor.ports.store import Store
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from tests.agents.nodes import desire, observed, rank, trainer
 from tests.helpers.toys import TOYS
@@ -28,7 +28,7 @@ NODE = "n1"
 
 @pytest.fixture
 def container(tmp_path: Path, etcd_server: EtcdServer) -> Iterator[subprocess.Popen[bytes]]:
-    """As a runtime starts one: the shim is the first process, and all end with it."""
+    """Starts a container as a runtime does: the shim is the first process, and all end with it."""
     shim = [sys.executable, "-m", "agents.cli", "run", f"--node={NODE}", f"--home={tmp_path}", "--cold", "--lease-s=2"]
     shim += [f"--etcd={etcd_server.endpoint}", "--report-s=1"]
     command = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", *shim]
@@ -50,12 +50,12 @@ def first(container: subprocess.Popen[bytes]) -> int:
 
 
 def children(container: subprocess.Popen[bytes]) -> set[int]:
-    """Of its process 1, ended ones that were not reaped among them."""
+    """Children of the container's process 1, including ended ones that were not reaped."""
     return {stat.pid for stat in process.all_processes() if stat.parent == first(container)}
 
 
 def status(pid: int) -> str:
-    """Empty once it has ended, as a check does."""
+    """The text of /proc/PID/status; empty once the process has ended, even during this call."""
     try:
         return Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""How an end is decoded, and how a progress file is followed."""
+"""Decoding of a rank's end, and following of its progress file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import exits
-from agents.progress import ProgressFile, milestones
+from agents.health import exit_decoder
+from agents.health.progress_file import ProgressFile, milestones
 from supervisor.wire.records import CheckpointMark, ProcessRecord, Progress, encode
 from titan_actor.ledger import write_error_file
 
@@ -28,11 +28,11 @@ def ended(folder: Path, **how: int) -> ProcessRecord:
     ],
 )
 def test_an_end_in_one_word(tmp_path: Path, how: dict[str, int], word: str) -> None:
-    assert exits.how(ended(tmp_path, **how)) == word
+    assert exit_decoder.how(ended(tmp_path, **how)) == word
 
 
 def test_nothing_left_behind(tmp_path: Path) -> None:
-    found = exits.decode(ended(tmp_path, signal=9))
+    found = exit_decoder.decode(ended(tmp_path, signal=9))
     assert (found.exit_code, found.signal, found.error_file, found.last_words) == (None, 9, "", "")
 
 
@@ -47,17 +47,17 @@ def test_nothing_left_behind(tmp_path: Path) -> None:
 )
 def test_error_file(tmp_path: Path, content: object, message: str) -> None:
     (tmp_path / "error.json").write_text(json.dumps(content))
-    assert exits.decode(ended(tmp_path, exit_code=1)).error_file == message
+    assert exit_decoder.decode(ended(tmp_path, exit_code=1)).error_file == message
 
 
 def test_a_broken_error_file_is_an_empty_text(tmp_path: Path) -> None:
     (tmp_path / "error.json").write_text('{"message": {"mess')
-    assert exits.decode(ended(tmp_path, exit_code=1)).error_file == ""
+    assert exit_decoder.decode(ended(tmp_path, exit_code=1)).error_file == ""
 
 
 def test_a_log_that_is_no_utf_8_is_read(tmp_path: Path) -> None:
     (tmp_path / "output.log").write_bytes(b"".join(b"line %d \xc3\xa9\xff\n" % n for n in range(1000)))
-    assert exits.decode(ended(tmp_path, exit_code=1)).last_words == "line 999 é\ufffd"
+    assert exit_decoder.decode(ended(tmp_path, exit_code=1)).last_words == "line 999 é\ufffd"
 
 
 TRACE = """Traceback (most recent call last):
@@ -69,7 +69,7 @@ KeyError: 'layer 9'
 
 def test_the_error_files_traceback_is_kept(tmp_path: Path) -> None:
     write_error_file(tmp_path, KeyError("layer 9"), TRACE)
-    found = exits.decode(ended(tmp_path, exit_code=1))
+    found = exit_decoder.decode(ended(tmp_path, exit_code=1))
     assert (found.error_file, found.trace, found.raised) == ("KeyError: 'layer 9'", TRACE.strip(), "")
 
 
@@ -78,15 +78,15 @@ def test_of_a_long_traceback_the_newest_frames_are_kept(tmp_path: Path) -> None:
     write_error_file(
         tmp_path, KeyError("x"), "Traceback (most recent call last):\n" + "".join(frames) + "KeyError: 'x'\n"
     )
-    trace = exits.decode(ended(tmp_path, exit_code=1)).trace
-    assert len(trace.encode()) <= exits.TRACE_BYTES
+    trace = exit_decoder.decode(ended(tmp_path, exit_code=1)).trace
+    assert len(trace.encode()) <= exit_decoder.TRACE_BYTES
     assert trace.splitlines()[-2:] == [frames[-1].rstrip(), "KeyError: 'x'"]
     assert trace.startswith("  File ")
 
 
 def test_without_an_error_file_the_log_says_what_was_raised(tmp_path: Path) -> None:
     (tmp_path / "output.log").write_text(f"step 1\n{TRACE}")
-    found = exits.decode(ended(tmp_path, exit_code=1))
+    found = exit_decoder.decode(ended(tmp_path, exit_code=1))
     assert (found.error_file, found.raised, found.trace) == ("", "KeyError: 'layer 9'", TRACE.strip())
 
 
@@ -94,7 +94,7 @@ def test_a_traceback_that_a_rotation_cut_in_two_is_whole(tmp_path: Path) -> None
     (tmp_path / "output.log.1").write_text("older: KeyError\n")
     (tmp_path / "output.log.2").write_text(f"step 1\n{TRACE[:70]}")
     (tmp_path / "output.log").write_text(TRACE[70:])
-    found = exits.decode(ended(tmp_path, exit_code=1))
+    found = exit_decoder.decode(ended(tmp_path, exit_code=1))
     assert (found.raised, found.trace) == ("KeyError: 'layer 9'", TRACE.strip())
 
 
@@ -102,15 +102,15 @@ def test_a_traceback_that_a_rotation_cut_in_two_is_whole(tmp_path: Path) -> None
 def test_a_traceback_in_the_log_is_no_cause_where_python_was_not_ended_by_it(
     tmp_path: Path, how: dict[str, int]
 ) -> None:
-    """Somebody had caught it, and logged it."""
+    """The program had caught the exception, and logged it."""
     (tmp_path / "output.log").write_text(TRACE)
-    found = exits.decode(ended(tmp_path, **how))
+    found = exit_decoder.decode(ended(tmp_path, **how))
     assert (found.raised, found.trace) == ("", "")
     assert found.last_words == "KeyError: 'layer 9'"
 
 
 def test_a_segfaults_words_are_found_before_the_stacks_and_modules_that_follow(tmp_path: Path) -> None:
-    """As Python writes them: kilobytes of both."""
+    """Python writes kilobytes of stacks and modules."""
     thread = (
         "Thread 0x1 (most recent call first):\n" + '  File "/usr/lib/python3.12/threading.py", line 359 in wait\n' * 99
     )
@@ -118,7 +118,7 @@ def test_a_segfaults_words_are_found_before_the_stacks_and_modules_that_follow(t
     modules = f"Extension modules: {', '.join(f'torch._C{n}' for n in range(1000))} (total: 1000)\n"
     text = f"step 1\nFatal Python error: Segmentation fault\n\n{thread}\n{current}\n{modules}"
     (tmp_path / "output.log").write_text(text)
-    found = exits.decode(ended(tmp_path, signal=11))
+    found = exit_decoder.decode(ended(tmp_path, signal=11))
     assert found.last_words == "Fatal Python error: Segmentation fault (/home/u/kernels.py, line 12, in fused)"
 
 
@@ -126,10 +126,10 @@ RED, OFF, OWNED = "\x1b[1;31m", "\x1b[0m", "\x1b]0;owned\x07\x1b[2J"
 
 
 def test_a_log_in_colour_is_read_as_one_without(tmp_path: Path) -> None:
-    """It is evidence: a person reads it in a terminal."""
+    """The words are evidence, which a person reads in a terminal."""
     lines = [f"{RED}{line}{OFF}{OWNED}" for line in TRACE.splitlines()]
     (tmp_path / "output.log").write_text("\x1b[32mstep\x1b[0m 1\n" + "\n".join(lines) + "\n")
-    found = exits.decode(ended(tmp_path, exit_code=1))
+    found = exit_decoder.decode(ended(tmp_path, exit_code=1))
     assert (found.raised, found.trace) == ("KeyError: 'layer 9'", TRACE.strip())
     assert found.last_words == found.raised
 
@@ -137,13 +137,13 @@ def test_a_log_in_colour_is_read_as_one_without(tmp_path: Path) -> None:
 def test_so_is_an_error_file(tmp_path: Path) -> None:
     said = {"message": f"{RED}KeyError{OFF}: 'layer 9'{OWNED}", "extraInfo": {"py_callstack": f"{RED}{TRACE}{OFF}"}}
     (tmp_path / "error.json").write_text(json.dumps({"message": said}))
-    found = exits.decode(ended(tmp_path, exit_code=1))
+    found = exit_decoder.decode(ended(tmp_path, exit_code=1))
     assert (found.error_file, found.trace) == ("KeyError: 'layer 9'", TRACE.strip())
 
 
 def test_a_clean_end_has_no_last_words(tmp_path: Path) -> None:
     (tmp_path / "output.log").write_text("step 1: no error\n")
-    assert exits.decode(ended(tmp_path, exit_code=0)).last_words == ""
+    assert exit_decoder.decode(ended(tmp_path, exit_code=0)).last_words == ""
 
 
 PROGRESS = Progress(run="toy", group=0, generation=1, rank=0, pid=7, sequence=1, phase="step", step=3, commits=1)

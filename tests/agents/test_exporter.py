@@ -1,4 +1,4 @@
-"""What a node's agent exports of its groups and ranks, and what it stops to."""
+"""The metrics that a node's agent exports of its groups and ranks, and those that it drops when a group leaves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from agents.exporter import Exporter
-from agents.reporter import Standing
-from agents.settings import Settings
-from agents.view import View
-from supervisor.shell.catalogue import CATALOGUE
+from agents.agent.exporter import Exporter
+from agents.agent.node_view import View
+from agents.agent.reporter import Standing
+from agents.shim.settings import Settings
+from supervisor.shell.metrics.catalogue import CATALOGUE
 from supervisor.wire.records import Health, ProcessRecord, Progress
 
 
@@ -98,7 +98,7 @@ def test_a_groups_numbers_are_told_by_its_rank_0_alone(node: Node) -> None:
 
 def test_who_stands_still_has_no_throughput(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     at = [0.0]
-    monkeypatch.setattr("agents.exporter.time.monotonic", lambda: at[0])
+    monkeypatch.setattr("agents.agent.exporter.time.monotonic", lambda: at[0])
 
     def told(group: int = 0) -> tuple[float | None, float | None]:
         labels = {"run": "run", "group": group, "rank": 0}
@@ -136,7 +136,7 @@ def test_counters_go_on_over_generations(node: Node) -> None:
 
 
 def test_an_agent_that_starts_again_counts_from_there(tmp_path: Path) -> None:
-    """To Prometheus its counters are reset: what they show then is an increase."""
+    """Prometheus takes the lower counters for a reset, so their new values are an increase."""
     first = Node(tmp_path)
     first.tell(commits=0, failed_commits=0)
     first.tell(commits=5000, failed_commits=70, seconds={"productive": 5000.0, "failed_step": 70.0})
@@ -182,7 +182,7 @@ def test_an_agent_that_starts_again_counts_no_heal_of_long_ago(node: Node) -> No
 
 
 def test_who_had_nobody_to_heal_from_has_not_healed(node: Node) -> None:
-    """The first of all gives its state to the others at their start, which takes it a millisecond of `heal`."""
+    """The first group gives its state to the others at their start, and records a millisecond of `heal` for that."""
     node.tell(commits=0, step=0)
     node.tell(commits=1, seconds={"heal": 0.001})
     assert node.value("trainer_heal_seconds_count", run="run") is None
@@ -198,7 +198,7 @@ def test_an_older_generation_says_nothing_any_more(node: Node) -> None:
 
 
 def test_a_group_that_left_is_told_no_more(node: Node) -> None:
-    """It trains elsewhere: its numbers of long ago would stand beside those of now."""
+    """It trains elsewhere, and its old numbers would stand beside its current ones."""
     for rank in (0, 1):
         node.tell(rank=rank, loss=2.0)
         node.tell(group=1, rank=rank, loss=3.0)
@@ -233,7 +233,7 @@ def test_a_gate_that_has_ended_hears_nothing(node: Node) -> None:
 
 
 def test_the_first_start_and_the_first_end_are_an_increase(node: Node) -> None:
-    """A counter that appears with 1 is none to Prometheus."""
+    """Prometheus counts no increase for a counter that appears with 1."""
     before = node.value("agent_process_exits_total", node="n1", kind="trainer", how="signal")
     node.exporter.ended(ProcessRecord(name="run.0.1.0", pid=1, start_ticks=1, folder="", exited=True, signal=9))
     after = node.value("agent_process_exits_total", node="n1", kind="trainer", how="signal")

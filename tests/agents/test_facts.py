@@ -1,4 +1,4 @@
-"""Facts about the machine, each by its own cause where a test can make it."""
+"""Facts about the machine, each with its own cause where a test can arrange it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import ooms
-from agents.facts import LOOK_S, Facts, host
-from agents.facts.files import (
+from agents.health import oom_kills
+from agents.health.facts import LOOK_S, Facts, host
+from agents.health.facts.files import (
     BYTES,
     DEADLINE_S,
     EVERY_S,
@@ -29,12 +29,12 @@ from agents.facts.files import (
     takes_nothing,
     writes,
 )
-from fault_injection import netns
 from fault_injection.faults.site import no_memory_cgroup
-from fault_injection.memory_cgroup import memory_cgroup
+from fault_injection.testbed import netns
+from fault_injection.testbed.memory_cgroup import memory_cgroup
 from supervisor.core.spec import HangSpec
 from supervisor.ports.store import Store
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import Fact, Health, decode
 from tests.agents.nodes import Nodes
@@ -59,12 +59,12 @@ def tmpfs(folder: Path, size: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        # what was killed a moment ago may still have a file open there
+        # a process that was killed a moment ago may still have a file open there
         eventually(lambda: subprocess.run(["umount", str(folder)], check=False).returncode == 0, 10)
 
 
 def once(probe: Probe, clock: Clock) -> list[Fact]:
-    """What one more use of the folder met."""
+    """The facts that one more use of the folder finds."""
     clock.now += EVERY_S
     probe.read()
     eventually(lambda: probe._thread is None or not probe._thread.is_alive(), 10)
@@ -102,7 +102,7 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
 
 @ROOT
 def test_what_can_be_told_of_a_disk_at_once_is_what_a_probe_finds(tmp_path: Path) -> None:
-    """Word for word, so that it is said once."""
+    """Both use the same words, so that the fact is reported once."""
     clock = Clock()
     with tmpfs(tmp_path / "disk", 4 * ROOM_BYTES) as folder:
         probe = Probe(folder, writes, EVERY_S, clock)
@@ -164,7 +164,7 @@ def test_a_file_system_whose_server_is_stopped(tmp_path: Path, use: Callable[[Pa
 
 
 def test_what_stalls_is_told_before_a_step_counts_as_a_hang() -> None:
-    """Where one node says so and another not yet, it would be taken for the one's own."""
+    """If one node reports it and another not yet, the stall would be taken for the first node's own."""
     assert max(EVERY_S, EVERY_SHARED_S) + DEADLINE_S + LOOK_S < HangSpec().at_least_s
 
 
@@ -200,7 +200,7 @@ PRESSURE = Path("/proc/pressure/memory")
 
 @pytest.mark.skipif(not PRESSURE.exists(), reason="this kernel tells no pressure")
 def test_this_kernels_own_pressure_is_understood(tmp_path: Path) -> None:
-    """Whatever it is now; made a fifth and more, its very words are a fact."""
+    """The file is read as it is now; with a pressure of a fifth and more, the kernel's own text becomes a fact."""
     host.memory()
     words = [word for line in PRESSURE.read_text().splitlines() for word in line.split() if word.startswith("avg10=")]
     assert len(words) == 2
@@ -224,13 +224,13 @@ FILE_BYTES, HAS_BYTES = 64 << 20, 12 << 20
 
 @contextmanager
 def in_cgroups(pid: int) -> Iterator[None]:
-    """In one that limits its memory, and (which may be another) one whose pressure the kernel tells."""
+    """Puts it in a cgroup that limits its memory, and in one (maybe another) whose pressure the kernel reports."""
     with memory_cgroup("thrash") as limited:
         limited.limit(HAS_BYTES)
         limited.add(pid)
         mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
         unified = next((mount[1] for mount in mounts if mount[2] == "cgroup2"), None)
-        if ooms.pressure(ooms.cgroup_of(pid)) is not None or unified is None:
+        if oom_kills.pressure(oom_kills.cgroup_of(pid)) is not None or unified is None:
             yield
             return
         folder = Path(unified) / f"supervisor-{os.getpid()}-pressure"
@@ -248,20 +248,22 @@ def in_cgroups(pid: int) -> Iterator[None]:
     bool(no_memory_cgroup()) or not PRESSURE.exists(), reason=no_memory_cgroup() or "it tells no pressure"
 )
 def test_a_job_whose_cgroup_has_too_little_memory(tmp_path: Path) -> None:
-    """It uses a file that does not fit. The machine has memory enough."""
+    """The job uses a file that does not fit into its cgroup, on a machine with memory enough."""
     path = tmp_path / "file"
     with path.open("wb") as file:
         file.write(os.urandom(1 << 20) * (FILE_BYTES >> 20))
         file.flush()
         os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # what we have read is ours, and in our cgroup
+        os.posix_fadvise(
+            file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
+        )  # pages that we have read are ours, and in our cgroup
     job = subprocess.Popen([sys.executable, "-c", THRASH, str(path)], stdin=subprocess.PIPE)
     assert job.stdin is not None
     with ExitStack() as stack:
         stack.enter_context(in_cgroups(job.pid))
         stack.callback(job.wait)
         stack.callback(job.kill)
-        if ooms.pressure(ooms.cgroup_of(job.pid)) is None:
+        if oom_kills.pressure(oom_kills.cgroup_of(job.pid)) is None:
             pytest.skip("the kernel tells no pressure of a cgroup")
         assert host.memory(tmp_path / "not the machine's", job.pid) == ()
         with job.stdin:
@@ -302,7 +304,7 @@ def test_a_link_that_was_up_and_is_not_any_more(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["docker0", "virbr0", "cni0", "veth12ab", "tun0"])
 def test_what_only_containers_and_tunnels_use_may_go_down(tmp_path: Path, name: str) -> None:
-    """A bridge does when its last container ends, and stays so."""
+    """A bridge goes down when its last container ends, and stays down."""
     (tmp_path / name / "bridge").mkdir(parents=True)
     (tmp_path / name / "operstate").write_text("up\n")
     links = host.Links(tmp_path)
@@ -322,7 +324,8 @@ def test_a_bond_that_was_up_and_is_not_any_more(tmp_path: Path) -> None:
 
 
 def test_an_interface_that_is_gone_is_told_if_a_device_was_behind_it(tmp_path: Path) -> None:
-    """As when it fell off the bus. Interfaces of containers and tunnels, which have none, come and go."""
+    """A device that fell off the bus takes its interface along. Those of containers and tunnels have none, and come and
+    go."""
     pci = tmp_path / "devices" / "0000:10:00.0"
     pci.mkdir(parents=True)
     net = tmp_path / "net"
@@ -351,7 +354,7 @@ def test_an_interface_that_is_gone_is_told_if_a_device_was_behind_it(tmp_path: P
 LINKS = """
 import sys
 from pathlib import Path
-from agents.facts import host
+from agents.health.facts import host
 links = host.Links(Path(sys.argv[1]))
 for line in sys.stdin:
     print([(fact.kind, fact.subject, fact.evidence) for fact in links.read()], flush=True)
@@ -360,7 +363,7 @@ for line in sys.stdin:
 
 @pytest.mark.skipif(bool(netns.available()), reason=netns.available())
 def test_a_real_link_that_goes_down(tmp_path: Path) -> None:
-    """Of a network namespace that stands for a machine: its link is virtual, so it is shown as one with a device."""
+    """A network namespace stands for a machine. Its link is virtual, so the test presents it as one with a device."""
     (tmp_path / "eth0" / "device").mkdir(parents=True)
     (tmp_path / "eth0" / "operstate").symlink_to("/sys/class/net/eth0/operstate")
     with netns.network(1) as network:

@@ -1,4 +1,4 @@
-"""The forwarder alone: whether it reaches its gate, and that it cuts before it says so."""
+"""The forwarder alone: it knows if it reaches its gate, and it cuts before it reports the cut."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.forwarder import PING_EVERY_S, PONG_WITHIN_S, SILENT_GATE_MS, Forwarder
-from fault_injection import netns
+from agents.gate.forwarder import PING_EVERY_S, PONG_WITHIN_S, SILENT_GATE_MS, Forwarder
+from fault_injection.testbed import netns
 from tests.agents.toy_gate import Holder
 from tests.helpers.waiting import eventually
 
@@ -23,13 +23,13 @@ ESTABLISHED, CLOSE_WAIT = "01", "08"
 
 
 def open_to(port: int) -> int:
-    """How many connections of this machine's loopback lead to `port` and are not closed on the near side."""
+    """The number of this machine's loopback connections to `port` that are not closed on the near side."""
     rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
     return sum(row[2].endswith(f":{port:04X}") and row[3] in (ESTABLISHED, CLOSE_WAIT) for row in rows)
 
 
 def stuck(forwarder: Forwarder) -> Callable[[], bool]:
-    """Whether a connection to the gate has had something left to send at five looks in a row."""
+    """A predicate: true when a connection to the gate had something left to send at five looks in a row."""
     looks = 0
 
     def look() -> bool:
@@ -42,7 +42,7 @@ def stuck(forwarder: Forwarder) -> Callable[[], bool]:
 
 
 async def until(predicate: Callable[[], object], deadline_s: float = 10.0) -> None:
-    """`eventually`, while the event loop goes on."""
+    """Works as `eventually`, while the event loop goes on."""
     await asyncio.to_thread(eventually, predicate, deadline_s)
 
 
@@ -54,7 +54,7 @@ def with_forwarder(body: Callable[[Forwarder, Holder, list[bool]], Awaitable[Non
             await body(forwarder, holder, told)
         finally:
             forwarder.close()
-            await asyncio.sleep(0)  # what was cancelled ends
+            await asyncio.sleep(0)  # cancelled tasks end
             holder.close()
 
     asyncio.run(run())
@@ -87,10 +87,10 @@ def test_every_connection_is_closed_before_it_says_that_it_has_cut() -> None:
         port = await forwarder.set(WAY, "toy", 0, 1, holder.endpoint)
         writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(6)]
         for number, writer in enumerate(writers):
-            # one that passes on, with more than the gate's kernel takes; and one that says that it is built
+            # one that passes on, with more than the gate's kernel takes; and one that reports that it is built
             writer.write(b"PRI " + bytes(16 << 20) if number % 2 else b'BUILT {"replica_id":"x"}\n')
         await until(lambda: open_to(holder.port) == 7)
-        # what waits to be sent keeps a connection open that is only closed, and not cut
+        # unsent bytes keep a connection open that is only closed, and not cut
         await until(stuck(forwarder), 30)
         assert forwarder.reaches.get(WAY) is not True, (
             "an open connection that nobody answers on is no gate that is reached"
@@ -124,7 +124,7 @@ def test_before_any_gate_was_tried_nothing_is_known() -> None:
 
 
 def test_a_gate_that_accepts_and_cuts_is_not_reached() -> None:
-    """As it does with a generation that is stale."""
+    """The gate does so with a stale generation."""
 
     async def body(forwarder: Forwarder, holder: Holder, told: list[bool]) -> None:
         cuts = 0
@@ -148,7 +148,7 @@ def test_a_gate_that_accepts_and_cuts_is_not_reached() -> None:
 
 REPORTER = """
 import asyncio, sys
-from agents.forwarder import Forwarder
+from agents.gate.forwarder import Forwarder
 
 async def main():
     forwarder = Forwarder("n0", lambda _, reaches: print(int(reaches), flush=True), lambda *_: None)
@@ -169,7 +169,7 @@ threading.Event().wait()
 
 @pytest.mark.root
 def test_a_gate_whose_host_vanishes_is_not_reached_soon(tmp_path: Path) -> None:
-    """Silently: no packet says that it went. Only a machine's link that goes down is like that."""
+    """The host goes silently, and no packet reports it. Only a machine's link that goes down is like that."""
     why_not = netns.available()
     if why_not:
         pytest.skip(f"needs network namespaces: {why_not}")

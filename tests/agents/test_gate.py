@@ -11,12 +11,12 @@ from itertools import pairwise
 
 import pytest
 
-from agents import process
+from agents.shim import process
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.core.spec import TorchFTSpec
 from supervisor.ports.store import Store
-from supervisor.shell.etcd_server import EtcdServer
-from supervisor.shell.store import connect
+from supervisor.shell.dev.etcd_server import EtcdServer
+from supervisor.shell.etcd import connect
 from supervisor.wire.records import Admission, LighthouseDesired, TrainerDesired
 from tests.agents.nodes import RUN, Node, Nodes, desire, gate, kill, observed, running, trainer
 from tests.helpers import etcd
@@ -103,7 +103,7 @@ class Run:
         return float(first["t"]) - since
 
     def together(self, groups: int | None = None) -> None:
-        """Wait until all step in one quorum."""
+        """Waits until all groups step in one quorum."""
         expected = groups if groups is not None else self.groups
         since = time.time()
         for group in sorted(self.wanted):
@@ -201,7 +201,7 @@ def test_a_stale_generation_is_cut_and_can_never_come_back(two: Run) -> None:
     eventually(lambda: len([c for c in two.commits(0, fenced) if c["participants"] == 1]) > 40, 20)
     late = [c for c in two.node.steps(stale) if c["committed"] and c["t"] > fenced]
     assert len(late) <= 1
-    # not even when somebody names it again: an admission never goes back
+    # not even when a later order names it again: an admission never goes back
     two.admit(1, generation)
     again = time.time()
     eventually(lambda: len([c for c in two.commits(0, again) if c["participants"] == 1]) > 20, 20)
@@ -214,7 +214,7 @@ def test_a_stale_generation_is_cut_and_can_never_come_back(two: Run) -> None:
 
 
 def test_a_lighthouse_that_died_is_replaced_and_the_trainers_go_on(two: Run) -> None:
-    """The forwarders hold meanwhile, and tell the new gate what was said to the old one."""
+    """The forwarders hold meanwhile, and send the new gate what they had sent to the old one."""
     pids = [two.pid(group) for group in (0, 1)]
     gate_pid = two.node.pid("lighthouse.toy.1")
     lighthouse = next(stat for stat in process.all_processes() if stat.parent == gate_pid)
@@ -231,7 +231,7 @@ def test_a_lighthouse_that_died_is_replaced_and_the_trainers_go_on(two: Run) -> 
     two.apply()
     listening = time.time()
     first = [two.commits(group, two.next_commit(group, listening) + listening - 0.001)[0] for group in (0, 1)]
-    # nobody was alone in the new quorum, and its id was never used before
+    # no group was alone in the new quorum, and its id was never used before
     before = max(int(str(line["quorum_id"])) for line in two.commits(0) if float(str(line["t"])) < died)
     assert min(int(str(commit["quorum_id"])) for commit in first) > before
     assert [commit["participants"] for commit in first] == [2, 2]
@@ -242,7 +242,7 @@ def test_a_lighthouse_that_died_is_replaced_and_the_trainers_go_on(two: Run) -> 
 
 
 def test_a_group_that_speaks_under_another_id_is_held(two: Run) -> None:
-    """Beats under an id that never asks for a quorum would block everyone for ever."""
+    """Heartbeats under an id that never asks for a quorum would block everyone for ever."""
     kill(two.pid(1))
     two.restart(1, mistyped="x")
     eventually(lambda: "is built" in log(two).rpartition("is gone")[2], 10)
@@ -270,7 +270,7 @@ def test_without_etcd_training_goes_on_until_a_group_is_lost(two: Run, own_etcd:
     second = two.pid(1)
     lost = time.time()
     kill(second)
-    # nobody can say whether the lost group was started elsewhere: the gate closes, and at most the step on its way ends
+    # it is unknown if the lost group was started elsewhere: the gate closes, and at most the step on its way ends
     eventually(lambda: time.time() - lost > 4, 6)
     assert len(two.commits(0, lost)) <= 1
     with etcd.running(own_etcd.data_dir, int(own_etcd.endpoint.rpartition(":")[2])):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.gate_state import GateState
+from agents.gate.state import GateState
 from supervisor.wire.records import Admission
 
 BEAT = b"...toy_0:abc..."
@@ -139,7 +139,7 @@ def test_without_etcd_it_closes_at_the_first_loss_and_opens_after_reading_again(
     assert gate.judge_etcd(5.1, False, 0.5)
     assert gate.closed
     assert (gate.passage(0, 1, NODE), gate.beats(0.5)) == ("cut", ())
-    # back, but what changed meanwhile is not read yet
+    # back, but later changes are not read yet
     assert not gate.judge_etcd(0.0, False, 0.6)
     assert not gate.judge_etcd(60.0, True, 0.6)
     assert gate.judge_etcd(0.0, True, 9.0)
@@ -165,7 +165,7 @@ def test_a_generation_is_spoken_for_by_its_own_node_alone() -> None:
     gate = state({0: 1})
     alive(gate, 0, 1, 0.0)
     assert (gate.passage(0, 1, NODE), gate.passage(0, 1, "n2")) == ("admit", "cut")
-    # a generation that has no node yet is nobody's, and neither is the one before it
+    # a generation that has no node yet belongs to no node, and neither does the one before it
     gate.admit({0: Admission(generation=2)}, 1.0)
     alive(gate, 0, 2, 1.0)
     assert [gate.passage(0, 2, node) for node in (NODE, "n2")] == ["hold", "hold"]

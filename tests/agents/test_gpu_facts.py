@@ -1,4 +1,4 @@
-"""What an agent says of GPUs, with NVML's Python module replaced by a stand-in."""
+"""The facts that an agent reports of GPUs, with a stand-in for NVML's Python module."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from agents.facts.gpu import DEADLINE_S, Gpus
-from agents.facts.gpu_devices import LINKS_EVERY, THROTTLED_LOOKS, Devices, local_rank
-from agents.facts.gpu_xids import SAME_S, TOLD_S, Xids, in_line
-from agents.kernel_log import Follower
-from fault_injection.fake_nvml import FakeNvml, gpu
+from agents.health.facts.gpu import DEADLINE_S, Gpus
+from agents.health.facts.gpu_devices import LINKS_EVERY, THROTTLED_LOOKS, Devices, local_rank
+from agents.health.facts.gpu_xids import SAME_S, TOLD_S, Xids, in_line
+from agents.health.kernel_log import Follower
+from fault_injection.doubles.fake_nvml import FakeNvml, gpu
 from supervisor.core import gpu as core
 from supervisor.wire.records import Fact
 from tests.helpers.waiting import eventually
@@ -62,7 +62,7 @@ def kinds(facts: Any) -> list[str]:
     return [fact.kind for fact in facts]
 
 
-# --- what holds ---
+# --- lasting conditions ---
 
 
 def test_healthy_gpus_say_nothing(nvml: FakeNvml) -> None:
@@ -118,7 +118,7 @@ def test_one_that_is_lost_and_comes_back(state: dict[str, Any], nvml: FakeNvml) 
 
 
 def test_one_that_was_there_and_is_not_any_more(state: dict[str, Any], nvml: FakeNvml) -> None:
-    """The numbers of those behind it change, their names do not."""
+    """The indices of the GPUs behind it change, their names do not."""
     devices = Devices(nvml, None)
     devices.look()
     state["gpus"][0]["absent"] = True
@@ -178,7 +178,7 @@ def test_a_machine_without_a_gpu_says_nothing(
 
 
 def hung(state: dict[str, Any], nvml: FakeNvml, started: Make) -> tuple[Gpus, Clock]:
-    """Once a call of NVML does not return."""
+    """Sources after a call of NVML that does not return."""
     clock = Clock()
     gpus = started(monotonic=clock)
     eventually(lambda: gpus._devices.handles, 10)
@@ -220,7 +220,7 @@ def test_nvml_that_worked_and_does_not_any_more(state: dict[str, Any], started: 
 
 
 def settled(nvml: FakeNvml) -> None:
-    """Two waits for events have ended since: the generations that run now are known to have been there."""
+    """Waits until two waits for events have ended, so that the current generations are known to have been there."""
     waits = nvml.waits
     eventually(lambda: nvml.waits >= waits + 3, 10)
 
@@ -246,7 +246,7 @@ def test_an_xid_is_told_at_once_with_what_ran_when_it_came(
 def test_what_was_started_after_an_event_was_queued_is_not_said_to_have_run(
     state: dict[str, Any], nvml: FakeNvml, started: Make
 ) -> None:
-    """An event lies in the queue for as long as the agent stands still; by then another generation may run."""
+    """An event lies in the queue for as long as the agent is frozen; by then another generation may run."""
     gpus = started(news=lambda: gpus.running(frozenset({"run.0.2"})))
     gpus.running(frozenset({"run.0.1"}))
     eventually(lambda: nvml._registered, 10)

@@ -1,4 +1,4 @@
-"""What a rank leaves behind is ended before the next generation starts on its node, wherever it moved; nothing else is."""
+"""A rank's leftovers are ended before the next generation starts on its node, wherever they moved; nothing else is."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
-from agents import shim as shims
-from agents.settings import parse
-from agents.shim import Refusal, Shim
+from agents.shim import main as shims
+from agents.shim import process
+from agents.shim.main import Refusal, Shim
+from agents.shim.settings import parse
 from supervisor.ports.store import Store
 from supervisor.wire import marks
 from tests.agents.nodes import Node, Nodes, desire, kill, running, trainer
@@ -26,7 +26,7 @@ FIRST = "toy.0.1.0"
 
 @pytest.fixture
 def elsewhere() -> Iterator[subprocess.Popen[bytes]]:
-    """Started by a person, in a shell with the environment of a rank."""
+    """A process that a person started, in a shell with the environment of a rank."""
     child = subprocess.Popen(["sleep", "1000"], env={**os.environ, marks.STARTED_BY: marks.mark(FIRST)})
     yield child
     child.kill()
@@ -43,7 +43,7 @@ def node(request: pytest.FixtureRequest, nodes: Nodes) -> Node:
 
 
 def left(node: Node, name: str) -> dict[str, int]:
-    """How they were left -> their pids."""
+    """The pids of the leftovers, by the way in which each was left."""
     path: Path = node.folder / "ranks" / name / "left.json"
     found: dict[str, int] = eventually(lambda: path.exists() and json.loads(path.read_text() or "{}"), 10)
     assert all(lives(pid) for pid in found.values())
@@ -76,7 +76,7 @@ def test_all_that_it_left_is_ended_before_the_next_generation(
 
 
 def test_what_another_group_here_left_and_still_uses_is_left_alone(node: Node, store: Store) -> None:
-    """Nor is what does not say by whom it was started, while one lives that may have done so."""
+    """Nor is a process ended that names no rank as its origin, while a rank lives that may have started it."""
     desire(store, "n0", trainer(0, toy_leaves=True), trainer(1, toy_leaves=True))
     pid, _ = (running(store, node, 1, group) for group in (0, 1))
     ours, theirs = left(node, FIRST), left(node, "toy.1.1.0")

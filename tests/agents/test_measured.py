@@ -1,4 +1,4 @@
-"""What an agent measures is in the reports that it writes anyhow."""
+"""An agent puts its measurements in the reports that it writes anyhow."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.reporter import Reporter
-from agents.settings import Settings
-from agents.view import View
-from supervisor.shell import clocks
+from agents.agent.node_view import View
+from agents.agent.reporter import Reporter
+from agents.shim.settings import Settings
+from supervisor.shell.metrics import clock_skew
 from supervisor.wire import keys
 from supervisor.wire.records import Health, NodeObserved, ProcessRecord, Progress, Registration, decode, encode
 from tests.helpers.memory_store import MemoryStore
@@ -41,7 +41,7 @@ def test_the_time_of_etcds_answers_and_the_clock_are_in_the_record_of_health(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
-    monkeypatch.setattr("agents.patience.connect_patiently", lambda *_: store)
+    monkeypatch.setattr("agents.threads.connect.connect_patiently", lambda *_: store)
     about = {"address": "a", "role": "trainer", "allocation": "", "slots": 1, "agent_pid": 1, "version": "v"}
     thread = Reporter(Registration(node="n1", **about), tmp_path, ["h:1"], 5, lambda ticket: None)  # type: ignore[arg-type]
     thread.observed(NodeObserved(node="n1", sequence=0))
@@ -52,8 +52,11 @@ def test_the_time_of_etcds_answers_and_the_clock_are_in_the_record_of_health(
         item = store.get(keys.health("n1"))
         assert item is not None
         assert decode(item.value, Health).store_ms > 0
-        assert clocks.off(decode(item.value, Health), time.time()) == ""
-        assert clocks.off(decode(item.value, Health), time.time() + 3600.0) == "its clock is 60 min behind the one here"
+        assert clock_skew.off(decode(item.value, Health), time.time()) == ""
+        assert (
+            clock_skew.off(decode(item.value, Health), time.time() + 3600.0)
+            == "its clock is 60 min behind the one here"
+        )
     finally:
         thread.stop(give_back=True)
         thread.join(10)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.store import Store
-from supervisor.shell import status
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.store import connect
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.etcd import connect
+from supervisor.shell.inspect import status
 from supervisor.wire import keys, rotated
 from supervisor.wire.records import CheckpointMark, Health, decode
 from tests.agents.nodes import RUN, Node, Nodes, desire, kill, observed, rank, registration, running, trainer
@@ -78,7 +78,7 @@ def test_a_trainer_of_the_allocation_that_had_this_node_before_is_not_started(no
     said = eventually(lambda: problems(store, "n0"), 15, "it reports what it leaves alone")
     assert "group 0 generation 5" in said
     assert "allocation toy-a1, but this node is of toy-a2" in said
-    # the supervisor places the group anew, here of all nodes
+    # the supervisor places the group again, and on this node
     desire(store, "n0", trainer(generation=6, allocation="toy-a2"))
     running(store, node, 6)
     assert rank(store, "n0", 5) is None
@@ -158,7 +158,7 @@ def test_a_desired_record_that_cannot_be_read_changes_nothing(cold: Node, store:
 def test_a_deleted_record_stops_nothing_and_an_empty_one_does(cold: Node, store: Store) -> None:
     desire(store, "n0", trainer())
     pid = running(store, cold, 1)
-    # an etcd that was wiped holds nothing of anybody: nothing is stopped for that
+    # an etcd that was wiped holds no record at all: nothing is stopped for that
     store.commit({}, deletes=[keys.desired("n0", RUN)])
     eventually(lambda: "no desired record for it" in problems(store, "n0"), 5)
     assert cold.pid(FIRST) == pid

@@ -1,4 +1,4 @@
-"""The kernel's kills for memory: told from other SIGKILLs by the count of the cgroup, and by the kernel's log."""
+"""The kernel's kills for memory, distinguished from other SIGKILLs by the cgroup's count and the kernel's log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import exits, kernel_log, ooms, process
-from agents.ooms import KEPT_S, Ooms, counter
+from agents.health import exit_decoder, kernel_log, oom_kills
+from agents.health.oom_kills import KEPT_S, Ooms, counter
+from agents.shim import process
 from supervisor.ports.store import Store
 from supervisor.wire.records import ProcessRecord
 from tests.agents.nodes import Nodes, desire, kill, rank, running, trainer
@@ -24,7 +25,7 @@ FIRST = "toy.0.1.0"
 
 
 class FakeProc:
-    """As much of /proc and of a cgroup tree as is read."""
+    """The parts of /proc and of a cgroup tree that are read."""
 
     def __init__(self, folder: Path, mount: str = "rw - cgroup cgroup rw,memory", root: str = "/") -> None:
         self.folder = folder / "proc"
@@ -42,12 +43,13 @@ class FakeProc:
         (self.folder / str(pid) / "cgroup").write_text(cgroup)
         (self.folder / str(pid) / "stat").write_text(f"{pid} (a ) b) {state} 1 1 1 0 -1 {flags} 0 0\n")
 
-    def count(self, cgroup: str, kills: int, name: str = ooms.LEGACY) -> Path:
+    def count(self, cgroup: str, kills: int, name: str = oom_kills.LEGACY) -> Path:
         file = self.tree / cgroup.lstrip("/") / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        lines = {ooms.LEGACY: "oom_kill_disable 0\nunder_oom 0\n", ooms.UNIFIED: "low 0\noom 7\noom_group_kill 9\n"}[
-            name
-        ]
+        lines = {
+            oom_kills.LEGACY: "oom_kill_disable 0\nunder_oom 0\n",
+            oom_kills.UNIFIED: "low 0\noom 7\noom_group_kill 9\n",
+        }[name]
         file.write_text(f"{lines}oom_kill {kills}\n")
         return file
 
@@ -66,14 +68,14 @@ def proc(tmp_path: Path) -> FakeProc:
 def test_the_counter_under_version_1(proc: FakeProc) -> None:
     file = proc.count("/job", 3)
     assert counter(LEGACY, proc.folder) == file
-    assert ooms.read_count(file) == 3
+    assert oom_kills.read_count(file) == 3
 
 
 def test_the_counter_under_version_2(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path, "rw - cgroup2 cgroup2 rw,nsdelegate")
-    file = proc.count("/system.slice/job", 2, ooms.UNIFIED)
+    file = proc.count("/system.slice/job", 2, oom_kills.UNIFIED)
     assert counter("0::/system.slice/job\n", proc.folder) == file
-    assert ooms.read_count(file) == 2
+    assert oom_kills.read_count(file) == 2
 
 
 def test_the_counter_in_a_container_that_sees_its_own_part_alone(tmp_path: Path) -> None:
@@ -98,9 +100,9 @@ def test_where_nothing_counts(tmp_path: Path, cgroup: str, mount: str) -> None:
 
 
 def test_this_machines_own_counter_can_be_read() -> None:
-    """Whatever it has: a number, or nothing."""
-    file = counter(ooms.cgroup_of(os.getpid()))
-    assert file is None or ooms.read_count(file) is not None
+    """The counter is a number, or missing."""
+    file = counter(oom_kills.cgroup_of(os.getpid()))
+    assert file is None or oom_kills.read_count(file) is not None
 
 
 # --- before and after ---
@@ -124,7 +126,7 @@ def test_kills_of_before_are_not(proc: FakeProc) -> None:
 
 
 def test_a_kill_that_was_counted_before_the_process_had_ended(proc: FakeProc) -> None:
-    """Freeing its memory takes a while, and somebody looks meanwhile. By then it is shown in the root."""
+    """Freeing its memory takes a while; when the agent looks meanwhile, the process is in the root cgroup."""
     proc.count("/job", 0)
     proc.process(7, LEGACY)
     watch = Ooms(proc.folder)
@@ -138,7 +140,7 @@ def test_a_kill_that_was_counted_before_the_process_had_ended(proc: FakeProc) ->
 
 
 def test_a_kill_of_long_ago_is_stale(proc: FakeProc) -> None:
-    """Something else in the cgroup was killed, and this one lived on."""
+    """Another process in the cgroup was killed, and this one lived on."""
     proc.count("/job", 0)
     proc.process(7, LEGACY)
     watch = Ooms(proc.folder)
@@ -240,9 +242,9 @@ def killed(folder: Path, **about: object) -> ProcessRecord:
 def test_the_log_is_believed_over_the_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: bool | None
 ) -> None:
-    """A process may have been moved to another cgroup since it was last looked at."""
+    """A process may have been moved to another cgroup since the last look."""
     monkeypatch.setattr(kernel_log, "killed_for_memory", lambda pid, ticks: f"Killed process {pid}")
-    found = exits.decode(killed(tmp_path, oom=counted))
+    found = exit_decoder.decode(killed(tmp_path, oom=counted))
     assert (found.oom, found.kernel) == (True, "Killed process 42")
 
 
@@ -251,7 +253,7 @@ def test_without_the_log_the_count_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: bool | None
 ) -> None:
     monkeypatch.setattr(kernel_log, "killed_for_memory", lambda pid, ticks: "")
-    assert exits.decode(killed(tmp_path, oom=counted)).oom is counted
+    assert exit_decoder.decode(killed(tmp_path, oom=counted)).oom is counted
 
 
 @pytest.mark.parametrize("about", [{"told": "cut off"}, {"signal": 11}, {"signal": None, "exit_code": 1}])
@@ -259,7 +261,7 @@ def test_the_log_is_asked_of_a_sigkill_that_is_not_ours_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, about: dict[str, object]
 ) -> None:
     monkeypatch.setattr(kernel_log, "killed_for_memory", lambda pid, ticks: "Killed process")
-    assert exits.decode(killed(tmp_path, oom=False, **about)).kernel == ""
+    assert exit_decoder.decode(killed(tmp_path, oom=False, **about)).kernel == ""
 
 
 # --- for real ---
@@ -268,7 +270,7 @@ HOG = "taken = [bytearray(b'x' * (1 << 20)) for _ in range(256)]"
 
 
 def test_the_kernel_counts_a_process_that_takes_more_than_its_cgroup_has(tmp_path: Path) -> None:
-    """Not so one that somebody else kills there."""
+    """A process that a test kills in the cgroup is not counted."""
     waits = "import sys; print(flush=True); sys.stdin.readline(); "
     with memory_cgroup("hog") as cgroup:
         watch, ends = Ooms(), {}

@@ -1,4 +1,4 @@
-"""The time a step may take is learned from the rank itself."""
+"""The time that a step may take is learned from the rank itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.pace import KEPT, LEARNED_AT_LEAST, MOVES_ON, NEWEST, STANDS_S, WARM_UP_COMMITS, Own, Pace
+from agents.health.step_timing import KEPT, LEARNED_AT_LEAST, MOVES_ON, NEWEST, STANDS_S, WARM_UP_COMMITS, Own, Pace
 from supervisor.core.spec import HangSpec
 from supervisor.wire.activity import FILE, LAYOUT, NAMES, Activity, read
 from supervisor.wire.records import Progress, Stuck
@@ -17,7 +17,7 @@ NOTHING = Own()
 
 
 class Rank:
-    """A rank that steps by a clock of the test's."""
+    """A rank that steps by the test's clock."""
 
     def __init__(self, limits: HangSpec = LIMITS) -> None:
         self.limits = limits
@@ -48,12 +48,12 @@ class Rank:
         return self.look()
 
     def stays(self, seconds: float) -> Stuck | None:
-        """At what it does."""
+        """Keeps the rank at its current activity."""
         self.now += seconds
         return self.look()
 
     def step(self, seconds: float, *, checkpoint_s: float = 0.0, own: Own = NOTHING) -> Stuck | None:
-        """Whether it was thought to hang before its end."""
+        """One step; returns the first report that it hangs, if any."""
         found = self.does("checkpoint", checkpoint_s) if checkpoint_s else None
         found = self.does("compute", seconds) or found
         self.commits += 1
@@ -178,7 +178,7 @@ def test_an_evaluation_is_bounded_by_those_before_it_and_by_no_checkpoint(learne
 
 @pytest.mark.parametrize("pause", ["evaluate", "checkpoint"])
 def test_the_first_of_several_parts_says_nothing_of_the_next(learned: Rank, pause: Activity) -> None:
-    """Two data sets after one step; a wait for the checkpoint before, and then the next one."""
+    """Two data sets after one step; or a wait for the checkpoint before, and then the next one."""
     for _ in range(2):
         assert learned.does(pause, 2.0) is None
         assert learned.does("other", 0.1) is None
@@ -189,7 +189,7 @@ def test_the_first_of_several_parts_says_nothing_of_the_next(learned: Rank, paus
 
 
 def test_a_compile_teaches_no_bound_for_the_next(learned: Rank) -> None:
-    """The first ones find all in a cache; another shape is in none."""
+    """The first compiles find everything in a cache; another shape is in none."""
     for _ in range(5):
         assert learned.does("compile", 0.2) is None
         assert learned.step(1.0) is None
@@ -215,7 +215,7 @@ def test_what_hangs_after_a_compile_is_found_by_what_that_took(learned: Rank) ->
 
 
 def test_a_compile_inside_of_an_evaluation_does_not_end_it(learned: Rank) -> None:
-    """It runs another graph than the training does: the first time it compiles, and then it takes its time."""
+    """An evaluation runs another graph than the training does: it compiles the first time, and then takes its time."""
     learned.does("evaluate", 0.5)
     learned.does("compile", 5.0)
     assert learned.does("evaluate", 300.0) is None
@@ -245,12 +245,12 @@ def test_the_places_of_activities_are_what_trainers_of_every_version_write(tmp_p
         assert read(tmp_path) == (3, name)
 
 
-# --- what is left to write ---
+# --- unfinished checkpoints ---
 
 
 @pytest.fixture
 def saves() -> Rank:
-    """Of each ten steps one copies the state for two seconds; a thread writes it. By the default policy."""
+    """A rank under the default policy: every tenth step copies the state for two seconds, and a thread writes it."""
     rank = Rank(HangSpec())
     for step in range(1, 41):
         assert rank.step(1.0, checkpoint_s=2.0 if step % 10 == 0 else 0.0) is None
@@ -259,7 +259,7 @@ def saves() -> Rank:
 
 @pytest.mark.parametrize("copies_s", [2.0, 0.0])
 def test_to_wait_until_it_is_written_is_not_bounded_by_how_long_a_copy_took(saves: Rank, copies_s: float) -> None:
-    """The last checkpoint is waited for to its end; so is one that is still being written when the last step is made."""
+    """A wait lasts until the last checkpoint is written, or until the one that is being written at the last step is."""
     if copies_s:
         assert saves.does("checkpoint", copies_s) is None
     assert saves.does("save", 45.0) is None
@@ -270,7 +270,7 @@ def test_to_wait_until_it_is_written_is_not_bounded_by_how_long_a_copy_took(save
 
 
 def test_what_was_waited_for_once_bounds_no_other(saves: Rank) -> None:
-    """A checkpoint that was written before the next one began is no measure of one that a slow store takes."""
+    """A checkpoint that was written before the next one began is no measure for one on a slow store."""
     for _ in range(3):
         assert saves.does("save", 0.5) is None
         assert saves.step(1.0) is None
@@ -281,7 +281,7 @@ def test_what_was_waited_for_once_bounds_no_other(saves: Rank) -> None:
 
 
 def test_one_that_cannot_tell_its_progress_and_goes_on_does_not_hang(learned: Rank) -> None:
-    """A full disk: its steps are not told, its activity is."""
+    """A full disk loses the records of its steps, but not of its activity."""
     learned.untold = True
     for _ in range(200):
         for activity in ("data", "quorum", "compute", "collective", "commit"):
@@ -358,7 +358,7 @@ def test_what_it_takes_itself_is_told_and_what_it_took_at_first() -> None:
 
 @pytest.mark.parametrize("pause", ["checkpoint", "evaluate", "compile", "save"])
 def test_a_step_with_something_else_in_it_says_nothing_of_what_a_step_takes_itself(pause: Activity) -> None:
-    """The first after an evaluation reads its data anew; one that compiles computes nothing meanwhile."""
+    """The first step after an evaluation reads its data again; one that compiles computes nothing meanwhile."""
     rank = Rank()
     for _ in range(WARM_UP_COMMITS + KEPT + 1):
         rank.step(1.0, own=Own(0.4, 0.1))
@@ -368,7 +368,7 @@ def test_a_step_with_something_else_in_it_says_nothing_of_what_a_step_takes_itse
     assert (rank.pace.own, rank.pace.past) == (Own(0.4, 0.1), Own(0.4, 0.1))
 
 
-# --- what timeouts have to leave room for ---
+# --- durations that timeouts must allow ---
 
 
 def test_nothing_is_measured_before_it_was_learned() -> None:
@@ -434,7 +434,7 @@ def test_the_longest_checkpoint_is_measured(learned: Rank) -> None:
 
 @pytest.mark.parametrize("waits", ["quorum", "collective", "commit", "heal"])
 def test_one_that_has_waited_for_others_and_goes_on_does_not_hang(learned: Rank, waits: Activity) -> None:
-    """Whom it waited for came: at that instant it computes, for no time at all, and is to blame for nothing."""
+    """Its peer came: at that instant the rank computes, for no time at all, and causes no hang."""
     learned.does("compute", 0.2)
     learned.does(waits, LIMITS.at_most_s + 1.0)
     assert learned.look() is not None, "it waits for longer than a step may take, and says so"
@@ -455,7 +455,7 @@ def test_one_that_goes_on_by_itself_is_not_told_where_it_has_not_stayed(learned:
 def test_one_whose_first_try_of_a_step_failed_is_not_told_while_it_is_at_the_second(
     learned: Rank, again: Activity
 ) -> None:
-    """A peer stood still for a moment: the commit failed, and the step that comes anew is a slow one."""
+    """A peer stood still for a moment: the commit failed, and the second attempt at the step is a slow one."""
     bound = 10.0
     learned.does("compute", 0.6 * bound)
     learned.does("commit", 0.4)
@@ -495,7 +495,7 @@ def test_one_that_goes_from_wait_to_wait_and_commits_nothing_hangs_by_what_it_do
 
 
 def test_a_run_that_has_become_slower_is_bounded_by_its_newest_steps(learned: Rank) -> None:
-    """Other work on its machine: a step five times as long as those is fifteen times as long as the ones before."""
+    """Other work on its machine: a step five times as long as these is fifteen times as long as those before."""
     for _ in range(60):
         learned.step(1.0)
     assert learned.pace.bound_s(LIMITS) == pytest.approx(10.0)
@@ -509,8 +509,8 @@ def test_a_run_that_has_become_slower_is_bounded_by_its_newest_steps(learned: Ra
 
 
 def in_vain(rank: Rank, seconds: float, waits_s: float = 2.0, own_s: float = 3.5) -> Stuck | None:
-    """It makes its step again and again, and the commit fails each time, as where a collective takes longer than its timeout. The first
-    word that it hangs."""
+    """Repeats a step whose commit fails, as when a collective exceeds its timeout. Returns the first report of a
+    hang."""
     until = rank.now + seconds
     while rank.now < until:
         found = rank.does("compute", own_s - 0.5) or rank.does("data", 0.5) or rank.does("collective", waits_s)
@@ -521,14 +521,15 @@ def in_vain(rank: Rank, seconds: float, waits_s: float = 2.0, own_s: float = 3.5
 
 
 def test_one_that_comes_to_a_commit_again_and_again_has_the_longest_time_of_the_policy(learned: Rank) -> None:
-    """Killed after a minute in a run that two cores had six times too much to do for; it commits once they have less."""
+    """Such a group was killed after a minute, on two cores with six times too much work. It commits once they have
+    less."""
     assert in_vain(learned, LIMITS.at_most_s - 10.0) is None, "nor is it told, each time, for whom it waits"
     found = in_vain(learned, 20.0)
     assert found is not None, "waits for others do not lengthen it"
 
 
 def test_one_whose_attempts_are_starved_has_it_too(learned: Rank) -> None:
-    """An attempt takes 100 s of which 75 are others'."""
+    """An attempt takes 100 s, of which 75 are others'."""
     for _ in range(5):
         learned.starved_s = 0.75
         for _ in range(50):
@@ -560,7 +561,7 @@ def test_one_that_came_to_a_commit_in_vain_and_hangs_then_is_found_within_the_bo
 
 
 def test_one_commit_that_fails_changes_nothing(learned: Rank) -> None:
-    """It does wherever a peer is lost."""
+    """A commit fails wherever a peer is lost."""
     bound = learned.pace.bound_s(LIMITS)
     assert learned.does("compute", 0.5 * bound) is None
     learned.failed += 1
@@ -625,7 +626,7 @@ def test_nor_does_one_that_is_late_at_each_look(learned: Rank) -> None:
 
 @pytest.mark.parametrize("ends_unseen", [False, True])
 def test_a_checkpoint_that_was_not_seen_whole_bounds_no_other(learned: Rank, ends_unseen: bool) -> None:
-    """It keeps the disk busy itself: a look that is late in the middle of it is nothing out of the way."""
+    """A checkpoint keeps the disk busy itself, so a late look in the middle of it is nothing out of the ordinary."""
     learned.does("checkpoint", 100.0)
     unseen(learned, 100.0)
     if not ends_unseen:

@@ -1,4 +1,4 @@
-"""Whether a process is kept from its work by others that have its processor: with real ones, on one processor."""
+"""Detection of a process that others keep from its processor: with real processes, on one processor."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from agents import process
-from agents.processor import COUNTS, LOOK_S, ProcessorUse
+from agents.health.cpu_state import COUNTS, LOOK_S, ProcessorUse
+from agents.shim import process
 from tests.helpers.waiting import eventually
 
 LOOP = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
@@ -22,7 +22,7 @@ def loop():
     while True: pass
 for _ in range(5): threading.Thread(target=loop).start()
 threading.Lock().acquire(); threading.Event().wait()"""
-"""Its main thread waits, and what keeps the processor busy are threads of its own."""
+"""Its main thread waits, and threads of its own keep the processor busy."""
 
 pytestmark = pytest.mark.skipif(process.waited_s(os.getpid()) is None, reason="this kernel counts no run delays")
 

@@ -1,4 +1,4 @@
-"""What the agent does about what is desired: pure."""
+"""The agent's pure reconciliation of what runs with what is desired."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.names import TrainerName, parse
-from agents.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
+from agents.agent.names import TrainerName, parse
+from agents.agent.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
 from supervisor.core.spec import TorchFTSpec
 from supervisor.wire.records import LighthouseDesired, NodeDesired, ProcessRecord, TrainerDesired
 from tests.agents.nodes import RUN, trainer
@@ -53,7 +53,7 @@ def test_what_is_wanted_of_another_allocation_is_not_started_and_said() -> None:
     (refused,) = reconcile(node(theirs), [], "toy-a2")
     assert isinstance(refused, NotOurs)
     assert all(word in refused.why for word in ("group 0", "generation 5", "toy-a1", "toy-a2", "again"))
-    # what one of the two does not know is not compared
+    # a field that one of the two lacks is not compared
     for wanted, allocation in ((theirs, "toy-a1"), (theirs, ""), (trainer(generation=5), "toy-a2")):
         assert reconcile(node(wanted), [], allocation) == [Start(wanted, (0,))]
 
@@ -119,7 +119,7 @@ def test_what_is_not_wanted_ends_and_is_then_forgotten() -> None:
 
 
 def test_of_an_unknown_run_nothing_is_touched_but_orphaned_ranks() -> None:
-    """No record, or one that cannot be read, is no order to stop."""
+    """A missing or unreadable record is no order to stop."""
     assert reconcile({}, [process("toy.0.1.0"), process("toy.1.1.0", exit_code=1)]) == []
     assert stops(reconcile({}, [process("toy.0.1.0"), process("toy.0.1.1", signal=9)])) == ["toy.0.1.0"]
 
@@ -168,7 +168,7 @@ PROCESSES = st.builds(
     st.randoms(use_true_random=False),
 )
 def test_whatever_is_wished_no_generation_runs_twice_and_no_two_at_once(wishes, before, random) -> None:  # type: ignore[no-untyped-def]
-    """Follow the actions in a model of the shim, with processes that end whenever they like."""
+    """Follows the actions in a model of the shim, with processes that end at any moment."""
     table = {p.name: p for p in before}
     spawned: list[str] = []
     for wish in wishes:

@@ -1,4 +1,4 @@
-"""What a scheduler does to a node: notice, TERM to everybody, and a start with nearly nothing around it."""
+"""A scheduler's effects on a node: notice, TERM to every process, and a start with nearly no environment."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from agents import process, sockets
-from agents.shim import LEAVING
-from agents.shim_client import ShimClient, ShimLost, Watched
+from agents.agent.shim_client import ShimClient, ShimLost, Watched
+from agents.shim import process, sockets
+from agents.shim.main import LEAVING
 from supervisor.ports.store import Store
-from supervisor.shell.store import connect
+from supervisor.shell.etcd import connect
 from supervisor.wire.address import towards
 from tests.agents.nodes import Node, Nodes, desire, kill, observed, rank, registration, running, trainer
 from tests.helpers import etcd
@@ -69,7 +69,7 @@ def test_a_notice_is_reported_at_once_stays_over_agents_and_does_nothing_else(no
 
 @contextlib.contextmanager
 def by_a_scheduler(nodes: Nodes, store: Store, before: Sequence[str], *options: str) -> Iterator[Node]:
-    """A node as a batch script starts it: `supervisor-agent run`, exec'ed by what is given."""
+    """A node as a batch script starts it: `supervisor-agent run`, exec'ed by `before`."""
     node = Node.__new__(Node)
     node.name, node.folder, node.output = "n0", nodes.home / "nodes" / "n0", nodes.home / "n0.out"
     arguments = [f"--home={nodes.home}", f"--etcd={nodes.etcd}", "--node=n0", "--cold", "--lease-s=2", *options]
@@ -118,7 +118,7 @@ def test_a_notice_never_kills_the_shim_and_is_not_lost(
 
 
 def test_after_a_notice_its_end_is_as_ever_whatever_signals_it_was_started_without(nodes: Nodes, store: Store) -> None:
-    """As a preempted job's: the notice stops nothing, SIGTERM does."""
+    """A preempted job's end: the notice stops nothing, SIGTERM does."""
     with by_a_scheduler(nodes, store, ["env", "--block-signal=CHLD", "--block-signal=TERM"]) as node:
         desire(store, "n0", trainer(world_size=2))
         running(store, node, 1)
@@ -173,7 +173,7 @@ def test_a_cancelled_job_leaves_nobody_within_its_graces(nodes: Nodes, store: St
     # docs/NODES.md: twice the grace and four seconds, which has to stay below KillWait
     assert node.shim.wait(2 * grace_s + 4.0 + 5.0) == 0
     assert node.left() == []
-    # the agent, which got that TERM as well, has stayed to tell how it ended, and has given its lease back
+    # the agent got that TERM as well: it stays to report how it ended, and gives its lease back
     assert rank(store, "n0", 1).exit.signal == (15 if obeys else 9)
     assert registration(store) is None
 
@@ -214,7 +214,7 @@ def test_a_shim_whose_output_cannot_be_written_goes_on(nodes: Nodes, store: Stor
     with by_a_scheduler(nodes, store, before) as node:
         desire(store, "n0", trainer())
         pid = running(store, node, 1)
-        kill(node.pid("agent"))  # which the shim says, or tries to
+        kill(node.pid("agent"))  # which the shim reports, or tries to
         desire(store, "n0", trainer(generation=2))
         assert running(store, node, 2) != pid
 
@@ -283,7 +283,7 @@ def test_nodes_and_systems_that_share_a_host_leave_each_other_alone(nodes: Nodes
         kill(first.shim.pid)
         first.shim.wait()
         again = nodes.cold("n1")
-        # it has taken over what the dead one left, and looked for what to kill
+        # it has taken over what the dead one left, and looked for processes to kill
         eventually(lambda: (r := rank(store, "n1", 1)) and r.state == "exited", 20)
         desire(store, "n1", trainer(generation=2))
         running(store, again, 2)

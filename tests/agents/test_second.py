@@ -1,4 +1,4 @@
-"""Two agents of one name, as the second one tells of it."""
+"""Two agents of one name: the second one detects the other and reports it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import reporter as module
-from agents.reporter import Reporter
+from agents.agent import reporter as module
+from agents.agent.reporter import Reporter
 from supervisor.ports.errors import Fenced
 from supervisor.wire import keys
 from supervisor.wire.records import NodeObserved, Registration, SecondAgent, decode
@@ -72,7 +72,7 @@ def test_it_is_said_once_the_first_has_renewed_its_lease_and_over_when_that_has_
 
 
 def test_another_first_is_waited_for_as_long(tmp_path: Path, clock: Clock) -> None:
-    """Agents of one name that come and go are no two."""
+    """Agents of one name that come and go are not two at once."""
     store, said = MemoryStore(), []
     second = agent(tmp_path / "two", 2, said)
     for number in range(4):

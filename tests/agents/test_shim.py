@@ -1,4 +1,4 @@
-"""What the shim promises: nothing of it is left over, nobody else is hurt, and only one of it runs."""
+"""The shim's promises: it leaves nothing behind, harms no other process, and only one of it runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
-from agents.settings import parse
-from agents.shim import Shim
-from agents.table import RECORD_VERSION, Child, Table, generation_of
+from agents.shim import process
+from agents.shim.main import Shim
+from agents.shim.process_table import RECORD_VERSION, Child, Table, generation_of
+from agents.shim.settings import parse
 from supervisor.ports.store import Store
 from supervisor.shell.processes import is_running
 from supervisor.wire import records
@@ -29,7 +29,9 @@ FIRST = "toy.0.1.0"
 
 
 def test_the_shim_is_small_and_imports_nothing_big() -> None:
-    code = "import agents.shim, sys; print([m for m in ('pydantic', 'grpc', 'typer', 'torch') if m in sys.modules])"
+    code = (
+        "import agents.shim.main, sys; print([m for m in ('pydantic', 'grpc', 'typer', 'torch') if m in sys.modules])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
@@ -47,7 +49,7 @@ def test_its_records_are_process_records() -> None:
 
 
 def test_a_record_of_an_older_shim_is_read(tmp_path: Path) -> None:
-    """It says nothing of what this version adds."""
+    """It lacks the fields that this version adds."""
     body = Child(FIRST, 7, 8, str(tmp_path), exit_code=3, exited=True).record()
     for name in ("told", "oom", "ended_s"):
         del body[name]
@@ -67,9 +69,9 @@ def test_a_record_of_an_older_shim_is_read(tmp_path: Path) -> None:
         ((15, 9), (None, 9), "because of 9"),
         ((15,), (None, 15), "because of 15"),
         ((15,), (143, None), "because of 15"),
-        ((15,), (None, 9), ""),  # somebody else was faster
+        ((15,), (None, 9), ""),  # another process was faster
         ((15,), (None, 11), ""),
-        ((10,), (None, 10), ""),  # no signal that is to end it
+        ((10,), (None, 10), ""),  # no signal that must end it
     ],
 )
 def test_the_shim_says_which_ends_it_had_asked_for(
@@ -107,7 +109,7 @@ def test_what_finds_no_room_in_the_history_is_written_once_there_is_some(
         room[0] -= taken
         return taken
 
-    monkeypatch.setattr("agents.table.os.write", almost_full)
+    monkeypatch.setattr("agents.shim.process_table.os.write", almost_full)
     table.remember("first")
     table.remember("second")
     assert (tmp_path / "shim.jsonl").stat().st_size == 30
@@ -158,7 +160,7 @@ def test_leftovers_are_ended_and_others_who_have_their_numbers_are_not(
         # it has the number and even the age of a record, but was never started for this node
         assert sleeper.poll() is None
         eventually(lambda: "killed toy.0.1.0" in node.output.read_text(), 5)
-        # both generations are used up: an agent that finds them wanted still says so, and begins neither again
+        # both generations are used up: an agent that still finds them wanted reports that, and begins neither again
         desire(store, "n0", trainer(0), trainer(1))
         for group in (0, 1):
             found = eventually(lambda g=group: rank(store, "n0", 1, g), 10)
@@ -180,7 +182,7 @@ def test_a_stopped_shim_leaves_nobody(nodes: Nodes, store: Store) -> None:
     node.shim.send_signal(signal.SIGTERM)
     assert node.shim.wait(15) == 0
     assert node.left() == []
-    # the agent has told how they ended before it went
+    # the agent reported how they ended before it went
     assert [rank(store, "n0", 1, group).exit.signal for group in (0, 1)] == [15, 9]
 
 

@@ -1,4 +1,5 @@
-"""A node whose disk is slow, or takes reads alone: nobody is taken for frozen or silent because of that, and nothing is lost."""
+"""A node whose disk is slow, or takes reads alone: no process counts as frozen or silent for it, and nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from agents import process
-from agents.agent import Agent
-from agents.looks import GATE_FROZEN_S, FrozenGates
-from agents.reporter import Reporter
-from agents.settings import Settings, parse
-from agents.shim import Refusal, Shim
-from agents.shim_client import ShimClient
-from agents.table import Child
+from agents.agent.file_poller import GATE_FROZEN_S, FrozenGates
+from agents.agent.main import Agent
+from agents.agent.reporter import Reporter
+from agents.agent.shim_client import ShimClient
+from agents.shim import process
+from agents.shim.main import Refusal, Shim
+from agents.shim.process_table import Child
+from agents.shim.settings import Settings, parse
 from supervisor.wire.records import ExitObserved, ProcessRecord, Progress, Registration, TrainerObserved, encode
 
 NAME = "toy.0.1.0"
@@ -36,7 +37,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def ended(settings: Settings, ends: Callable[[Agent], object]) -> ExitObserved:
-    """What is told of a rank that raised, after `ends`."""
+    """The exit that the agent reports of a rank that raised, after `ends`."""
 
     async def tell() -> ExitObserved:
         agent = Agent(settings, None)  # type: ignore[arg-type]
@@ -64,7 +65,7 @@ def test_an_end_does_not_wait_for_what_is_written_for_a_start(settings: Settings
 
 
 def test_one_that_has_finished_is_told_as_finished_though_no_look_has_seen_it(settings: Settings) -> None:
-    """The newest look began before it said so, and is not over."""
+    """The newest look began before the rank wrote that it had finished, and is not over."""
 
     async def tell() -> TrainerObserved:
         agent, answers = Agent(settings, None), threading.Event()  # type: ignore[arg-type]
@@ -120,12 +121,12 @@ def test_a_start_whose_record_is_written_when_the_node_has_been_told_to_stop_is_
 
 
 class Disk:
-    """Of a gate's agent, which looks ten times a second."""
+    """The disk of a gate's agent, which looks ten times a second."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frozen, self.awake = FrozenGates(folder), 0.0
         self.touches, self.wrong, self.asked = threading.Event(), False, 0
-        monkeypatch.setattr("agents.looks.os.utime", self._utime)
+        monkeypatch.setattr("agents.agent.file_poller.os.utime", self._utime)
 
     def _utime(self, path: Path) -> None:
         self.asked += 1
@@ -144,7 +145,7 @@ class Disk:
             self.frozen._aside.ask(lambda: None).result(10)
 
     def stands_still(self, until_s: float) -> float | None:
-        """When it was found to be frozen."""
+        """The time at which the gate was found frozen; None: it was not."""
         return next((tenth / 10 for tenth in range(int(10 * until_s)) if self.look(tenth / 10)), None)
 
 
@@ -160,7 +161,7 @@ def test_a_gate_that_does_not_touch_its_file_is_frozen(disk: Disk) -> None:
 
 
 def test_a_gate_whose_disk_takes_no_touch_is_not_frozen(disk: Disk) -> None:
-    """As one that is frozen for a snapshot, or whose journal is full: it is read all the same."""
+    """A disk frozen for a snapshot, or with a full journal, can still be read."""
     try:
         assert disk.stands_still(60.0) is None
         disk.touches.set()
@@ -220,7 +221,7 @@ def test_what_is_to_be_ended_does_not_wait_for_a_start(settings: Settings, sleep
 
 
 class Etcd:
-    """That takes whatever it is given."""
+    """An etcd that takes every write."""
 
     def __init__(self) -> None:
         self.leases = 0
@@ -238,7 +239,7 @@ class Etcd:
 
 def test_a_node_registers_again_while_its_disk_stalls(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease was lost, as every lease is in a long enough hiccup of etcd."""
-    monkeypatch.setattr("agents.reporter.MARKED_WITHIN_S", 0.01)
+    monkeypatch.setattr("agents.agent.reporter.MARKED_WITHIN_S", 0.01)
     registration = Registration(
         node="n0", address="127.0.0.1", role="trainer", allocation="", slots=1, agent_pid=1, version="1"
     )

@@ -1,4 +1,4 @@
-"""The stack of a process that cannot be asked."""
+"""The stack of a process that does not answer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import stacks as stacks_module
-from agents.stacks import FILE, Stacks, innermost, where
+from agents.health import stack_dump as stacks_module
+from agents.health.stack_dump import FILE, Stacks, innermost, where
 from tests.helpers.stopping import stop
 from tests.helpers.waiting import eventually
 
@@ -30,7 +30,7 @@ def waits(worker):
 waits(threading.Thread(target=holds))
 """
 LINES_OF_WORK = 20
-"""With five, one reading of 300 found the same one in all of its looks."""
+"""With five, one reading of 300 found the same line in all of its looks."""
 THREADS_WORK = (
     """import threading
 def waits(worker):
@@ -106,7 +106,7 @@ def test_a_process_that_is_gone_has_a_sentence_instead(tmp_path: Path) -> None:
 
 
 def test_a_py_spy_that_no_signal_ends_is_waited_for_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it reads is in uninterruptible sleep, and so is it. The hang is to be told all the same."""
+    """The process is in uninterruptible sleep, and so is py-spy. The hang must be reported all the same."""
     ends = threading.Event()
     monkeypatch.setattr(stacks_module, "where", lambda *args: "late" if ends.wait(60) else "never")
     monkeypatch.setattr(stacks_module, "GIVEN_UP_S", 0.2)

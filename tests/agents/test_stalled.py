@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from agents.agent import Agent
-from agents.facts.files import DEADLINE_S, EVERY_S
-from agents.looks import ANSWERS_WITHIN_S
-from agents.settings import Settings, parse
-from agents.shim import AGENT_FROZEN_S, Shim
-from agents.table import Child
+from agents.agent.file_poller import ANSWERS_WITHIN_S
+from agents.agent.main import Agent
+from agents.health.facts.files import DEADLINE_S, EVERY_S
+from agents.shim.main import AGENT_FROZEN_S, Shim
+from agents.shim.process_table import Child
+from agents.shim.settings import Settings, parse
 from supervisor.ports.store import Store
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import ExitObserved, Health, NodeObserved, ProcessRecord, decode
 from tests.agents.nodes import Nodes, desire, rank, running, trainer
@@ -47,7 +47,8 @@ while True:
 
 
 def test_who_waits_for_a_stalled_file_system_can_be_ended(tmp_path: Path) -> None:
-    """However it was caught: one that writes all the time was held in every second stall while the server was stopped anywhere."""
+    """The process is killable wherever the stall caught it. One that writes all the time was held in every second stall
+    when the server could stop anywhere."""
     with file_system(tmp_path / "home", tmp_path / "behind") as served:
         for _ in range(10):
             writer = subprocess.Popen([sys.executable, "-c", WRITES, str(served.folder)])
@@ -161,7 +162,7 @@ def state(store: Store, generation: int) -> str:
 
 
 def end_of_what_is_not_wanted(store: Store) -> ExitObserved:
-    """Of generation 1: told once, for what has ended and is not wanted is forgotten soon."""
+    """The exit of generation 1. It is reported once, for an ended and unwanted process is forgotten soon."""
     key = keys.observed("n0")
     watch = store.watch(key, store.list(key).revision)
 
@@ -183,9 +184,7 @@ def test_its_agent_says_so_and_obeys_all_the_while(etcd_server: EtcdServer, stor
         file_system(tmp_path / "home", tmp_path / "behind") as served,
         Nodes(served.folder, etcd_server.endpoint) as nodes,
     ):
-        node = nodes.cold(
-            "n0", "--lease-s=10"
-        )  # whether it is kept is asked, on a machine that may be busy for seconds
+        node = nodes.cold("n0", "--lease-s=10")  # it must be kept on a machine that may be busy for seconds
         desire(store, "n0", trainer())
         pid = running(store, node, generation=1)
         agent, held = node.pid("agent"), lease(store)

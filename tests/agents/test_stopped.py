@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.settings import Settings
-from agents.stopped import BY_A_SIGNAL, MAIN_THREAD_ENDED, Stopped, state
-from agents.view import View
+from agents.agent.node_view import View
+from agents.health.stopped_ranks import BY_A_SIGNAL, MAIN_THREAD_ENDED, Stopped, state
+from agents.shim.settings import Settings
 from supervisor.core.spec import HangSpec
 from supervisor.ports.store import Store
 from supervisor.wire.records import ProcessRecord
@@ -60,7 +60,7 @@ def test_a_stopped_process_is_told_for_how_long(begun: ExitStack) -> None:
 
 
 def test_one_that_ran_between_two_looks_begins_again(begun: ExitStack) -> None:
-    """As a throttle does that stops it ten times a second: each look may find it stopped."""
+    """A throttle stops it ten times a second, so each look may find it stopped."""
     pid, stopped = child(begun, sys.executable, "-c", "import time\nwhile True: time.sleep(0.001)"), Stopped()
     stop(pid)
     stopped.look(pid, 1.0)
@@ -90,7 +90,7 @@ def test_one_whose_main_thread_has_ended_is_one_and_one_that_has_ended_is_none(b
 
 
 def test_it_is_told_at_once_and_again_when_it_counts_and_when_it_is_over(begun: ExitStack, tmp_path: Path) -> None:
-    """The leader hears of a stop that does not count yet: where all groups have one, one hand did that."""
+    """The leader hears of a stop that does not count yet: where all groups have one, they have one cause."""
     pid, view = child(begun, "sleep", "600"), View(Settings(node="n1", home=tmp_path, etcd=("h:1",)))
     for number in range(2):
         name = f"toy.0.1.{number}"
@@ -117,7 +117,7 @@ def test_it_is_told_at_once_and_again_when_it_counts_and_when_it_is_over(begun: 
 
 
 def test_no_grace_is_given_to_a_generation_with_a_stopped_rank(nodes: Nodes, store: Store) -> None:
-    """Its other rank ignores TERM, as one inside a collective does: it is not waited for either."""
+    """Its other rank ignores TERM, like one inside a collective: the node does not wait for it either."""
     node = nodes.cold()
     patient = trainer(world_size=2, toy_ignore_term=True, term_grace_s=600.0)
     desire(store, "n0", patient)

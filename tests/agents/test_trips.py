@@ -1,10 +1,10 @@
-"""The time that the gate takes to answer, in classes."""
+"""The gate's answer times, counted in classes."""
 
 from __future__ import annotations
 
 import pytest
 
-from agents.trips import KEPT, Trip
+from agents.gate.round_trips import KEPT, Trip
 
 
 @pytest.mark.parametrize(("seconds", "ms"), [(0.0009, 1.0), (0.0011, 2.0), (0.004, 4.0), (0.05, 64.0), (0.0, 2.0**-9)])

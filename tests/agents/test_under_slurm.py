@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
-from agents.shim import LEAVING
+from agents.shim import process
+from agents.shim.main import LEAVING
 from supervisor.ports.store import Store
-from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.dev.etcd_server import EtcdServer
 from tests.agents.nodes import Node, desire, kill, observed, rank, registration, running, trainer
 from tests.helpers.slurm import Slurm, available, slurm
 from tests.helpers.toys import TOYS
@@ -57,7 +57,7 @@ def test_a_node_in_a_job(cell: Slurm, etcd_server: EtcdServer, store: Store, tmp
         # the job's main process is the shim itself: so a signal to it alone is a notice
         cell.command("scancel", "--batch", "--signal=USR1", str(number))
         eventually(lambda: observed(store, "n1").leaving == LEAVING, 10)
-        # an agent that is upgraded: Slurm has nothing to say to that
+        # an agent that is upgraded: Slurm does not notice
         agent = node.pid("agent")
         kill(agent)
         eventually(lambda: (r := registration(store, "n1")) and r.agent_pid not in (0, agent), 20)
@@ -70,7 +70,7 @@ def test_a_node_in_a_job(cell: Slurm, etcd_server: EtcdServer, store: Store, tmp
         eventually(lambda: node.left() == [], 10, "nothing of the job is left")
         eventually(lambda: [j["job_state"] for j in cell.jobs()] == ["CANCELLED"], 10)
         assert node.history()[-1]["event"] == "shim_stopped", "it ended by itself, within KillWait"
-        # the agent got Slurm's TERM as well, and has stayed to tell
+        # the agent got Slurm's TERM as well, and stays to report
         assert rank(store, "n1", 1).exit.signal == signal.SIGTERM
         assert registration(store, "n1") is None
     finally:

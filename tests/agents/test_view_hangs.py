@@ -1,4 +1,4 @@
-"""The ranks of a group that hang are told together."""
+"""The hanging ranks of a group are reported together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agents import view as views
-from agents.pace import LEARNED_AT_LEAST, UNSEEN_S, WARM_UP_COMMITS
-from agents.settings import Settings
-from agents.view import View
+from agents.agent import node_view as views
+from agents.agent.node_view import View
+from agents.health.step_timing import LEARNED_AT_LEAST, UNSEEN_S, WARM_UP_COMMITS
+from agents.shim.settings import Settings
 from supervisor.core.spec import HangSpec
 from supervisor.wire.activity import Activity
 from supervisor.wire.records import ProcessRecord, Progress, encode
@@ -23,7 +23,7 @@ LEARNED = WARM_UP_COMMITS + LEARNED_AT_LEAST + 1
 
 
 class Slow:
-    """Stacks that come when the test says so."""
+    """Stacks that arrive when the test decides."""
 
     def __init__(self) -> None:
         self.known: dict[str, str] = {}
@@ -94,7 +94,7 @@ def test_one_that_is_nearly_at_its_bound_is_told_with_the_one_that_is(view: View
 def test_who_waits_for_a_rank_that_may_take_longer_does_not_hang_before_that_one(
     view: View, stacks: Slow, tmp_path: Path, pause: Activity
 ) -> None:
-    """Rank 0 alone saves, or the like, for the first time: how long that takes is not known yet."""
+    """Rank 0 alone does `pause` for the first time, and how long that takes is not known yet."""
     ActivityFile(tmp_path / "0").set(pause)
     view.poll(100.0 * LEARNED + 2)
     view.look_for_hangs(LIMITS, LEARNED + 1.0)
@@ -126,7 +126,7 @@ def test_one_that_goes_on_is_told_no_more(view: View, stacks: Slow, tmp_path: Pa
 
 
 def test_what_could_not_be_seen_counts_for_nothing(view: View, stacks: Slow, tmp_path: Path) -> None:
-    """Their files did not answer for a minute, in which the ranks may have waited for them, or not."""
+    """Their files did not answer for a minute, in which the ranks may or may not have waited for them."""
     view.look_for_hangs(LIMITS, LEARNED + 1.0)
     view.unseen()
     view.look_for_hangs(LIMITS, LEARNED + 61.0)
@@ -141,7 +141,7 @@ def test_what_could_not_be_seen_counts_for_nothing(view: View, stacks: Slow, tmp
 
 
 def test_of_one_that_is_not_seen_any_more_nobody_says_that_it_hangs(view: View, stacks: Slow, tmp_path: Path) -> None:
-    """It waited for another group; that is back, and all go on while the disk here does not answer."""
+    """The rank waited for another group; that is back, and all go on while the disk here does not answer."""
     stacks.known = {f"{WAY}.0": "in a", f"{WAY}.1": "in b"}
     view.look_for_hangs(LIMITS, LEARNED + 11.0)
     assert told(view) == {0, 1}

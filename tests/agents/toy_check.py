@@ -1,4 +1,4 @@
-"""A stand-in for titan_actor.check: nothing of TorchTitan is imported, which takes seconds."""
+"""A stand-in for titan_actor.check that imports nothing of TorchTitan, which would take seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for titan_actor.check_device: no numpy, and it fails on a node beside whose home a file says so."""
+"""A stand-in for titan_actor.check_device, without numpy: it fails on a node if the file `broken` names exists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from supervisor.wire.checks import CheckResult, to_line
 
 
 def broken(home: Path, node: str) -> Path:
-    """Where a test writes why the device of a node is broken."""
+    """The file beside a home in which a test writes why the node's device is broken."""
     return home / f"broken-{node}"
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 
 class Holder:
-    """A listener that accepts connections and says nothing but PONG; it can be closed and opened again at its port. A deaf one
-    does not even read."""
+    """A listener that accepts connections and sends nothing but PONG; it can be closed and opened again at its port. A
+    deaf one does not even read."""
 
     def __init__(self, address: str = "127.0.0.1", port: int = 0, deaf: bool = False) -> None:
         self.address, self.port, self.deaf = address, port, deaf
@@ -32,7 +32,7 @@ class Holder:
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def close(self) -> None:
-        """As a machine does whose process was killed: everything ends. Once more is no harm."""
+        """Ends everything, as a machine does with a killed process. A second call does no harm."""
         for each in (self._listener, *self._clients):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -1,10 +1,11 @@
-"""A model of a few numbers, trained as a real one is: the ranks of a group share each gradient by a collective of their own,
-the groups theirs by TorchFT's; loss and weights are looked at before a commit; checkpoints are written. It says at each moment
-what it does, and suffers what it is ordered to (fault_injection.causes).
+"""A model of a few numbers, trained as a real one is. The ranks of a group share each gradient by a collective of their
+own, the groups theirs by TorchFT's. Loss and weights are checked before a commit, and checkpoints are written. The toy
+reports each activity, and suffers the causes that it is ordered to (fault_injection.in_rank.causes).
 
-`toy.mode = "model"`; toy.step_s is what a step takes at least, `titan.checkpoint_interval_steps` as in a real run; toy.quiet: no
-log (TorchFT's manager writes one at every step); toy.store: a folder that all groups write their checkpoints to, and wait for as long
-as somebody has its file `lock` locked. It needs torch: warm processes (TOY_TORCHFT=1) make its starts short.
+`toy.mode = "model"`; toy.step_s: the least time of a step; `titan.checkpoint_interval_steps` as in a real run;
+toy.quiet: no log (TorchFT's manager writes one at every step); toy.store: a folder that all groups write their
+checkpoints to, and wait for while another process has its file `lock` locked. It needs torch: warm processes
+(TOY_TORCHFT=1) make its starts short.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fault_injection import causes
+from fault_injection.in_rank import causes
 from titan_actor.activity import ActivityFile
 from titan_actor.ledger import write_error_file
 
@@ -33,20 +34,20 @@ if TYPE_CHECKING:
 SIZE = 64
 CHECKPOINT_BYTES = 1 << 16
 CHECKPOINT_S = 0.2
-"""As of a larger model: an agent that looks ten times a second sees it."""
+"""The time of a larger model's checkpoint: an agent that looks ten times a second sees it."""
 GROUP_TIMEOUT = timedelta(seconds=60)
-"""Of the group's own collectives: as the shipped recipes' `comm.train_timeout_seconds`."""
+"""The timeout of the group's own collectives, as the shipped recipes' `comm.train_timeout_seconds`."""
 
 
 ANYWHERE = (
     causes.SEGFAULT, causes.ABORT, causes.EXIT, causes.RAISE, causes.HOG, causes.WRITE, causes.HOLD_GIL,
     causes.HOLD_GIL_ASIDE, causes.LOOP,
 )  # fmt: skip
-"""What may befall it while it computes."""
+"""Causes that may hit it while it computes."""
 
 
 class NotFinite(FloatingPointError):
-    """As titan_actor.replica's."""
+    """Stands for titan_actor.replica's exception of this name."""
 
     def __init__(self, text: str, whose: str) -> None:
         super().__init__(text)
@@ -54,7 +55,7 @@ class NotFinite(FloatingPointError):
 
 
 class Model:
-    """One rank's part of it."""
+    """One rank's part of the model."""
 
     def __init__(self, toy: Toy) -> None:
         import torch
@@ -69,7 +70,8 @@ class Model:
         self.weight = torch.ones(SIZE)
         self.healed = False
         self.leaving = False
-        """The ranks have agreed that this step is the last one: whoever left alone would leave the others in a collective."""
+        """The ranks have agreed that this step is the last: one that left alone would leave the others in a
+        collective."""
         if launch.node_address != "127.0.0.1":
             # a namespace that stands for a machine, but has this one's name
             from titan_actor import address, mends
@@ -110,7 +112,7 @@ class Model:
         self.healed = True
 
     def step(self) -> tuple[bool, float]:
-        """One attempt: whether it was committed, and how long its computing took."""
+        """Makes one attempt at a step. Returns if it was committed, and how long its computing took."""
         import torch
         import torch.distributed as dist
         from torch.distributed import ReduceOp
@@ -163,7 +165,7 @@ class Model:
         return committed, computed
 
     def checkpoint(self) -> None:
-        """By rank 0."""
+        """Writes a checkpoint if this is rank 0."""
         with self.activity.during("checkpoint"):
             self._suffer(self.manager.current_step(), causes.BLOCK_CHECKPOINT)
             with self._storage() as folder, (folder / f"checkpoint-{self.launch.group}").open("wb") as file:
@@ -174,7 +176,7 @@ class Model:
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[Path]:
-        """This node's own disk, or what all groups share."""
+        """The folder of this node's own disk, or of the store that all groups share."""
         if "store" not in self.toy.options:
             yield Path(self.launch.rank_dir)
             return
@@ -189,7 +191,7 @@ class Model:
 
 
 def train(toy: Toy) -> int:
-    """Until it is drained, or fails."""
+    """Trains until it is drained, or fails."""
     faulthandler.enable()
     if toy.options.get("quiet"):
         for stream in (1, 2):
@@ -222,7 +224,7 @@ def _steps(toy: Toy, model: Model) -> None:
 
 
 def _as_on_a_full_disk(write: Callable[[], None]) -> None:
-    """A line or a report that finds no room is lost."""
+    """Loses a line or a report that finds no room."""
     try:
         write()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""An agent of before there were pings: it lives and says nothing."""
+"""An agent of a version without pings: it lives and sends nothing."""
 
 import signal
 

@@ -1,14 +1,15 @@
-"""A stand-in for titan_actor.trainer. What it does is asked for in `titan.overrides`, under keys that begin with `toy.`.
+"""A stand-in for titan_actor.trainer, controlled by keys of `titan.overrides` that begin with `toy.`.
 
-toy.mode: "idle" (default) steps without torch; "exit" ends at once; "torchft" steps in a real TorchFT quorum; "quorum" does
-so too, but with TorchFT's native manager alone: no torch and no collective, so it starts in a fraction of a second; "model" is
-toy_model.py: several ranks a group, collectives, a loss, checkpoints.
-toy.exit_code, toy.build_s, toy.ignore_term, toy.step_s, toy.fail_at (rank 0 only): what the name says.
+toy.mode: "idle" (default) steps without torch; "exit" ends at once; "torchft" steps in a real TorchFT quorum; "quorum"
+does so too, but with TorchFT's native manager alone: without torch and collectives it starts in a fraction of a second;
+"model" is toy_model.py: several ranks a group, collectives, a loss, checkpoints.
+toy.exit_code, toy.build_s, toy.ignore_term, toy.step_s, toy.fail_at (rank 0 only): as their names have it.
 toy.needs: a path without which it fails at once.
 toy.raise_at: it raises after this step, counted by itself from 1. toy.segfault_at: the kernel ends it there.
 toy.hog: once this path exists it takes memory (at most 1 GiB) until something ends it.
-toy.saves: while this path exists it says that it writes its checkpoints (idle only; else none is written).
-toy.keeps: the writer saves checkpoints, and a start from disk goes on from one (quorum only); it ends at the step of the drain.
+toy.saves: while this path exists it reports that it writes its checkpoints (idle only; else none is written).
+toy.keeps: the writer saves checkpoints, and a start from disk goes on from one (quorum only); it ends at the drain's
+step.
 toy.stop_at: its step does not move any more, though it lives. toy.child: it leaves a process in a session of its own.
 toy.leaves: it leaves daemons, which are the shim's children at once, whose pids are in left.json.
 """
@@ -31,14 +32,14 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from agents import sockets
+from agents.shim import sockets
 from supervisor.wire import checkpoints
 from supervisor.wire.records import PEERS_GONE, CheckpointMark, Progress, TrainerLaunch, decode, encode
 from titan_actor.ledger import write_error_file
 
 
 class ToyError(Exception):
-    """As a bug of a real program raises one."""
+    """An exception like a bug in a real program."""
 
 
 def leave(how: str) -> int:
@@ -69,7 +70,7 @@ class Toy:
         self.unwritten = b""
         self.writer = launch.writer
         self.last_step = sys.maxsize
-        """After it, a toy that keeps its steps ends."""
+        """The step after which a toy that keeps its steps ends."""
         self.progress = Progress(
             run=launch.run,
             group=launch.group,
@@ -122,7 +123,7 @@ class Toy:
             time.sleep(0.05)
 
     def run_step(self, step_s: float) -> int:
-        """The step that the whole run is at: all toys of a run count by one clock, as if they healed each other."""
+        """The step of the whole run: all toys of a run count by one clock, as if they healed each other."""
         clock = Path(self.launch.run_dir) / "toy-clock"
         try:
             clock.touch(exist_ok=False)
@@ -133,7 +134,7 @@ class Toy:
         return max(self.progress.step + 1, int((time.time() - clock.stat().st_mtime) / step_s) + 1)
 
     def note_step(self, start: float, step: int, committed: bool = True, **about: object) -> None:
-        """A line as a real trainer's ledger writes it."""
+        """Writes a line as a real trainer's ledger does."""
         line = {"event": "step", "start": start, "t": time.time(), "group": self.launch.group, "step": step}
         line |= {"committed": committed, **about}
         self.unwritten += json.dumps(line).encode() + b"\n"
@@ -168,14 +169,14 @@ class Toy:
         return 0
 
     def saved(self, step: int) -> CheckpointMark | None:
-        """The newest checkpoint that is told."""
+        """The newest checkpoint to report."""
         if not Path(self.options.get("saves", "none")).exists():
             return self.progress.checkpoint
         due = step - step % self.launch.titan.checkpoint_interval_steps
         return CheckpointMark(step=due, path="nowhere", group=self.launch.group, generation=self.launch.generation)
 
     def save(self, step: int) -> None:
-        """A complete checkpoint, which holds the step alone."""
+        """Writes a complete checkpoint, which holds the step alone."""
         mark = CheckpointMark(step=step, path="", group=self.launch.group, generation=self.launch.generation)
         folder = checkpoints.folder_of(self.launch.run_dir) / checkpoints.name_of(mark)
         with contextlib.suppress(OSError):
@@ -185,7 +186,7 @@ class Toy:
             self.say(checkpoint=replace(mark, path=str(folder)))
 
     def bugs(self) -> None:
-        """What is asked for to go wrong at this step."""
+        """Causes the failures that the options ask for at this step."""
         if self.progress.step == self.options.get("raise_at"):
             raise ToyError(f"a bug at step {self.progress.step}, object at {hex(id(self))}, pid {os.getpid()}")
         if self.progress.step >= self.options.get("segfault_at", sys.maxsize):
@@ -205,7 +206,7 @@ class Toy:
         took: dict[str, float] | None = None,
         **about: object,
     ) -> None:
-        """Write down and report an attempt in a real quorum. `took`: step_s and compute_s, if they are known."""
+        """Writes down and reports an attempt in a real quorum. `took`: step_s and compute_s, if they are known."""
         self.note_step(start, step, committed, participants=participants, quorum_id=quorum_id, **about)
         counted = {
             "commits": self.progress.commits + committed,
@@ -249,7 +250,7 @@ class Toy:
             if not self.progress.commits and launch.resume == "peers" and not answer.max_step:
                 self.say(phase="failed", error="no peers to heal from")
                 return PEERS_GONE
-            # whoever is behind takes the newest state from the others: here that is the step alone
+            # a group that is behind takes the newest state from the others: here that is the step alone
             step = answer.max_step + 1
             self.stepped(
                 start,

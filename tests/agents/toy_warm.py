@@ -16,7 +16,8 @@ from supervisor.wire import marks
 
 
 def adopted(shim: int) -> None:
-    """Wait until the shim is our parent, then die with it. (Set earlier, the death of the process in between kills.)"""
+    """Waits until the shim is our parent, then dies with it. (Set earlier, the death of the process in between
+    kills.)"""
     while os.getppid() != shim:
         time.sleep(0.001)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Counts docstrings that the style page would not have: openings and words, by a list."""
+"""Counts docstrings that break the style page's rules on openings and words."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OPENINGS = ("Of", "Whether", "What", "Whoever", "Who", "That")
-"""A docstring opens with a verb or a noun phrase."""
+"""A docstring opens with a verb or a noun phrase instead."""
 
 WORDS = ("told", "said", "anew", "nobody", "somebody", "whoever", "is to", "so many", "whereupon")
-"""Where a plainer word serves: reported, logged, again, no one, someone, must, N."""
+"""Words with a plainer equivalent: reported, logged, again, no one, someone, must, N."""
 
 _OPENING = re.compile(rf"(?:{'|'.join(OPENINGS)})\b")
 _WORD = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
@@ -20,7 +20,7 @@ _CODE = re.compile(r"`[^`]*`")
 
 
 def docstrings(source: str) -> Iterator[str]:
-    """Of the module, its classes and functions, and those that follow a name."""
+    """Yields the docstrings of the module, of its classes and functions, and those that follow a name."""
     for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
         for each in body if isinstance(body, list) else ():
@@ -33,7 +33,7 @@ def docstrings(source: str) -> Iterator[str]:
 
 
 def check(folder: Path) -> Counter[str]:
-    """How many docstrings there are (`all`), open so (`opening`), and hold such a word (`word`)."""
+    """Counts docstrings: `all`, those with a listed opening (`opening`), and those with a listed word (`word`)."""
     found: Counter[str] = Counter()
     for path in sorted(folder.rglob("*.py")):
         for text in docstrings(path.read_text()):

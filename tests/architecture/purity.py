@@ -1,7 +1,7 @@
-"""What the import contracts cannot see: whether the core's own code has a clock, I/O, randomness, logging, state that
-outlives a call, or an order that depends on string hashes.
+"""Finds impurities that the import contracts cannot see in the core's code: a clock, I/O, randomness, logging, state
+that outlives a call, or an order that depends on string hashes.
 
-Imports are checked against a list of what is allowed, so that a new way to the outside world is refused by default.
+Imports are checked against a list of allowed ones, so that a new way to the outside world is refused by default.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ MUTATORS = frozenset(
 )
 
 ORDER_FREE = frozenset(["sorted", "set", "frozenset", "any", "all", "len", "min", "max", "sum"])
-"""What takes an iterable and does not show its order (`min` and `max` of distinct keys; sums of whole numbers)."""
+"""Functions that do not show the order of an iterable (`min` and `max` of distinct keys; sums of whole numbers)."""
 
 ORDERED = frozenset(["list", "tuple", "enumerate", "iter", "next", "map", "filter", "zip", "reversed", "dict"])
 
 
 @dataclass(frozen=True)
 class Impurity:
-    """One thing that a pure core may not have."""
+    """One construct that a pure core may not have."""
 
     file: str
     line: int
@@ -183,7 +183,7 @@ def _hash_order(tree: ast.Module, set_makers: set[str]) -> Iterator[_Finding]:
 
 
 def _own_nodes(scope: ast.FunctionDef | ast.Module) -> Iterator[ast.expr | ast.stmt]:
-    """The nodes of a function without those of the functions in it; each with what takes the value in `taken_by`."""
+    """The nodes of a function without its inner functions; `taken_by` maps each to the node that takes its value."""
     waiting: list[ast.AST] = list(ast.iter_child_nodes(scope))
     while waiting:
         node = waiting.pop()

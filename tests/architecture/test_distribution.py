@@ -1,4 +1,4 @@
-"""What is installed: the distribution's name, its licence, and the types of its packages."""
+"""The installed distribution: its name, its licence, and the types of its packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What documents say of the code that they describe."""
+"""Documents agree with the code that they describe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No docstring opens with a clause, or uses a word that the style page would not have."""
+"""Docstrings follow the style page's rules on openings and words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "package", ["supervisor", "agents", "fault_injection", "titan_actor", "dashboards", "benchmarks"]
+    "package", ["supervisor", "agents", "fault_injection", "titan_actor", "dashboards", "benchmarks", "tests"]
 )
 def test_docstrings_open_plainly_and_use_plain_words(package: str) -> None:
     found = check(ROOT / package)

@@ -1,4 +1,5 @@
-"""What `make check` needs: Python, make, gcc and git. Where a test needs more, it is in another folder, and `make test` installs that first."""
+"""`make check` needs only Python, make, gcc and git. A test that needs more is in another folder, and `make test`
+installs that first."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def test_no_test_of_the_fast_lane_depends_on_what_is_installed(folder: str) -> N
 
 
 def test_what_needs_packages_comes_after_them() -> None:
-    """`make check` alone asks for none."""
+    """`make check` alone installs no packages."""
     rules = re.findall(r"^([\w-]+):([^=\n#]*)", (ROOT / "Makefile").read_text(), re.M)
     needs = {name: words.split() for name, words in rules}
     assert needs["check"] == ["install-dev"]

@@ -1,4 +1,4 @@
-"""One module prints: the lint that says so catches each other way."""
+"""One module prints, and ruff's settings catch each other way to print."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHER_WAYS = {
 
 
 def lint(code: str, file: str) -> str:
-    """What ruff says of it, by our settings, as if it were that file."""
+    """The report of ruff, by our settings, on code in the place of that file."""
     done = subprocess.run(
         [Path(sys.executable).parent / "ruff", "check", "--no-cache", "--stdin-filename", file, "-"],
         cwd=ROOT, input=code + "\n", capture_output=True, text=True, timeout=60,

@@ -1,4 +1,4 @@
-"""The core is pure, the layers hold, and the lints that say so catch a planted violation of each kind."""
+"""The core is pure, the layers hold, and the lints that check this catch a planted violation of each kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("supervisor", "agents", "titan_actor", "fault_injection", "dashboard
 
 
 def lint_imports(tree: Path) -> tuple[bool, str]:
-    """Whether the import contracts of a tree hold, and what the tool said."""
+    """Returns if the import contracts of a tree hold, and the tool's output."""
     done = subprocess.run(
         [Path(sys.executable).parent / "lint-imports", "--no-cache", "--no-logo"],
         cwd=tree, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(tree)},
@@ -29,7 +29,7 @@ def lint_imports(tree: Path) -> tuple[bool, str]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the sources, to be spoilt."""
+    """A copy of the sources, for planted violations."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -45,7 +45,7 @@ def plant(tree: Path, file: str, code: str) -> None:
 
 
 def test_the_core_is_pure() -> None:
-    """By the AST check; the contracts are checked for the whole tree below."""
+    """This is the AST check; the contracts are checked for the whole tree below."""
     found = purity.check(ROOT / CORE)
     assert not found, "\n".join(map(str, found))
     assert len(list((ROOT / CORE).glob("*.py"))) >= 10, "the check looked at the real core"
@@ -68,7 +68,7 @@ PLANTED_IMPORTS = {
     "model": ("logging", "logging: import logging\n\nlog = logging.getLogger(__name__)"),
     "placement": ("logging", "logging: def planted():\n    from logging import getLogger\n    getLogger().info('x')"),
 }
-"""Each in a file of its own: module, what it imports, and the kind with the code."""
+"""Files to plant, each on its own: module, its import, and the kind with the code."""
 
 
 def test_planted_imports_are_caught_by_both_lints(tree: Path) -> None:
@@ -143,9 +143,9 @@ def test_what_hides_a_sets_order_is_let_through(tmp_path: Path) -> None:
 PLANTED_LAYERS = [
     (
         "supervisor/core/placement.py",
-        "from supervisor.shell import mirror",
+        "from supervisor.shell.control import state_cache as mirror",
         "supervisor.core is not allowed to import supervisor.shell",
-        "supervisor.core.placement -> supervisor.shell.mirror",
+        "supervisor.core.placement -> supervisor.shell.control.state_cache",
     ),
     (
         "supervisor/wire/keys.py",
@@ -154,10 +154,10 @@ PLANTED_LAYERS = [
         "supervisor.wire.keys -> supervisor.ports.store",
     ),
     (
-        "agents/names.py",
-        "from supervisor.shell.loop import Loop",
-        "agents is not allowed to import supervisor.shell.loop",
-        "agents.names -> supervisor.shell.loop",
+        "agents/agent/names.py",
+        "from supervisor.shell.control.loop import Loop",
+        "agents is not allowed to import supervisor.shell.control.loop",
+        "agents.agent.names -> supervisor.shell.control.loop",
     ),
     (
         "fault_injection/faults/acts.py",
@@ -166,22 +166,22 @@ PLANTED_LAYERS = [
         "fault_injection.faults.acts -> torch",
     ),
     (
-        "supervisor/shell/logs.py",
-        "import agents.exits",
+        "supervisor/shell/inspect/logs.py",
+        "import agents.health.exit_decoder",
         "supervisor is not allowed to import agents",
-        "supervisor.shell.logs -> agents.exits",
+        "supervisor.shell.inspect.logs -> agents.health.exit_decoder",
     ),
     (
-        "agents/table.py",
+        "agents/shim/process_table.py",
         "import titan_actor.report",
         "agents is not allowed to import titan_actor",
-        "agents.table -> titan_actor.report",
+        "agents.shim.process_table -> titan_actor.report",
     ),
     (
         "titan_actor/cursor.py",
-        "from supervisor.shell import runfile",
+        "from supervisor.shell.runfile import parse as runfile",
         "titan_actor is not allowed to import supervisor.shell",
-        "titan_actor.cursor -> supervisor.shell.runfile",
+        "titan_actor.cursor -> supervisor.shell.runfile.parse",
     ),
 ]
 """File, planted code, the rule that it breaks, and the import that the lint must name."""

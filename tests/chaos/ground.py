@@ -1,7 +1,7 @@
-"""What `supervisor up` stands on, taken away: `python -m tests.chaos.ground`, which is `make ground`.
+"""Takes away the parts that `supervisor up` stands on: `python -m tests.chaos.ground`, which is `make ground`.
 
-A cell kills, ends or freezes one part of an `up` (or all of them) while there is no run, while one trains, or in the middle of a
-recovery. Then `up` is started again where it has ended, and the run must train on, with nothing done twice.
+A cell kills, ends or freezes one part of an `up` (or all of them): without a run, while one trains, or in the middle of
+a recovery. Then `up` is started again where it has ended, and the run must train on, with nothing done twice.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from benchmarks.decide import machine
-from fault_injection import checkers, history
+from fault_injection.checkers import consistency
 from supervisor.core.model import Memory
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Retryable
-from supervisor.shell import client, status, views
-from supervisor.shell.home import endpoints_of, system_folder
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import observe
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.dev.home import endpoints_of, system_folder
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.history import files
+from supervisor.shell.inspect import client, status
 from supervisor.shell.processes import Process, with_environment
-from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import checkpoints, keys
 from supervisor.wire.programs import PART
 from supervisor.wire.records import RunRecord
@@ -47,9 +49,9 @@ FROZEN_S = 4.0
 """Twice the lease of the toys' nodes."""
 PATIENCE_S = 90.0
 SOME_STEPS = 20
-"""Saved before a cell strikes, so that a start from the beginning is seen."""
+"""Steps saved before a cell strikes, so that a start from the beginning is seen."""
 MARK = "GROUND"
-"""Environment variable that every process of a cell inherits: also what has lost its parents is found by it."""
+"""Environment variable that every process of a cell inherits; it also finds those that have lost their parents."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +71,17 @@ class Cell:
 
     @property
     def leaves_trainers(self) -> bool:
-        """No trainer has a reason to be started again."""
+        """True if the hit gives no trainer a reason to be started again."""
         return self.moment == "training" and self.victim in ("up", "supervisor", "etcd", "host") and not self.is_a_wish
 
     @property
     def is_a_wish(self) -> bool:
-        """A person ends the run."""
+        """True if the hit is a person's wish to end the run."""
         return self.victim == "up" and self.hit in ("TERM", "TWICE")
 
     @property
     def keeps_steps(self) -> bool:
-        """A group lives on, from which the others heal: no committed step is made again."""
+        """True if a group lives on, from which the others heal: no committed step is made again."""
         everything_ends = self.victim == "all" and self.hit != "STOP"
         return self.moment != "idle" and not everything_ends and not self.is_a_wish
 
@@ -152,13 +154,13 @@ class Ground:
 
     def memory(self) -> Memory:
         assert self.record is not None
-        return views.memory(self.mirror(), self.record.spec.name)
+        return observe.memory(self.mirror(), self.record.spec.name)
 
     def generations(self) -> tuple[int, ...]:
         return tuple(g.generation for g in self.memory().groups.values())
 
     def launch(self) -> None:
-        """Two groups that step in real quorums, and a spare."""
+        """Launches two groups that step in real quorums, and a spare."""
         spec = toy_spec("ground", groups=2, spares=1, healthy_after_s=1.0)
         torchft = TorchFTSpec(quorum_timeout_ms=60_000, quorum_retries=120)
         overrides = {"toy.mode": "quorum", "toy.step_s": 0.1, "toy.keeps": True}
@@ -201,14 +203,14 @@ class Ground:
         return max((step for step, _, mark in checkpoints.listed(self.record.run_dir) if mark is not None), default=0)
 
     def trains(self, since: float) -> bool:
-        """Both groups have committed in one quorum of two since then."""
+        """True if both groups have committed in one quorum of two since then."""
         newest = self.newest_commits(since)
         return len(newest) == 2 and len({(x["quorum_id"], x["participants"]) for x in newest.values()} - {(-1, 2)}) == 1
 
     def wait_until_it_trains(self, since: float) -> None:
         eventually(lambda: self.trains(since), PATIENCE_S, "both groups train together")
 
-    # --- who is hit ---
+    # --- victims ---
 
     def all(self) -> list[Process]:
         return list(with_environment(MARK, str(self.folder)))
@@ -230,7 +232,7 @@ class Ground:
                 return self.all()
 
     def break_one(self) -> None:
-        """The recovery in the middle of which the cell strikes: a trainer of group 1 is killed."""
+        """Causes the recovery in the middle of which the cell strikes: kills a trainer of group 1."""
         node = self.memory().groups[1].node
         before = self.generations()
         for path in self.system.glob(f"nodes/{node}/processes/ground.1.*.json"):
@@ -255,7 +257,7 @@ class Ground:
     # --- a cell ---
 
     def play(self, cell: Cell) -> None:
-        """Raises Wrong, or AssertionError for what did not come in time."""
+        """Plays one cell. Raises Wrong, or AssertionError when an expected state does not come in time."""
         if cell.moment != "idle":
             self.launch()
             self.wait_until_it_trains(0.0)
@@ -290,18 +292,18 @@ class Ground:
         self.end()
 
     def end(self) -> None:
-        """As a person does; then nothing is left, and the history holds."""
+        """Ends the run as a person does; then nothing is left, and the history holds."""
         self.up.terminate()
         self.up.wait(PATIENCE_S)
         eventually(lambda: not self.all(), 30, "nothing is left")
         assert self.record is not None
-        read = history.read(self.record.spec.name, Path(self.record.run_dir), self.system)
-        wrong = [v for v in checkers.check(read) if v.answer != "pass"]
+        read = files.read(self.record.spec.name, Path(self.record.run_dir), self.system)
+        wrong = [v for v in consistency.check(read) if v.answer != "pass"]
         if wrong:
             raise Wrong("; ".join(f"{v.checker}: {v.answer} {v.sentences[:2]}" for v in wrong))
 
     def close(self) -> None:
-        """Whatever came."""
+        """Kills all processes, even after a failure."""
         for process in self.all():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
@@ -315,7 +317,7 @@ def _signal(victims: Sequence[Process], number: int) -> None:
 
 
 def played(cell: Cell, folder: Path) -> None:
-    """One cell in a folder of its own. Raises as `Ground.play`."""
+    """Plays one cell in a folder of its own. Raises as `Ground.play`."""
     folder.mkdir(parents=True, exist_ok=True)
     ground = Ground(folder)
     try:

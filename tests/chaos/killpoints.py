@@ -1,8 +1,9 @@
-"""Rounds of kills: `python -m tests.chaos.killpoints [--rounds N] [--seed FIRST]`, which is `make killpoints`.
+"""Plays rounds of kills: `python -m tests.chaos.killpoints [--rounds N] [--seed FIRST]`, which is `make killpoints`.
 
-Each round kills one process at one failpoint while a run starts, loses something, or ends, and then looks whether it trains on,
-whether anything was done twice, and what the history checkers say. A round's seed alone says what it does. A round whose
-failpoint was not reached is counted apart. Exit code 1 when a round went wrong: its command is printed, its files are kept.
+Each round kills one process at one failpoint while a run starts, loses something, or ends. It then checks that the run
+trains on, that nothing was done twice, and that the history checkers pass. A round's seed alone determines it. A round
+whose failpoint was not reached is counted apart. Exit code 1 when a round went wrong: its command is printed, its files
+are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.decide import machine
-from supervisor.shell.etcd_server import start_etcd
+from supervisor.shell.dev.etcd_server import start_etcd
 from tests.chaos.plans import WAYS, Plan, plan
 from tests.chaos.rounds import Lanes, Wrong
 
@@ -57,7 +58,7 @@ class Tally:
 
 
 def rounds(options: argparse.Namespace, lanes: Lanes, tally: Tally) -> None:
-    """Until so many failpoints were reached, or twice as many rounds were tried."""
+    """Plays rounds until the asked number of failpoints was reached, or twice as many rounds were tried."""
     for seed in range(options.seed, options.seed + 2 * options.rounds):
         if len(tally.fired) + len(tally.wrong) >= options.rounds:
             return

@@ -1,4 +1,4 @@
-"""What a round of kills does: drawn from its seed alone, so that the seed repeats it."""
+"""The plan of a round of kills, drawn from its seed alone, so that the seed repeats it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 from supervisor.shell.failpoints import NAMES
 
 Scenario = Literal["start", "trainer", "restart", "node", "allocation", "lighthouse", "drain"]
-"""A run starts; a trainer is killed; a person asks for a restart; a node is killed; an allocation is taken away; the gate or
-its lighthouse is killed; the run is drained."""
+"""A run starts; a trainer is killed; a person asks for a restart; a node is killed; an allocation is taken away; the
+gate or its lighthouse is killed; the run is drained."""
 
 Who = Literal["supervisor", "nodes", "host"]
 
@@ -21,12 +21,12 @@ class Way:
 
     scenario: Scenario
     who: Who
-    """Who is armed: the leader (a supervisor's failpoint), the run's nodes, or the service host with its gate."""
+    """The armed processes: the leader (a supervisor's failpoint), the run's nodes, or the gate's service host."""
     least: int = 1
     most: int = 1
-    """Which pass it may be."""
+    """The highest pass at which it may die; `least` is the lowest."""
     late: bool = False
-    """Nobody dies before the scenario's fault; processes that begin after it count their passes from there."""
+    """No process dies before the scenario's fault; processes that begin after it count their passes from there."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Plan:
     victim: int
     """The group that the fault hits."""
     whole_gate: bool
-    """Of a lighthouse that is killed: its gate, else the lighthouse itself."""
+    """The part of a killed lighthouse: its gate if true, else the lighthouse itself."""
 
     def __str__(self) -> str:
         return f"seed {self.seed}: {self.way.scenario}, {self.way.who} killed at {self.failpoint}:{self.nth}"

@@ -1,4 +1,4 @@
-"""One round of kills in a small world: a run, a fault, a process killed at a failpoint, and what must hold afterwards."""
+"""Plays one round of kills in a small world: a run, a fault, a process killed at a failpoint, and the checks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fault_injection import checkers
+from fault_injection.checkers import consistency
 from supervisor.core.spec import RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.store import MAX_OPERATIONS
-from supervisor.shell.etcd_server import EtcdServer
-from supervisor.shell.store import connect
+from supervisor.shell.dev.etcd_server import EtcdServer
+from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
 from tests.chaos.plans import Plan
@@ -26,17 +26,17 @@ from tests.helpers.waiting import eventually
 from tests.integration.world import World, toy_spec
 
 PATIENCE_S = 60.0
-"""For what takes seconds on an idle machine."""
+"""Patience for steps that take seconds on an idle machine."""
 
 NODES = 5
-"""In the pool: two groups, one node in their place, and two that may still be ending."""
+"""Nodes in the pool: two groups, one node in their place, and two that may still be ending."""
 
 GENERATIONS = {"trainer": {2}, "restart": {2}, "node": {2, 3}, "allocation": {2, 3}}
 """Generations that the victim may end with. A lost node shows as dead processes too: then a restart may come first."""
 
 
 AGENT_LEASE_S = 25
-"""Of nodes whose agent is killed: the next agent must be there before it lapses, and a slow machine that is busy takes 10 s to start one."""
+"""Lease of nodes whose agent is killed. The next agent must start before it lapses, which may take 10 s if busy."""
 
 
 def spec(plan: Plan) -> RunSpec:
@@ -59,10 +59,10 @@ class Lane(World):
         super().__init__(folder, etcd, NODES, {"SUPERVISOR_PROGRAMS": json.dumps(TOYS)})
         self.leader = self.supervisor()
 
-    # --- who is armed ---
+    # --- armed processes ---
 
     def lead(self, process: subprocess.Popen[bytes]) -> None:
-        """Has `process`, which stands by, lead in the leader's place."""
+        """Makes `process`, which stands by, lead in the leader's place."""
         if self.leader.poll() is None:
             self.leader.terminate()
         self.leader.wait(15)
@@ -74,7 +74,7 @@ class Lane(World):
         return record is not None and record.pid == process.pid
 
     def arm(self, plan: Plan, once: Path) -> None:
-        """Before the run is there: what processes take from their parents' environment when they begin."""
+        """Sets the environment that processes inherit when they begin. Called before the run exists."""
         self.environment["SUPERVISOR_FAILPOINT_ONCE"] = str(once)
         failpoint = f"{plan.failpoint}:{plan.nth}"
         if plan.way.late and plan.way.who != "supervisor":
@@ -115,10 +115,10 @@ class Lane(World):
         (child,) = Path(f"/proc/{gate}/task/{gate}/children").read_text().split()
         os.kill(gate if whole_gate else int(child), signal.SIGKILL)
 
-    # --- what must hold ---
+    # --- checks ---
 
     def newest_commits(self, run: str) -> dict[int, dict[str, Any]]:
-        """group -> its newest committed step, of whatever generation."""
+        """group -> its newest committed step, of any generation."""
         newest: dict[int, dict[str, Any]] = {}
         for path in self.system.glob(f"nodes/*/ranks/{run}.*/steps.jsonl"):
             whole = path.read_bytes().rpartition(b"\n")[0]  # the last line may be on its way
@@ -129,7 +129,7 @@ class Lane(World):
         return newest
 
     def train_together(self, run: str, since: float) -> bool:
-        """Whether both groups have committed in one quorum of two since then (this machine's clock)."""
+        """True if both groups have committed in one quorum of two since then (this machine's clock)."""
         newest = [line for line in self.newest_commits(run).values() if line["t"] > since]
         return len(newest) == 2 and {(x["quorum_id"], x["participants"]) for x in newest} == {
             (newest[0]["quorum_id"], 2)
@@ -141,7 +141,7 @@ class Lane(World):
     # --- a round ---
 
     def play(self, plan: Plan, once: Path) -> bool:
-        """One round; whether its failpoint was reached. Raises Wrong, or AssertionError for what did not come in time."""
+        """Plays one round; true if its failpoint was reached. Raises Wrong, or AssertionError for a missed deadline."""
         self.arm(plan, once)
         of_supervisor, starts = plan.way.who == "supervisor", plan.way.scenario == "start"
         standby = self.supervisor() if of_supervisor and starts else None
@@ -164,14 +164,14 @@ class Lane(World):
         if standby is not None:
             self.lead(standby)
         fired = once.exists()
-        once.touch()  # what is still armed dies no more
-        wrong = [v for v in checkers.check(self.history(record)) if v.answer != "pass"]
+        once.touch()  # processes that are still armed die no more
+        wrong = [v for v in consistency.check(self.history(record)) if v.answer != "pass"]
         if wrong:
             raise Wrong("; ".join(f"{v.checker}: {v.answer}: {'; '.join(v.sentences)}" for v in wrong))
         return fired
 
     def clean(self, run: str) -> None:
-        """Nothing of a round is left for the next, but the service host and the leader."""
+        """Removes everything of a round except the service host and the leader."""
         for node in self.system.glob("nodes/n*"):
             shutil.rmtree(node)
         shutil.rmtree(self.runs / run)
@@ -213,11 +213,11 @@ class Lanes:
         self._first = 0
 
     def files(self, plan: Plan) -> Path:
-        """Where the files of a round that has just gone wrong are."""
+        """The folder with the files of a round that has just gone wrong."""
         return self._folder / f"from-{self._first}-to-{plan.seed}"
 
     def play(self, plan: Plan) -> bool:
-        """As Lane.play. What goes wrong ends the lane; its files stay."""
+        """Plays a round as Lane.play. A failure ends the lane; its files stay."""
         if self._lane is None:
             with connect([self._server.endpoint]) as store:
                 clear(store)

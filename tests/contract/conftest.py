@@ -13,7 +13,7 @@ from tests.helpers.slurm import Slurm, available, slurm
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """Three nodes. A node that is down stays so until somebody says otherwise."""
+    """A Slurm with three nodes. A node that is down stays so until a test brings it back."""
     if available():
         pytest.skip(available())
     with slurm(tmp_path_factory.mktemp("slurm"), len(NODES), preempt=True, return_to_service=1) as running:

@@ -1,4 +1,4 @@
-"""Where an engine works in these tests: on this machine, and at a real Slurm. The nodes are sleeping stand-ins for agents."""
+"""The engines' places in these tests: this machine, and a real Slurm. The nodes are sleeping stand-ins for agents."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from supervisor.core.model import Grant
 from supervisor.core.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Engine, Request
 from supervisor.ports.errors import Retryable
-from supervisor.shell.engines import local, slurm_commands
+from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
-from supervisor.shell.engines.slurm import SlurmEngine
+from supervisor.shell.engines.slurm import commands
+from supervisor.shell.engines.slurm.engine import SlurmEngine
 from tests.helpers.slurm import Slurm
 from tests.helpers.waiting import eventually
 
@@ -32,21 +33,21 @@ class Place(Protocol):
     """One engine's world of three nodes."""
 
     def engine(self, system: str = "") -> Engine:
-        """A new object, with no memory of another's calls."""
+        """A new engine, with no memory of another's calls."""
         ...
 
     def request(self, key: str, **about: Any) -> Request: ...
 
     def running(self, key: str) -> int:
-        """How many of the key live or wait: one, or there is a mistake."""
+        """The number of the key's allocations that live or wait: one, or there is a mistake."""
         ...
 
     def take_away(self, key: str) -> None:
-        """What a scheduler does to us."""
+        """Takes the allocation away, as a scheduler does."""
         ...
 
     def ask_and_lose_the_answer(self, request: Request) -> None:
-        """It is done, and whoever asked does not know."""
+        """Applies the request, but loses the answer, so that the caller does not know."""
         ...
 
 
@@ -112,16 +113,16 @@ class SlurmPlace:
 
     def ask_and_lose_the_answer(self, request: Request) -> None:
         with self.instead("sbatch", 'REAL "$@" >/dev/null; exec sleep 60'), self._monkeypatch.context() as patch:
-            patch.setattr(slurm_commands, "COMMAND_S", 1.0)
+            patch.setattr(commands, "COMMAND_S", 1.0)
             engine = self.engine()
-            engine._commands = slurm_commands.Commands(1.0)
+            engine._commands = commands.Commands(1.0)
             with pytest.raises(Retryable):
                 engine.acquire(request)
 
     @contextmanager
     def instead(self, program: str, script: str) -> Iterator[Path]:
-        """The engine finds this script under the program's name; REAL in it is the real one. Gives a file in which every
-        call is a line."""
+        """The engine finds this script under the program's name; REAL in it is the real one. Yields a file in which
+        every call is a line."""
         real = subprocess.run(["which", program], capture_output=True, text=True, check=True).stdout.strip()
         calls = self.folder / f"calls-{program}"
         calls.touch()
@@ -174,7 +175,7 @@ def become(engine: Engine, key: str, state: str, within_s: float = WITHIN_S) -> 
 
 
 def forgotten(engine: Engine, key: str, within_s: float = WITHIN_S) -> None:
-    """Given back as the driver does it: again and again until the engine knows it no more."""
+    """Releases the allocation as the driver does: again and again until the engine no longer knows it."""
 
     def gone() -> bool:
         engine.release(key)

@@ -1,4 +1,4 @@
-"""What every engine must do, of the real ones: processes of this machine, and a real Slurm."""
+"""The contract of every engine, held by the real ones: processes of this machine, and a real Slurm."""
 
 from __future__ import annotations
 

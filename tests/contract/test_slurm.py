@@ -1,4 +1,4 @@
-"""What only Slurm does, against a real one."""
+"""Behaviour that only Slurm has, against a real one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from supervisor.ports.engine import RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.engines import slurm as engine_module
-from supervisor.shell.engines.slurm_commands import Commands
+from supervisor.shell.engines.slurm import engine as engine_module
+from supervisor.shell.engines.slurm.commands import Commands
 from tests.contract.places import WITHIN_S, SlurmPlace, become, executable, forgotten, grants, with_slurm
 from tests.helpers.slurm import GRACE_S
 from tests.helpers.waiting import eventually
@@ -202,7 +202,7 @@ def test_a_job_of_more_right_takes_the_node(at_slurm: SlurmPlace) -> None:
 
 
 def test_a_job_that_is_preempted_after_a_grace_is_leaving_until_then(at_slurm: SlurmPlace) -> None:
-    """Nothing tells its main process: SIGTERM goes to its steps alone, and it has none."""
+    """Its main process gets no signal: SIGTERM goes to its steps alone, and it has none."""
     warned, agent = at_slurm.folder / "warned", at_slurm.folder / "agent.py"
     agent.write_text(WARNED)
     engine = at_slurm.engine()
@@ -364,7 +364,7 @@ def test_who_may_not_drain_replaces_all_the_same_and_says_it_once(
 
 
 def test_the_folder_in_tmp_must_be_the_users_own(at_slurm: SlurmPlace, tmp_path: Path) -> None:
-    """Anybody may have made one of that name."""
+    """Any user may have made a folder of that name."""
     folder = Path(f"/tmp/supervisor-0/{at_slurm.system}")
     engine = at_slurm.engine()
     agent = executable(tmp_path / "touch", f"touch {tmp_path}/started-$SLURM_JOB_ID; exec sleep 600")

@@ -1,4 +1,4 @@
-"""What Slurm neither takes nor refuses: it has as many jobs as it may have."""
+"""Slurm's answer at its limit of jobs: a request is neither taken nor refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.ports.engine import RequestRefused
 from supervisor.ports.errors import Retryable
-from supervisor.shell.engines.slurm_commands import Commands
+from supervisor.shell.engines.slurm.commands import Commands
 from tests.contract.places import SlurmPlace
 from tests.helpers.slurm import available, slurm
 
@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(available()), reason=av
 def test_a_slurm_that_is_full_is_asked_later_with_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """sbatch waits for a place by itself: it is ended at the deadline, and no job is left behind however often it was asked."""
+    """sbatch waits for a place by itself. It is ended at the deadline, and no job is left after any number of
+    requests."""
     with slurm(tmp_path, 1, options={"MaxJobCount": "2"}) as lab:
         at = SlurmPlace(lab, tmp_path, monkeypatch)
         known = {lab.submit("sleep 600")}

@@ -1,4 +1,4 @@
-"""A pytest plugin: what `decide` is given while tests run, a line of JSON each. For `tests.corpus.record` alone."""
+"""A pytest plugin that writes each input of `decide` as a line of JSON, for `tests.corpus.record` alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from supervisor.core import decide as core
 from supervisor.core.model import Decision, Memory, Observed
 from supervisor.core.spec import RunSpec
-from supervisor.shell import inputs
+from supervisor.shell.control import decision_inputs
 
 _decide = core.decide
 
@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     def captured(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
         test = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (call)")
         try:
-            given = json.loads(inputs.take(observed, spec, memory).body)
+            given = json.loads(decision_inputs.take(observed, spec, memory).body)
         except ValueError:
             return _decide(observed, spec, memory)
         with path.open("a") as file:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from supervisor.core.decide import decide
-from supervisor.shell.inputs import Input
+from supervisor.shell.control.decision_inputs import Input
 from tests.corpus.neutral import Answer, answer
 
 PATH = Path(__file__).with_name("decisions.jsonl.xz")
@@ -26,9 +26,9 @@ class Recorded:
     """One decision."""
 
     source: str
-    """Where it was made: a seed of the simulator, a journal, a unit test."""
+    """The origin of the decision: a seed of the simulator, a journal, a unit test."""
     given: dict[str, Any]
-    """As supervisor.shell.inputs.Input, in JSON."""
+    """The input, as supervisor.shell.control.decision_inputs.Input in JSON."""
     answered: Answer
 
     def today(self) -> Answer:

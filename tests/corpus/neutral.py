@@ -1,6 +1,7 @@
-"""An answer of `decide` in a form that outlives names and wording: verbs, keys, rungs, codes, and what changed in memory.
+"""An answer of `decide` in a form that outlives names and wording: verbs, keys, rungs, codes, and what changed in
+memory.
 
-Where a field or a type is renamed, it is this module that maps it to the name in the corpus.
+Where a field or a type is renamed, this module maps it to the name in the corpus.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from supervisor.core.words import say
 WORDS = {"reason", "evidence", "considered", "costs", "error", "trace", "said", "held_hang"}
 """Fields that only tell people why."""
 SET_OR_NOT = {"halt_reason", "left_out", "resumed"}
-"""Text of which it counts that it is there."""
+"""Text fields of which only the presence counts."""
 
 Answer = dict[str, Any]
 
 
 def answer(decision: Decision, before: Memory) -> Answer:
-    """What a decision does. Values that are empty, false or 0 are left out, so that a new field does not change it."""
+    """The effects of a decision. Empty, false and 0 values are left out, so that a new field does not change it."""
     was, now = (dict(_flat("", _memory(m))) for m in (before, decision.memory))
     found = {
         "actions": [_lean(a) for a in decision.actions],
@@ -41,7 +42,7 @@ def answer(decision: Decision, before: Memory) -> Answer:
 
 
 def words(decision: Decision) -> str:
-    """A digest of all that the decision says to people."""
+    """A digest of all sentences that the decision has for people."""
     said = [
         *decision.waits,
         *(a.reason for a in decision.actions),

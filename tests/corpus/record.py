@@ -1,7 +1,7 @@
-"""Make the corpus: `python -m tests.corpus.record [RUN_FOLDER...]`.
+"""Makes the corpus: `python -m tests.corpus.record [RUN_FOLDER...]`.
 
-It plays seeds of the simulator, runs the unit tests of `decide`'s parts, reads the journals of the run folders that are named, and keeps
-a few decisions of each shape: which verbs, kinds and rungs it has, and which fields of memory it changes.
+It plays seeds of the simulator, runs the unit tests of `decide`'s parts, and reads the journals of the named run
+folders. It keeps a few decisions of each shape: the verbs, kinds and rungs, and the changed fields of memory.
 """
 
 from __future__ import annotations
@@ -21,50 +21,52 @@ from typing import Any
 from fault_injection.sim import run as sim
 from supervisor.core import decide as core
 from supervisor.core.model import Decision, Memory, Observed
+from supervisor.core.reason import Reason
 from supervisor.core.spec import RunSpec
-from supervisor.shell import inputs, journal, loop
+from supervisor.core.words import said
+from supervisor.shell.control import decision_inputs, journal, loop
 from tests.corpus.file import INPUT, PATH, Recorded, read, write
 from tests.corpus.neutral import answer
 
 SEEDS = {3: 80, 5: 80, 8: 60, 12: 60, 24: 40, 50: 10}
-"""By number of nodes."""
+"""Seeds to play, by number of nodes."""
 OF_EACH_SHAPE = 6
 OF_EACH_SOURCE = 12
-"""Decisions that change memory, at least, whatever their shape."""
+"""Decisions to keep from each source at least, of any shape, if they change memory."""
 
 _NUMBERED = re.compile(r"\d+")
 
 
 class Chosen:
-    """What is kept."""
+    """The decisions to keep."""
 
     def __init__(self) -> None:
         self.lines: list[Recorded] = []
         self._shapes: Counter[str] = Counter()
         self._sources: Counter[str] = Counter()
-        self._waits: tuple[str, ...] | None = None
+        self._waits: tuple[Reason, ...] | None = None
 
     def offer(self, source: str, observed: Observed, spec: RunSpec, memory: Memory, decision: Decision) -> None:
         if decision.memory is memory and not decision.actions and decision.waits == self._waits:
             return
         self._waits = decision.waits
         found = json.loads(json.dumps(answer(decision, memory)))
-        shape = shape_of(found, decision.waits)
+        shape = shape_of(found, said(decision.waits))
         if self._shapes[shape] >= OF_EACH_SHAPE and (
             decision.memory is memory or self._sources[source] >= OF_EACH_SOURCE
         ):
             return
         try:
-            given = json.loads(inputs.take(observed, spec, memory).body)
+            given = json.loads(decision_inputs.take(observed, spec, memory).body)
         except ValueError:
-            return  # a test of what cannot be written
+            return  # a test of an input that cannot be written
         self._shapes[shape] += 1
         self._sources[source] += 1
         self.lines.append(Recorded(source, given, found))
 
 
 def shape_of(found: dict[str, Any], waits: Sequence[str]) -> str:
-    """What a decision is like, without names, numbers and times."""
+    """The shape of a decision: its content without names, numbers and times."""
     about = [f"{a['verb']} {a.get('rung', '')}" for a in found.get("actions", [])]
     about += [f"{i['kind']} {i.get('rung', '')} {i['state']} {i.get('shadow', '')}" for i in found.get("incidents", [])]
     about += [*found.get("set", []), *found.get("gone", []), *(" ".join(w.split()[2:6]) for w in waits)]
@@ -92,8 +94,8 @@ def simulated(chosen: Chosen) -> None:
 def journals(chosen: Chosen, folders: Sequence[Path]) -> None:
     for folder in folders:
         digests = {line["input"] for line in journal.read(folder / "journal.jsonl") if line.get("input")}
-        for kept in inputs.find(folder, digests).values():
-            if not isinstance(kept, inputs.LostInput):
+        for kept in decision_inputs.find(folder, digests).values():
+            if not isinstance(kept, decision_inputs.LostInput):
                 _offer(chosen, f"journal: {folder.name}", kept.given)
 
 
@@ -116,19 +118,19 @@ def of_unit_tests(chosen: Chosen) -> None:
                 _offer(chosen, f"test: {source}", given)
 
 
-def _captured(path: Path) -> Iterator[tuple[str, inputs.Input]]:
+def _captured(path: Path) -> Iterator[tuple[str, decision_inputs.Input]]:
     for line in path.read_text().splitlines():
         body = json.loads(line)
         yield body["source"], INPUT.validate_python(body["given"])
 
 
-def _offer(chosen: Chosen, source: str, given: inputs.Input) -> None:
+def _offer(chosen: Chosen, source: str, given: decision_inputs.Input) -> None:
     decision = core.decide(given.observed, given.spec, given.memory)
     chosen.offer(source, given.observed, given.spec, given.memory, decision)
 
 
 def reworded(path: Path) -> None:
-    """Raises ValueError where more than the sentences of a decision is another."""
+    """Takes over the sentences of today's decisions. Raises ValueError where anything else of a decision differs."""
     lines = []
     for number, line in enumerate(read(path)):
         today = line.today()

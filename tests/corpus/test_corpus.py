@@ -1,4 +1,4 @@
-"""Every decision of the corpus is made again as it was."""
+"""Today's `decide` repeats every decision of the corpus."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from itertools import islice
 import pytest
 
 from supervisor.core import words
+from supervisor.core.decide import decide
+from supervisor.core.notice import due
 from supervisor.core.reason import Code
-from tests.corpus.file import read
+from tests.corpus.file import INPUT, read
+
+PLANTED = "nothing cheaper is left, another group is the cause"
 
 PARTS = 8
 FAST = 1
@@ -21,18 +25,26 @@ def test_every_decision_is_what_it_was(part: int) -> None:
     assert not differ, f"{len(differ)} decisions differ; the first ones:\n" + "\n".join(differ[:3])
 
 
-def test_no_decision_depends_on_how_a_reason_is_worded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "_WORDS", dict.fromkeys(Code, "nothing cheaper is left, another group is the cause"))
-    differ = differences(0, "words")
-    assert not differ, "\n".join(differ[:3])
+def test_nothing_depends_on_how_a_reason_is_worded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what is decided nor what is waited for, nor of what a person is told."""
+    for number, line in islice(enumerate(read()), 0, None, PARTS):
+        given = INPUT.validate_python(line.given)
+        before = decide(given.observed, given.spec, given.memory)
+        with monkeypatch.context() as planted:
+            planted.setattr(words, "_WORDS", dict.fromkeys(Code, PLANTED))
+            today = decide(given.observed, given.spec, given.memory)
+            assert set(words.said(today.waits)) <= {PLANTED}, "no wait has a sentence of its own"
+            of = [notice.about for notice in due("run", given.memory, today)]
+        assert today == before, f"decision {number} ({line.source})"
+        assert of == [notice.about for notice in due("run", given.memory, before)], f"decision {number} ({line.source})"
 
 
-def differences(part: int, but_for: str = "") -> list[str]:
+def differences(part: int) -> list[str]:
     seen, differ = 0, []
     for number, line in islice(enumerate(read()), part, None, PARTS):
         seen += 1
         today = line.today()
-        names = (today.keys() | line.answered.keys()) - {but_for}
+        names = today.keys() | line.answered.keys()
         what = {n: (line.answered.get(n), today.get(n)) for n in names if line.answered.get(n) != today.get(n)}
         if what:
             differ.append(f"decision {number} ({line.source}): then, and today: {what}")

@@ -11,7 +11,7 @@ import pytest
 from supervisor.core.decide import STAGES, Found
 from supervisor.core.model import Memory
 from supervisor.core.round import Round
-from supervisor.shell.inputs import Input
+from supervisor.shell.control.decision_inputs import Input
 from tests.corpus.file import INPUT, read
 from tests.corpus.test_corpus import PARTS
 
@@ -26,13 +26,13 @@ FIELDS = [f.name for f in fields(Memory)]
 
 
 def now(r: Round) -> dict[str, Any]:
-    """What memory would be if the round ended here."""
+    """Memory as it would be if the round ended here."""
     found = {name: getattr(r.draft, name) for name in FIELDS} | {"incidents_seen": r.seen}
     return found | {name: dict(getattr(r, name)) for name in IN_THE_ROUND}
 
 
 def written(given: Input) -> dict[str, set[str]]:
-    """By stage, which fields it changed."""
+    """The fields that each stage changed."""
     r, passed, found = Round(given.observed, given.spec, given.memory), Found(), {}
     for stage in STAGES:
         before = now(r)
@@ -43,7 +43,7 @@ def written(given: Input) -> dict[str, set[str]]:
 
 
 NEVER_SEEN = {("place", "incidents_seen")}
-"""Only where a group without an incident waits to start on a node that is leaving."""
+"""Seen only where a group without an incident waits to start on a node that is leaving."""
 
 
 def seen(part: slice) -> dict[str, set[str]]:

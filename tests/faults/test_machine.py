@@ -1,4 +1,4 @@
-"""What faults are made with, on the real machine: libfaketime, a tmpfs, `ss -K`, another user's processes."""
+"""The tools of faults on the real machine: libfaketime, a tmpfs, `ss -K`, another user's processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import clocks, netns
 from fault_injection.chaos import own
-from fault_injection.clocks import Clocks
+from fault_injection.doubles import clocks
+from fault_injection.doubles.clocks import Clocks
 from fault_injection.faults import site
+from fault_injection.testbed import netns
 from supervisor.ports.errors import Fatal
 from tests.helpers.waiting import eventually
 from tests.unit.fault_injection.test_catalogue import OneProcess, made, target

@@ -1,4 +1,4 @@
-"""The folder of the checkpoints is full or gone for real, under a writer that notes what comes of each."""
+"""The checkpoint folder is full or gone for real, under a writer that notes each result."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from fault_injection import netns
 from fault_injection.chaos import own
 from fault_injection.faults import acts, storage
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Target
+from fault_injection.testbed import netns
 from supervisor.ports.errors import Fatal
 from supervisor.wire.checkpoints import MARKER, folder_of, listed
 from supervisor.wire.records import CheckpointMark, encode
@@ -39,7 +39,7 @@ class Scene:
 
 
 class Writer:
-    """A checkpoint of 64 KiB every few milliseconds, and its line in the step record. `silent`: it notes none."""
+    """Writes a checkpoint of 64 KiB every few milliseconds, and a line in the step record (none if `silent`)."""
 
     def __init__(self, run_dir: Path, silent: bool = False) -> None:
         self.folder = folder_of(str(run_dir))
@@ -122,7 +122,7 @@ def test_where_no_checkpoint_fails_it_did_not_happen_and_is_healed_all_the_same(
 
 
 def test_where_nothing_is_hidden_nothing_is_unmounted(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What heals it is there before it is broken: the run's own disk is left alone."""
+    """The remedy is there before the fault: the run's own disk is left alone."""
     monkeypatch.setattr(storage, "HIDES", "\0")
     with pytest.raises((Fatal, ValueError)), ExitStack() as after:
         made("checkpoint_folder_gone", run_dir, after)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from agents.facts.gpu import Gpus
-from agents.facts.gpu_devices import Devices
+from agents.health.facts.gpu import Gpus
+from agents.health.facts.gpu_devices import Devices
 from supervisor.core import gpu as core
 from tests.helpers.waiting import eventually
 

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU here")
 
 
-@pytest.mark.parametrize("module", ["titan_actor.warm", "fault_injection.warm"])
+@pytest.mark.parametrize("module", ["titan_actor.warm", "fault_injection.in_rank.warm"])
 def test_the_warm_process_keeps_off_the_driver_and_what_it_forks_uses_the_gpu(module: str) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:

@@ -21,11 +21,11 @@ from tests.helpers.waiting import eventually
 BINARY = "chromium-headless-shell"
 
 ANSWER_S = 30.0
-"""A busy machine starts a tab in seconds."""
+"""A busy machine takes seconds to start a tab."""
 
 
 def missing() -> str:
-    """Why there is no browser; empty: there is one."""
+    """The reason that there is no browser; empty: there is one."""
     return "" if shutil.which(BINARY) else f"needs {BINARY} (as root: apt-get install {BINARY})"
 
 
@@ -42,7 +42,7 @@ class Browser:
         self._call("Page.enable")
 
     def open(self, url: str, width: int = 1200, height: int = 900, dark: bool = False) -> None:
-        """Go there, as on a screen of this size."""
+        """Opens the page, as on a screen of this size."""
         self.screen(width, height, dark)
         self._call("Page.navigate", url=url)
 
@@ -60,15 +60,15 @@ class Browser:
         return found["result"].get("value")
 
     def text(self, selector: str = "body") -> str:
-        """What is to be read there; empty where there is nothing."""
+        """The visible text there; empty where there is nothing."""
         return str(self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
     def eventually(self, script: str, deadline_s: float = 20.0) -> Any:
-        """A true value of an expression."""
+        """Waits until an expression is true; returns its value."""
         return eventually(lambda: self.run(script), deadline_s, script)
 
     def press(self, key: str) -> None:
-        """A key, by its name in the DOM."""
+        """Presses a key, by its name in the DOM."""
         codes = {
             "Tab": 9,
             "Enter": 13,
@@ -84,7 +84,7 @@ class Browser:
         self._call("Input.dispatchKeyEvent", type="keyUp", **about)
 
     def roles(self) -> list[tuple[str, str]]:
-        """(role, name) of all that assistive software is told of."""
+        """(role, name) of everything that assistive software sees."""
         nodes = self._call("Accessibility.getFullAXTree")["nodes"]
         return [
             (n["role"]["value"], n.get("name", {}).get("value", ""))
@@ -93,7 +93,7 @@ class Browser:
         ]
 
     def picture(self, path: Path, whole: bool = True) -> None:
-        """A PNG of the page."""
+        """Writes a PNG of the page."""
         found = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(found["data"]))
 
@@ -119,7 +119,7 @@ class Browser:
 
 
 def _above(fd: int) -> int:
-    """The same, but none of those that the browser's own are moved to."""
+    """A duplicate of the descriptor, above the numbers that the browser's own are moved to."""
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
     os.close(fd)
     return moved

@@ -1,4 +1,4 @@
-"""A real etcd for tests. In a folder's conftest.py: `from tests.helpers.etcd import etcd_server, store` (with `__all__`)."""
+"""A real etcd for tests. In conftest.py: `from tests.helpers.etcd import etcd_server, store` (with `__all__`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection.etcds import Cluster, cluster
-from supervisor.shell.etcd_server import EtcdServer, start_etcd
-from supervisor.shell.store import EtcdStore, connect
-from supervisor.shell.store.stubs import rpc
+from fault_injection.testbed.etcds import Cluster, cluster
+from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.etcd.stubs import rpc
 from tests.helpers.waiting import eventually
 
 __all__ = ["Cluster", "cluster"]
@@ -23,7 +23,7 @@ __all__ = ["Cluster", "cluster"]
 
 @pytest.fixture(scope="session")
 def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """One server for the session, on a free port. Who kills or freezes servers starts one for itself (`running`)."""
+    """One server for the session, on a free port. A test that kills or freezes servers starts its own (`running`)."""
     with running(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 
@@ -38,12 +38,12 @@ def store(etcd_server: EtcdServer) -> Iterator[EtcdStore]:
 
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 512 << 20
-"""Four times what an etcd takes that was just started: it lays its log out beforehand."""
+"""Four times the size of an etcd that was just started: it preallocates its log."""
 
 
 @contextlib.contextmanager
 def folder(otherwise: Path) -> Iterator[Path]:
-    """A folder on no disk, so that no disk stalls an etcd there: in memory; `otherwise` where there is too little of it."""
+    """A folder in memory, so that no disk stalls an etcd there; `otherwise` where there is too little memory."""
     if not MEMORY.is_mount() or shutil.disk_usage(MEMORY).free < MEMORY_BYTES:
         yield otherwise
         return
@@ -59,8 +59,8 @@ def clear(store: EtcdStore) -> None:
 
 @contextlib.contextmanager
 def running(data_dir: Path, client_port: int = 0, binary: Path | None = None) -> Iterator[EtcdServer]:
-    """A server of one's own, ended with the block whatever was done to it. (`die_with_parent` is off: it would follow
-    the thread that started it.)"""
+    """Yields a server for one test, ended with the block in any state. (`die_with_parent` is off: it would follow the
+    thread that started it.)"""
     server = start_etcd(data_dir, client_port, binary=binary)
     try:
         yield server
@@ -69,6 +69,6 @@ def running(data_dir: Path, client_port: int = 0, binary: Path | None = None) ->
 
 
 def kill(server: EtcdServer) -> None:
-    """SIGKILL, and waits until it has ended."""
+    """Sends SIGKILL, and waits until the server has ended."""
     os.kill(server.pid, signal.SIGKILL)
     eventually(lambda: not server.alive, 5, "killed etcd ends")

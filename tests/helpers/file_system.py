@@ -1,5 +1,5 @@
-"""A file system whose server can be stopped: whoever uses it then waits, as on a storage that is away. bindfs serves a folder over
-FUSE; it needs root."""
+"""A file system whose server can be stopped: its users then wait, as on a storage that is away. bindfs serves a folder
+over FUSE; it needs root."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class FileSystem:
         self._server = server
 
     def stall(self) -> None:
-        """From now on it answers nobody. Who waits for it can be killed: Linux lets nobody go, not even one that is killed, whose request
-        the server has taken (fs/fuse/dev.c, request_wait_answer), so it is stopped where it has none. Raises Fatal when it does not come to
-        that within `DONE_WITHIN_S`."""
+        """Makes it answer no one. Its waiting users can be killed, except those whose request the server has taken:
+        Linux lets not even a killed one go (fs/fuse/dev.c, request_wait_answer). So the server is stopped where it has
+        no request. Raises Fatal when it does not come to that within `DONE_WITHIN_S`."""
         until = time.monotonic() + DONE_WITHIN_S
         while time.monotonic() < until:
             read = _bytes_read(self._server.pid)
@@ -44,12 +44,12 @@ class FileSystem:
         raise Fatal(f"bindfs at {self.folder} has been at a request whenever it was looked at, for {DONE_WITHIN_S:g} s")
 
     def answer(self) -> None:
-        """Whoever waits goes on."""
+        """Lets all waiting processes go on."""
         self._server.send_signal(signal.SIGCONT)
 
 
 def missing() -> str:
-    """Why none can be made here; empty when one can."""
+    """The reason that none can be made here; empty when one can."""
     if os.geteuid() != 0:
         return "not root"
     absent = [command for command in ("bindfs", "setpriv", "umount") if shutil.which(command) is None]
@@ -60,13 +60,13 @@ def missing() -> str:
 
 @contextmanager
 def file_system(folder: Path, behind: Path) -> Iterator[FileSystem]:
-    """Serve what lies in `behind` at `folder`; both are made. In the end it answers again, and is gone, whoever still uses it.
-    Raises Fatal where it cannot be made."""
+    """Serves the contents of `behind` at `folder`, and makes both. In the end it answers again and is unmounted, even
+    while in use. Raises Fatal where it cannot be made."""
     if why := missing():
         raise Fatal(f"no file system whose server can be stopped: {why}")
     for path in (folder, behind):
         path.mkdir(parents=True, exist_ok=True)
-    # should we be killed, a server that is stopped would hold for ever whoever waits for it
+    # should we be killed, a stopped server would hold its waiting users for ever
     command = ["setpriv", "--pdeathsig", "KILL", "bindfs", "-f", str(behind), str(folder)]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
@@ -86,7 +86,7 @@ def file_system(folder: Path, behind: Path) -> Iterator[FileSystem]:
 
 
 def _until_stopped(server: subprocess.Popen[bytes], until: float) -> None:
-    """Raises Fatal when it is not by `until`, a time of the monotonic clock."""
+    """Raises Fatal when it is not stopped by `until`, a time of the monotonic clock."""
     while os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOHANG) is None:
         if time.monotonic() > until:
             raise Fatal(f"bindfs, pid {server.pid}, does not stop")
@@ -94,13 +94,13 @@ def _until_stopped(server: subprocess.Popen[bytes], until: float) -> None:
 
 
 def _waits_for_a_request(pid: int) -> bool:
-    """Whether a bindfs, of one thread as it is by default, sleeps in a read of the next request."""
+    """True if a bindfs, of one thread as it is by default, sleeps in a read of the next request."""
     call = Path(f"/proc/{pid}/syscall").read_text().split()
     return call[0] in READ and Path(f"/proc/{pid}/fd/{int(call[1], 16)}").readlink() == Path("/dev/fuse")
 
 
 def _bytes_read(pid: int) -> int:
-    """By all the read calls of a process that have come back."""
+    """Bytes read by all the read calls of a process that have come back."""
     return int(Path(f"/proc/{pid}/io").read_text().split()[1])
 
 
@@ -116,6 +116,6 @@ def _until_mounted(folder: Path, server: subprocess.Popen[bytes]) -> None:
 
 
 def _unmount(folder: Path) -> None:
-    """Also while something is open there: it goes with the last that uses it."""
+    """Unmounts it, even while something is open there: it goes with its last user."""
     if subprocess.run(["umount", str(folder)], check=False, capture_output=True).returncode != 0:
         subprocess.run(["umount", "--lazy", str(folder)], check=False, capture_output=True)

@@ -1,4 +1,4 @@
-"""What a test measured, in a line that `benchmarks.control_plane` collects. Bounds are checked there, not in tests."""
+"""Prints a measurement as a line that `benchmarks.control_plane` collects. Bounds are checked there, not in tests."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import json
 
 
 def measured(what: str, seconds: float, **about: object) -> None:
-    """`what` names the quantity; `about` is kept with it."""
+    """Prints one measurement: `what` names the quantity; `about` is kept with it."""
     print(f"\nMEASURED {json.dumps({'what': what, 'seconds': round(seconds, 3), **about})}", flush=True)

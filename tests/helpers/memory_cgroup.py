@@ -7,14 +7,14 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from fault_injection import memory_cgroup as real
-from fault_injection.memory_cgroup import MemoryCgroup
-from fault_injection.not_here import NotHere
+from fault_injection.testbed import memory_cgroup as real
+from fault_injection.testbed.memory_cgroup import MemoryCgroup
+from fault_injection.testbed.unavailable import NotHere
 
 
 @contextmanager
 def memory_cgroup(name: str) -> Iterator[MemoryCgroup]:
-    """As fault_injection.memory_cgroup."""
+    """Yields a cgroup as fault_injection.testbed.memory_cgroup does."""
     with ExitStack() as stack:
         try:
             cgroup = stack.enter_context(real.memory_cgroup(name))

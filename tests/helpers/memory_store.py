@@ -1,4 +1,4 @@
-"""The store's fake, for unit tests: one process, no time of its own. Held to the same contract tests as EtcdStore."""
+"""The store's fake for unit tests: one process, no time of its own. EtcdStore's contract tests hold for it too."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from supervisor.ports.errors import Fatal, Fenced, PortError, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Changes, Expect, Item, Snapshot
-from supervisor.shell.store.errors import LeaseLost
-from supervisor.shell.store.status import StoreStatus
+from supervisor.shell.etcd.errors import LeaseLost
+from supervisor.shell.etcd.status import StoreStatus
 
 
 @dataclass
@@ -38,7 +38,7 @@ class MemoryStore:
         self._closed = False
         self.revision = 1
         self.alarms: tuple[str, ...] = ()
-        """That `status` tells of."""
+        """Alarms that `status` reports."""
         self.commits: list[Mapping[str, bytes]] = []
         """The puts of each transaction that was applied, in order."""
 
@@ -204,7 +204,7 @@ class MemoryLease:
         return self._lost
 
     def lapse(self) -> None:
-        """Lost by the holder's own clock, while the store still holds its keys."""
+        """Marks it as lost by the holder's own clock, while the store still holds its keys."""
         self._lost = True
 
     def revoke(self) -> None:

@@ -1,4 +1,4 @@
-"""An ordinary user of this machine, as whom a test that root runs starts programs: no root, no capability, no folder of root's."""
+"""An ordinary user of this machine, for programs of a root test: no root, no capability, no folder of root's."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def as_user(*argv: str) -> list[str]:
 
 @functools.cache
 def view() -> tuple[str, ...]:
-    """What to put in front of a root's command that must find this interpreter as everybody: a checkout or a Python below a
-    folder that only root may enter (/root) is shown alone in it, in a mount namespace of the command's own."""
+    """A prefix for a root's command that must find this interpreter like any other user. A checkout or Python below a
+    folder that only root may enter (/root) is shown alone in it, in the command's own mount namespace."""
     hidden: dict[Path, list[Path]] = {}
     for path in sorted({REPOSITORY, *(Path(p).resolve() for p in (sys.prefix, sys.base_prefix))}):
         above = [p for p in reversed(path.parents) if not p.stat().st_mode & 0o001]
@@ -52,7 +52,7 @@ def view() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def folder(logs: Path) -> Iterator[Path]:
-    """The user's own folder, gone after the block; what is called *.log in it is kept in `logs`."""
+    """The user's own folder, gone after the block; its *.log files are kept in `logs`."""
     made = Path(tempfile.mkdtemp(prefix="ou", dir="/tmp"))  # pytest's own are closed to others
     try:
         own(made)
@@ -73,7 +73,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def must_reach(*modules: str) -> None:
-    """Raises AssertionError, and says what to do, when that user cannot import this checkout's modules."""
+    """Raises AssertionError, with the remedy, when that user cannot import this checkout's modules."""
     command = as_user(sys.executable, "-c", f"import {', '.join(modules)}")
     result = subprocess.run(
         command, env={**os.environ, **environment(Path("/"))}, cwd="/", capture_output=True, text=True, check=False
@@ -84,12 +84,12 @@ def must_reach(*modules: str) -> None:
 
 
 def uids(pid: int) -> set[int]:
-    """Real, effective, saved and file system's user of a process."""
+    """The real, effective, saved and file system users of a process."""
     return {int(word) for word in _status(pid)["Uid"].split()}
 
 
 def capabilities(pid: int) -> int:
-    """All that it has or could get by itself, as bits."""
+    """All capabilities that the process has or could get by itself, as bits."""
     status = _status(pid)
     return int(status["CapEff"], 16) | int(status["CapPrm"], 16) | int(status["CapAmb"], 16)
 

@@ -1,4 +1,4 @@
-"""A real Prometheus for tests, that asks supervisors whom to scrape."""
+"""A real Prometheus for tests, which gets its targets from supervisors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BINARY = shutil.which("prometheus")
 
 
 class Prometheus:
-    """One that runs."""
+    """A Prometheus that runs."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/api/v1/"
@@ -39,19 +39,19 @@ class Prometheus:
             return None
 
     def value(self, expression: str) -> float | None:
-        """Of an expression that has one; None: it has none now."""
+        """The value of an expression; None: it has none now."""
         found = (self.ask("query", query=expression) or {"result": []})["result"]
         assert len(found) <= 1, found
         return float(found[0]["value"][1]) if found else None
 
     def up(self) -> set[str]:
-        """Instances that are scraped, and answer: by what can be asked for, which a target's health runs ahead of (it is set
-        before the samples of that scrape are committed)."""
+        """Instances that are scraped and answer, by what can be queried. A target's health runs ahead of that: it is
+        set before the samples of its scrape are committed."""
         found = (self.ask("query", query="up == 1") or {"result": []})["result"]
         return {sample["metric"]["instance"] for sample in found}
 
     def names(self) -> set[str]:
-        """Of all series there ever were."""
+        """Names of all series that ever existed."""
         return set(self.ask("label/__name__/values") or ())
 
 

@@ -1,13 +1,25 @@
-"""What reasons say, as codes."""
+"""Reads the codes and values of reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from supervisor.core.model import Kind
 from supervisor.core.reason import Code, Reason, strings
 
+STARTS = Reason.of(Code.RUN_STARTS)
 SEGFAULT = Reason.of(Code.ENDED_BY_SIGNAL, rank=0, name="SIGSEGV", signal=11)
+
+
+def text(sentence: str) -> Reason:
+    """Returns a sentence as a reason, as one of an older version is read."""
+    return Reason.of(Code.TEXT, text=sentence)
+
+
+def held_against(incident: str, kind: Kind) -> Reason:
+    """Returns the reason for which a host is cordoned."""
+    return Reason.of(Code.HOLDS_AGAINST, incident=incident, kind=kind.value)
 
 
 def codes(*reasons: Reason | None) -> set[str]:
@@ -32,10 +44,10 @@ def spent(rung: str, allowed: int = 1, window_s: float = 3600.0) -> Reason:
 
 
 def texts(*reasons: Reason | None) -> str:
-    """What came from outside: all texts among their values."""
+    """All texts among the reasons' values, which came from outside."""
     return " ".join(strings(reason for reason in reasons if reason is not None))
 
 
 def values(reasons: Iterable[Reason], code: Code) -> list[dict[str, Any]]:
-    """Of each reason of this code."""
+    """The values of each reason of this code."""
     return [dict(reason.about) for reason in reasons if reason.code == code]

@@ -27,12 +27,12 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def silence(self) -> None:
-        """The connections of now say nothing any more, in either direction; new ones do."""
+        """Silences the current connections in both directions; new ones work."""
         with self._lock:
             self._mute.update(each for pair in self._pairs for each in pair)
 
     def cut(self) -> None:
-        """Ends the connections of now."""
+        """Ends the current connections."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for each in (each for pair in pairs for each in pair):

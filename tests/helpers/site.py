@@ -1,4 +1,4 @@
-"""What the shell of a site leaves in the environment: a proxy that answers nobody, and the variables of an outer job."""
+"""The environment that a site's shell leaves: a proxy that does not answer, and the variables of an outer job."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import etcds
-from fault_injection.not_here import NotHere
+from fault_injection.testbed import etcds
+from fault_injection.testbed.unavailable import NotHere
 
 
 @contextlib.contextmanager
 def slow_disk(pid: int, delay_s: float, log: Path) -> Iterator[None]:
-    """Every fsync and fdatasync of the process takes `delay_s` longer. Skips the test where strace may not do that."""
+    """Delays every fsync and fdatasync of the process by `delay_s`. Skips the test where strace may not do that."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(etcds.slow_disk([pid], delay_s, log))

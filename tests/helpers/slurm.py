@@ -1,6 +1,6 @@
-"""A real Slurm for tests: munged, slurmctld and a slurmd a node, as root, all of them on this machine.
+"""A real Slurm for tests: munged, slurmctld and a slurmd for each node, as root, all of them on this machine.
 
-Nothing of it is the machine's own: it has its configuration, its ports and its munge socket for itself.
+It shares nothing with the machine's own Slurm: it has its own configuration, ports and munge socket.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ NODE = (
 
 
 def available() -> str:
-    """An empty string when a Slurm can be brought up here, else why not."""
+    """An empty string when a Slurm can be brought up here, else the reason why not."""
     if os.geteuid() != 0:
         return "no Slurm here: not root"
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
@@ -83,9 +83,9 @@ def available() -> str:
 
 
 class Slurm:
-    """A running Slurm. Its partitions are `train` (the default: all nodes) and `tiny` (the last node, one minute), and with
-    `preempt` also `low`, `graced` and `high`: a job in `high` takes the nodes of one in `low` at once, and of one in `graced`
-    after GRACE_S."""
+    """A running Slurm. Its partitions are `train` (the default: all nodes) and `tiny` (the last node, one minute). With
+    `preempt` there are also `low`, `graced` and `high`: a job in `high` takes the nodes of one in `low` at once, and of
+    one in `graced` after GRACE_S."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Slurm:
     # its parts
 
     def start(self) -> None:
-        """Everything up, and every node idle."""
+        """Brings everything up, and waits until every node is idle."""
         for name in ("log", "state", *(f"spool-{node}" for node in self.nodes)):
             (self.folder / name).mkdir()
         key = self.folder / "munge.key"
@@ -168,7 +168,7 @@ class Slurm:
         eventually(lambda: self._all_live() and self.node_states() == idle, UP_WITHIN_S, "every node is idle")
 
     def start_controller(self) -> None:
-        """slurmctld, with the state that it had; returns when it answers."""
+        """Starts slurmctld with its saved state; returns when it answers."""
         command = ["slurmctld", "-D", "-f", str(self.conf)]
         self._spawn("slurmctld", self._inside(self._hub[0] if self._hub else "", command))
         eventually(
@@ -178,25 +178,25 @@ class Slurm:
         )
 
     def stop_controller(self) -> None:
-        """slurmctld ends as an administrator ends it: it saves what it knows."""
+        """Ends slurmctld as an administrator does: it saves its state."""
         self._processes["slurmctld"].terminate()
         eventually(lambda: not self._lives("slurmctld"), UP_WITHIN_S, "slurmctld ends")
 
     def kill_controller(self) -> None:
-        """slurmctld is killed: what happened in the last seconds is not saved, a job that runs may be pending again."""
+        """Kills slurmctld: the last seconds are not saved, and a running job may be pending again."""
         self._kill("slurmctld")
 
     def start_slurmd(self, node: str, *, booted: bool = False) -> None:
-        """`booted`: it says that its machine was booted just now."""
+        """Starts a slurmd. `booted`: it reports that its machine was booted just now."""
         command = [*self._slurmd_under, "slurmd", "-D", "-N", node, "-f", str(self.conf), *(["-b"] if booted else [])]
         self._spawn(node, self._inside(self._places[node][0] if node in self._places else "", command))
 
     def kill_slurmd(self, node: str) -> None:
-        """The node's slurmd is killed; what its jobs run lives on, as in Slurm."""
+        """Kills the node's slurmd; its jobs' processes live on, as in Slurm."""
         self._kill(node)
 
     def freeze_slurmd(self, node: str) -> None:
-        """All of its threads have stopped when this returns."""
+        """Freezes the slurmd; all of its threads have stopped when this returns."""
         stop(self._processes[node].pid)
 
     def thaw(self, node: str) -> None:
@@ -235,7 +235,7 @@ class Slurm:
         return found
 
     def submit(self, script: str, *flags: str) -> int:
-        """sbatch of a job that is not of the engine under test; its number."""
+        """Submits a job that is not of the engine under test; returns its number."""
         result = self.command("sbatch", "--parsable", "--output=/dev/null", *flags, f"--wrap={script}")
         assert result.returncode == 0, result.stderr
         return int(result.stdout.strip().split(";")[0])
@@ -250,11 +250,11 @@ class Slurm:
         self._must("scontrol", "update", f"nodename={node}", "state=down", f"reason={reason}")
 
     def resume(self, node: str) -> None:
-        """The node takes jobs again."""
+        """Lets the node take jobs again."""
         self._must("scontrol", "update", f"nodename={node}", "state=resume")
 
     def clear(self, within_s: float = 2 * UP_WITHIN_S) -> None:
-        """No job, and every node idle: for tests that follow each other on one Slurm."""
+        """Ends all jobs and waits until every node is idle: for tests that follow each other on one Slurm."""
         jobs = [str(job["job_id"]) for job in self.jobs() if job["job_state"] in ("PENDING", "RUNNING", "SUSPENDED")]
         if jobs:
             self._must("scancel", *jobs)
@@ -272,14 +272,14 @@ class Slurm:
         eventually(idle, within_s, "every node is idle again")
 
     def log(self, part: str = "slurmctld") -> str:
-        """What a part wrote: `slurmctld`, or `slurmd-NODE`."""
+        """The log of a part: `slurmctld`, or `slurmd-NODE`."""
         path = self.folder / "log" / f"{part}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     # its end
 
     def stop(self) -> None:
-        """Ends everything that was started, and all that jobs have left behind."""
+        """Ends everything that was started, and all processes that jobs have left behind."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.kill()
@@ -287,7 +287,7 @@ class Slurm:
         eventually(self._sweep, 20, "nothing of this Slurm runs any more")
 
     def leftovers(self) -> list[int]:
-        """Processes with our configuration in their environment, and all that descends from them."""
+        """Processes with our configuration in their environment, and all their descendants."""
         mark = f"SLURM_CONF={self.conf}".encode()
         children: dict[int, list[int]] = {}
         ours: list[int] = []
@@ -371,11 +371,12 @@ def slurm(
     partitions: Sequence[str] = (),
     slurmd_under: Sequence[str] = (),
 ) -> Iterator[Slurm]:
-    """A Slurm with nodes n1, n2, ..., ended with the block; its logs are kept in `folder`.
+    """Yields a Slurm with nodes n1, n2, ..., ended with the block; its logs are kept in `folder`.
 
     `places`: node -> (network namespace, address) where its slurmd runs. `hub`: (namespace, address) of slurmctld; the
-    namespace is empty where this process is inside already. `options`: further or other lines of slurm.conf. `partitions`: further ones, as "name Nodes=ALL ...".
-    `slurmd_under`: a command that runs another, in which the slurmds and so all jobs run.
+    namespace is empty where this process is inside already. `options`: further or other lines of slurm.conf.
+    `partitions`: further ones, as "name Nodes=ALL ...". `slurmd_under`: a command that runs another, in which the
+    slurmds and so all jobs run.
     """
     for attempt in range(ATTEMPTS):
         # a unix socket's path may have 107 characters, and pytest's folders are long

@@ -12,15 +12,16 @@ from tests.helpers.waiting import eventually
 
 
 def stop(pid: int) -> None:
-    """SIGSTOP. All threads have stopped when this returns: kill() returns before that (seen on a busy machine: 9 of 60 calls made
-    right after it were still answered), and a signal of a lower number, as SIGTERM is, that comes until then is taken first."""
+    """Sends SIGSTOP and waits until all threads have stopped: kill() returns before that. On a busy machine, 9 of 60
+    calls made right after it were still answered. A signal of a lower number that comes until then, such as SIGTERM, is
+    taken first."""
     os.kill(pid, signal.SIGSTOP)
     eventually(lambda: states(pid) <= {"T"}, 10, f"{pid} has stopped")
 
 
 @contextlib.contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """Stopped for as long as the block lasts."""
+    """Stops the process for as long as the block lasts."""
     try:
         stop(pid)
         yield

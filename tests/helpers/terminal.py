@@ -1,4 +1,4 @@
-"""A command in a terminal of its own, and what it wrote there."""
+"""Runs a command in a terminal of its own, and keeps its output."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from tests.helpers.waiting import eventually
 
 IN, OUT = "\x1b[?1049h", "\x1b[?1049l"
-"""Into the screen that leaves what was there, and back."""
+"""The codes that enter the alternate screen, and leave it again."""
 
 CURSOR = "\x1b[?25h"
-"""It is shown again."""
+"""The code that shows the cursor again."""
 
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
 class Terminal:
-    """`wrote` is everything so far, codes and all."""
+    """A command in a terminal; `wrote` is its output so far, codes included."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], width: int, height: int) -> None:
         self._ours, theirs = pty.openpty()
@@ -55,11 +55,11 @@ class Terminal:
                 self.wrote += data.decode(errors="replace")
 
     def screen(self) -> list[str]:
-        """What was drawn last, from the top left corner on."""
+        """The last drawing, from the top left corner on."""
         return _CODES.sub("", self.wrote.rpartition("\x1b[H")[2]).split("\n")
 
     def shows(self, words: str, deadline_s: float = 20.0) -> list[str]:
-        """The screen, once it has these words."""
+        """Waits until the screen has these words; returns the screen."""
 
         def seen() -> list[str] | None:
             screen = self.screen()
@@ -68,7 +68,7 @@ class Terminal:
         return eventually(seen, deadline_s, f"{words!r} in {self.wrote[-2000:]!r}")
 
     def ended(self, by: signal.Signals, deadline_s: float = 20.0) -> int:
-        """The exit code, and that the terminal is as it was."""
+        """Ends the command by this signal, and checks that it restored the terminal; returns its exit code."""
         self.process.send_signal(by)
         code = self.process.wait(deadline_s)
         eventually(lambda: self.wrote.count(IN) == self.wrote.count(OUT), 5.0, self.wrote[-500:])
@@ -87,7 +87,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(command: Sequence[str], width: int = 80, height: int = 24, **environment: str) -> Iterator[Terminal]:
-    """Ended with the block."""
+    """Yields a command in a terminal, ended with the block."""
     about = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR")}
     made = Terminal(command, about | {"TERM": "xterm-256color"} | environment, width, height)
     try:

@@ -1,4 +1,4 @@
-"""Certificates, and a real etcd that asks for them."""
+"""Certificates, and a real etcd that requires them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.ports.errors import Retryable
-from supervisor.shell.etcd_server import find_server
-from supervisor.shell.store import connect
+from supervisor.shell.dev.etcd_server import find_server
+from supervisor.shell.etcd import connect
 from supervisor.wire.address import free_ports
 from supervisor.wire.security import Security, load
 from tests.helpers.waiting import eventually
@@ -81,7 +81,7 @@ class TlsEtcd:
             return subprocess.Popen(self._argv, stdout=log, stderr=log, start_new_session=True)
 
     def restart(self) -> None:
-        """SIGKILL and start again, on the same port and data: every client has to come again."""
+        """Sends SIGKILL and starts again, on the same port and data: every client must reconnect."""
         self.stop()
         self.process = self._start()
         eventually(lambda: _answers(self), 20, "the etcd with TLS answers again")
@@ -93,7 +93,7 @@ class TlsEtcd:
 
 @contextlib.contextmanager
 def tls_etcd(folder: Path, certificates: Certificates) -> Iterator[TlsEtcd]:
-    """A server of one's own that answers; needs the certificates `etcd` and `root`. Ended with the block."""
+    """Yields a server that answers, for one test; needs the certificates `etcd` and `root`. Ended with the block."""
     server = TlsEtcd(folder, certificates)
     try:
         eventually(lambda: _answers(server), 20, "the etcd with TLS answers")

@@ -1,4 +1,4 @@
-"""What a stranger tries: sockets and requests with whatever certificate."""
+"""A stranger's attempts: sockets and requests with any certificate, or none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supervisor.wire.security import Reloading, Security
 
 
 def client_context(security: Security) -> ssl.SSLContext:
-    """As a client of ours comes."""
+    """The TLS context of a client of ours."""
     return Reloading(security).context()
 
 
@@ -30,7 +30,7 @@ def dial(address: str, security: Security | None, timeout_s: float = 5.0) -> soc
 
 
 def without_certificate() -> ssl.SSLContext:
-    """TLS by somebody who shows nothing and asks for nothing."""
+    """A TLS context that shows no certificate and asks for none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -38,7 +38,7 @@ def without_certificate() -> ssl.SSLContext:
 
 
 def closed(connection: socket.socket, within_s: float) -> bool:
-    """Whether the other side ends it (in whatever way) within this time, without having said anything."""
+    """True if the other side ends the connection within this time, in any way, without sending anything."""
     connection.settimeout(within_s)
     try:
         return connection.recv(1) == b""
@@ -54,7 +54,8 @@ def header(node: str, run: str, group: int, generation: int) -> bytes:
 
 
 def metrics(port: int, context: ssl.SSLContext | None) -> str:
-    """What /metrics says, in plain without a context. OSError or http.client.HTTPException when it does not."""
+    """The text of /metrics, in plain without a context. Raises OSError or http.client.HTTPException without an
+    answer."""
     connection: Any = (
         http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
         if context is None

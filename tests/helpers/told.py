@@ -1,4 +1,4 @@
-"""A scripted cluster whose every round is told to a store, as agents, gate and leader do: real decisions for whoever reads etcd."""
+"""A scripted cluster that writes every round to a store, as agents, gate and leader do: real decisions for readers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from supervisor.core.model import Decision, NodeView, RankView
-from supervisor.shell import projection
+from supervisor.shell.control import projection
 from supervisor.wire import keys
 from supervisor.wire.records import (
     CheckpointMark,
@@ -32,7 +32,7 @@ GIB = 2**30
 
 
 class ToldWorld(World):
-    """A World and the store that is told of it."""
+    """A World and the store that gets its records."""
 
     def __init__(self, **about: Any) -> None:
         super().__init__(**about)
@@ -41,7 +41,7 @@ class ToldWorld(World):
         self._incidents_told: set[str] = set()
 
     def loss(self, step: int) -> float:
-        """A curve as training has it."""
+        """A loss curve like that of training."""
         return 2.2 + 5.8 / (1 + step / 25) + 0.03 * ((step * 7919) % 13 - 6) / 6
 
     def round(self, after: float = 0.0) -> Decision:
@@ -53,14 +53,14 @@ class ToldWorld(World):
         return decision
 
     def lead(self) -> None:
-        """There is a leader, and a run of its."""
+        """Writes the records of a leader and its run."""
         self._write({
             keys.LEADER: encode(LeaderRecord(host="host", pid=41, home="/nowhere")),
             keys.spec(self.spec.name): encode(self._record()),
         })  # fmt: skip
 
     def lead_again(self) -> None:
-        """All records anew, of a spec or memory that the test has changed."""
+        """Writes all records again, for a spec or memory that the test has changed."""
         self.store.put(keys.spec(self.spec.name), encode(self._record()))
         self._write(projection.memory_records(self.spec, self.memory, ()))
         self.tell()
@@ -69,7 +69,7 @@ class ToldWorld(World):
         return RunRecord(spec=self.spec, run_dir=self.run_dir, launched_unix_s=1.0)
 
     def tell(self) -> None:
-        """What is seen now."""
+        """Writes the current observations."""
         puts: dict[str, bytes] = {}
         for name, view in self.nodes.items():
             puts |= self._node(name, view)
@@ -143,7 +143,7 @@ class ToldWorld(World):
     # --- stories ---
 
     def train(self, to_step: int, by: int = 1) -> None:
-        """All that run step on, a second a step, and are told after each."""
+        """Makes all running groups step, a second a step, and writes the records after each."""
         while (step := self.step + by) <= to_step:
             self.now += by
             for group, memory in self.memory.groups.items():
@@ -160,4 +160,4 @@ class ToldWorld(World):
         return self.step_now
 
     def after_step(self) -> None:
-        """For who wants to look after every step."""
+        """A hook for subclasses that look after every step."""

@@ -1,4 +1,4 @@
-"""What stands in the place of programs that import torch, in tests of the control plane."""
+"""The stand-ins for programs that import torch, in tests of the control plane."""
 
 TOYS = {
     "trainer": "tests.agents.toy_trainer",
@@ -6,4 +6,4 @@ TOYS = {
     "check": "tests.agents.toy_check",
     "check_device": "tests.agents.toy_check_device",
 }
-"""For the environment variable SUPERVISOR_PROGRAMS."""
+"""Values for the environment variable SUPERVISOR_PROGRAMS."""

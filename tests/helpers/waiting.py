@@ -10,16 +10,15 @@ T = TypeVar("T")
 
 _EVERY_S, _SELDOM_S = 0.02, 0.5
 _SHARE = 4
-"""A question that takes long, as of all that is in etcd, may take so small a part of the time: what is asked for needs the processor."""
+"""A slow question, as one for all of etcd, takes at most 1/_SHARE of the time: the system needs the processor."""
 _WORK = range(1_000_000)
 _USUALLY_S = 0.025
-"""What counting through that takes where nothing else runs, on a processor of 2026."""
+"""Seconds that the counting takes where nothing else runs, on a processor of 2026."""
 _MOST = 4.0
 
 
 def slowness() -> float:
-    """How many times longer than usually this machine needs for a piece of work now, at least 1 and at most 4: it is slow, or others
-    work beside us."""
+    """The factor, from 1 to 4, by which this machine is slower than usual now: it is slow, or others use it too."""
     began = time.monotonic()
     for _ in _WORK:
         pass
@@ -27,9 +26,9 @@ def slowness() -> float:
 
 
 def eventually(predicate: Callable[[], T | None], deadline_s: float, message: str = "") -> T:
-    """Asks `predicate` every 20 ms, or more seldom where it takes long, until it returns something true, and returns that. Raises
-    AssertionError after `deadline_s` seconds, or so many times later as the machine is slow by then: a deadline says that something
-    never comes; how soon it comes is for benchmarks to say."""
+    """Asks `predicate` every 20 ms, or less often where it takes long, until it returns something true, and returns
+    that. Raises AssertionError after `deadline_s` seconds, times the machine's slowness by then. A deadline detects
+    what never comes; how soon it comes is for benchmarks to measure."""
     began, allowed_s = time.monotonic(), deadline_s
     while True:
         # the clock is read first: a predicate that took long still counts with its answer

@@ -20,7 +20,7 @@ def empty(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def toy_run(empty: World) -> Iterator[tuple[World, RunRecord]]:
-    """Two groups of toys that run, and one spare. The history checkers are run over whatever the test did."""
+    """Two groups of toys that run, and one spare. The history checkers run after every test."""
     record = empty.launch(toy_spec())
     eventually(empty.running(record, 1, 1), 60, "both groups run")
     yield empty, record

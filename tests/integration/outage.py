@@ -1,4 +1,4 @@
-"""A run of real TorchFT groups whose store goes away, and what must be so during and after that."""
+"""A run of real TorchFT groups whose store goes away, and the checks of what must hold during and after that."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Any
 
 from supervisor.core.model import GroupMemory, Kind
 from supervisor.core.spec import BudgetSpec, RunSpec, TorchFTSpec
-from supervisor.shell import client, views
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import observe
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, NodeObserved, RunRecord
 from tests.helpers.waiting import eventually
@@ -32,11 +33,11 @@ HEARTBEAT_S = TORCHFT.heartbeat_timeout_ms / 1000
 GROUPS = 2
 STEP_S = 0.05
 BASELINE_STEPS = 15
-"""Committed by all groups before a fault: what a run does that nothing happens to."""
+"""Steps that all groups commit before a fault: the measure of an undisturbed run."""
 
 
 def outage_spec(mode: str) -> RunSpec:
-    """No spare: whatever is escalated shows as an allocation. Many restarts: each case kills a trainer at its end."""
+    """Without spares, an escalation shows as an allocation. Many restarts, for each case kills a trainer at its end."""
     budget = BudgetSpec(restart=100)
     spec = toy_spec(groups=GROUPS, spares=0, budget=budget, backoff_first_s=0.1, backoff_max_s=0.1)
     titan = replace(spec.titan, overrides={"toy.mode": mode, "toy.step_s": STEP_S})
@@ -45,7 +46,7 @@ def outage_spec(mode: str) -> RunSpec:
 
 @dataclass(frozen=True)
 class Standing:
-    """What an outage of the store must leave as it was."""
+    """The state that an outage of the store must leave as it was."""
 
     phase: str
     groups: tuple[tuple[int, int, str, str], ...]
@@ -84,7 +85,7 @@ class Outage:
         return sorted(found, key=lambda line: float(line["t"]))
 
     def _lines_of(self, path: Path) -> list[dict[str, Any]]:
-        """All whole lines so far; only what is new is read."""
+        """All whole lines so far; only new ones are read."""
         at, lines = self._read.setdefault(path, (0, []))
         with path.open("rb") as file:
             file.seek(at)
@@ -95,8 +96,8 @@ class Outage:
         return lines
 
     def longest_gap(self, since: float) -> tuple[float, float]:
-        """Between two steps that all groups committed together, from `since` to now, of the worst group; and how long
-        after `since` it began."""
+        """The longest time between two steps that all groups committed together, from `since` to now, of the worst
+        group; and how long after `since` it began."""
         until = time.time()
         gaps = []
         for group in range(GROUPS):
@@ -105,7 +106,7 @@ class Outage:
         return max(gaps)
 
     def together(self, steps: int = BASELINE_STEPS, deadline_s: float = 40) -> float:
-        """Wait until every group has committed `steps` together with all others; returns since when that was counted."""
+        """Waits until every group has committed `steps` together with all others; returns the start of the count."""
         began = time.time()
         for group in range(GROUPS):
             eventually(
@@ -119,7 +120,7 @@ class Outage:
 
     def standing(self) -> Standing:
         mirror = self.w.mirror()
-        memory = views.memory(mirror, self.record.spec.name)
+        memory = observe.memory(mirror, self.record.spec.name)
         seat = memory.lighthouse
         return Standing(
             phase=memory.phase,
@@ -132,7 +133,7 @@ class Outage:
         )
 
     def acts(self) -> bool:
-        """Whether a supervisor leads and reaches etcd, by its own word, and all that it commands are registered."""
+        """True if a supervisor reports that it leads and reaches etcd, and all that it commands are registered."""
         mirror = self.w.mirror()
         leader = mirror.record(keys.LEADER, LeaderRecord)
         if leader is None or not _leads(leader.metrics_port):
@@ -140,18 +141,18 @@ class Outage:
         return self.registered(mirror) == self._commanded(mirror)
 
     def registered(self, mirror: Mirror | None = None) -> set[str]:
-        """Those keys of the run's nodes and gate that live under a lease, as far as they are there."""
+        """The keys under a lease of the run's nodes and gate, as far as they exist."""
         mirror = mirror or self.w.mirror()
         return self._commanded(mirror) & mirror.items.keys()
 
     def _commanded(self, mirror: Mirror) -> set[str]:
-        memory = views.memory(mirror, self.record.spec.name)
+        memory = observe.memory(mirror, self.record.spec.name)
         nodes = {memory.lighthouse.node, *(g.node for g in memory.groups.values())}
         gate = keys.gate_presence(memory.lighthouse.node, self.record.spec.name)
         return {gate, *(keys.registration(node) for node in nodes)}
 
     def done_since(self, t: float) -> list[str]:
-        """What the journal says was done, or was tried, since then."""
+        """Actions since then that the journal shows as done, or tried."""
         return [
             f"{action['verb']} {action['key']}: {action.get('reason')}"
             for decision in self.w.history(self.record).decisions
@@ -161,7 +162,7 @@ class Outage:
 
     @contextmanager
     def nothing_happens(self, what: str, hold_s: float = LEASE_S + 1) -> Iterator[None]:
-        """Training goes on while the block breaks the store (and mends it), and nothing is escalated: neither in it nor
+        """Checks that training goes on while the block breaks the store (and mends it). Nothing is escalated in it, nor
         for `hold_s` after the supervisor acts again."""
         began = self.together()
         usual, _ = self.longest_gap(began)
@@ -185,7 +186,7 @@ class Outage:
         assert now == before, f"it stands otherwise than before the outage:\n{now}\n{before}"
 
     def restarts_as_usual(self, what: str) -> None:
-        """A trainer that is killed now is started again, once, and everything else stays as it is."""
+        """Kills a trainer: it must be started again, once, and everything else must stay as it is."""
         before, group = self.standing(), self._next_victim
         self._next_victim = (group + 1) % GROUPS
         killed = time.time()
@@ -195,13 +196,13 @@ class Outage:
         assert self.w.trainer(self.record, group).pid != pid
 
     def exited(self, pid: int) -> bool:
-        """Whether a node has said so of a trainer."""
+        """True if a node has reported the trainer's end."""
         mirror = self.w.mirror()
-        seen = [mirror.record(keys.observed(node), NodeObserved) for node in views.node_names(mirror)]
+        seen = [mirror.record(keys.observed(node), NodeObserved) for node in observe.node_names(mirror)]
         return any(t.pid == pid and t.state == "exited" for view in seen if view is not None for t in view.trainers)
 
     def generation_wanted(self, group: int) -> int:
-        return views.memory(self.w.mirror(), self.record.spec.name).groups[group].generation
+        return observe.memory(self.w.mirror(), self.record.spec.name).groups[group].generation
 
     def restarted(self, group: int, before: Standing, kind: Kind = Kind.CRASH) -> None:
         """Waits until the group, and no other, runs in its next generation, for one reason that is over by then."""
@@ -221,7 +222,7 @@ class Outage:
 
 
 def stays(outage: Outage, before: Standing, seconds: float) -> None:
-    """Everything stands as before, at every look, for so long."""
+    """Checks at every look for these seconds that everything stands as before."""
     began = time.monotonic()
 
     def look() -> bool:
@@ -233,13 +234,13 @@ def stays(outage: Outage, before: Standing, seconds: float) -> None:
 
 
 def passes(seconds: float) -> None:
-    """Time in which nobody can be asked anything."""
+    """Waits while no part of the system can be asked."""
     began = time.monotonic()
     eventually(lambda: time.monotonic() - began > seconds, seconds + 2)
 
 
 def _pid(mirror: Mirror, group: GroupMemory) -> int:
-    """Of its rank 0; 0 while its node does not say."""
+    """The pid of the group's rank 0; 0 while its node does not report it."""
     seen = mirror.record(keys.observed(group.node), NodeObserved)
     ours = [t for t in (seen.trainers if seen else ()) if (t.group, t.generation) == (group.group, group.generation)]
     return ours[0].pid if ours else 0

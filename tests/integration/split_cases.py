@@ -1,4 +1,4 @@
-"""Run inside a hub's network namespace by test_split.py, never by itself: what happens when a network is cut."""
+"""Cases of a cut network, run by test_split.py inside a hub's network namespace, never by themselves."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import netns
-from supervisor.shell import client
-from supervisor.shell.etcd_server import start_etcd
+from fault_injection.testbed import netns
+from supervisor.shell.dev.etcd_server import start_etcd
+from supervisor.shell.inspect import client
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire.records import RunRecord
 from supervisor.wire.security import load
@@ -40,7 +40,7 @@ def net() -> netns.Network:
 
 @contextmanager
 def apart(net: netns.Network, folder: Path) -> Iterator[World]:
-    """A world of which every node and service host is a machine of its own."""
+    """A world in which every node and service host is a machine of its own."""
     file = folder / "security.toml"
     file.write_text("insecure = true\n")
     security = load(str(file))
@@ -70,8 +70,8 @@ OUT_OF_REACH = ".out-of-reach"
 
 
 def out_of_reach(w: World, node: str) -> subprocess.Popen[bytes]:
-    """From now on the engine's hand does not reach this node, as a scheduler's would not: what it signals instead is a
-    process of ours, and the node's lock, by which it would find the shim again, is a copy that nobody holds."""
+    """Puts this node out of the engine's reach, as of a scheduler's. The engine now signals a process of ours instead.
+    The node's lock, by which it would find the shim again, is a copy that no process holds."""
     lock = w.system / "nodes" / node / "shim.lock"
     copy = lock.with_suffix(".copy")
     copy.write_text(lock.read_text())
@@ -88,7 +88,7 @@ def out_of_reach(w: World, node: str) -> subprocess.Popen[bytes]:
 
 
 def _end_shims(w: World) -> None:
-    """Those of nodes that the engine does not reach; it may have started another there meanwhile."""
+    """Ends the shims of nodes that the engine does not reach; it may have started another there meanwhile."""
     nodes = w.system / "nodes"
     for lock in (*nodes.glob(f"n*/shim{OUT_OF_REACH}"), *nodes.glob("n*/shim.lock")):
         pid = int(lock.read_text() or 0)
@@ -103,7 +103,7 @@ def index(name: str) -> int:
 
 
 def trains(w: World) -> RunRecord:
-    """Two groups step together, with the lighthouse on `host`."""
+    """Waits until two groups step together, with the lighthouse on `host`."""
     w.supervisor()
     eventually(lambda: _registered(w, "host"), 30, "the first host is there")
     record = w.launch(quorum_spec(2))
@@ -150,7 +150,7 @@ def test_a_node_cut_off_from_the_control_plane_alone_cannot_bring_its_old_genera
     fenced = time.time()
     together = max(line["quorum_id"] for _, line in commits(w, record, 0.0))
     net.separate(index(lost), [net.nodes[index("host")][1], net.nodes[index("other")][1]])
-    # by then group 1 may already be back elsewhere: so the next quorum, whoever else is in it
+    # by then group 1 may already be back elsewhere: so the next quorum, of any groups
     without = eventually(
         lambda: [line["t"] for g, line in commits(w, record, fenced) if g == 0 and line["quorum_id"] > together], 30
     )[0]
@@ -204,7 +204,7 @@ def test_a_split_with_the_lighthouse_on_the_far_side(w: World, net: netns.Networ
 def test_a_lighthouse_cut_off_from_etcd_alone_serves_until_a_group_is_lost_and_then_gives_way(
     w: World, net: netns.Network
 ) -> None:
-    """Its gate may not let anybody step on without the lost group; closed, it is reached no more, and another takes over."""
+    """Its gate lets no group step on without the lost one. Once closed it is unreachable, and another takes over."""
     record = trains(w)
     before = pids(w, record)
     net.separate(index("host"), [net.hub_address])
@@ -228,7 +228,7 @@ def test_a_lighthouse_cut_off_from_etcd_alone_serves_until_a_group_is_lost_and_t
 
 
 def test_a_split_with_everybody_but_etcd_on_the_far_side(w: World, net: netns.Network) -> None:
-    """They hear each other and train on; nothing is opened or started on the side of etcd; afterwards all is as before."""
+    """They hear each other and train on. On etcd's side nothing is opened or started; afterwards all is as before."""
     record = trains(w)
     before, split = pids(w, record), time.time()
     net.split([index("host"), index("n1"), index("n2"), index("n3"), index("n4")])

@@ -14,8 +14,8 @@ import pytest
 from supervisor.core.model import Memory
 from supervisor.core.restored import GENERATIONS
 from supervisor.core.spec import TitanSpec
-from supervisor.shell import views
-from supervisor.shell.etcd_server import start_etcd
+from supervisor.shell.control import observe
+from supervisor.shell.dev.etcd_server import start_etcd
 from supervisor.wire import checkpoints, keys
 from supervisor.wire.records import CheckpointMark, NodeDesired, RunRecord, TrainerDesired, encode
 from tests.helpers.etcd import kill
@@ -29,13 +29,13 @@ START_S = 180
 
 @contextmanager
 def _world(folder: Path, toys: bool = True) -> Iterator[tuple[World, ExitStack]]:
-    """A world, and what to end after it: etcds that took the place of its first."""
+    """A world, and the stack that ends the etcds which took the place of its first."""
     with ExitStack() as after, world(folder, toys=toys) as made:
         yield made, after
 
 
 def _lose(w: World, after: ExitStack) -> None:
-    """etcd is killed, its data is gone, and an empty one listens on the same port."""
+    """Kills etcd and removes its data; an empty one listens on the same port."""
     port = int(w.etcd.endpoint.rpartition(":")[2])
     kill(w.etcd)
     shutil.rmtree(w.etcd.data_dir / "data")
@@ -58,7 +58,7 @@ def _complete(record: RunRecord, step: int, group: int, generation: int) -> str:
 
 
 def _memory(w: World, record: RunRecord) -> Memory:
-    return views.memory(w.mirror(), record.spec.name)
+    return observe.memory(w.mirror(), record.spec.name)
 
 
 def _wanted(w: World, record: RunRecord) -> list[TrainerDesired]:
@@ -140,7 +140,7 @@ def test_real_trainers_resume_from_the_newest_checkpoint_on_disk(tmp_path: Path)
         eventually(lambda: w.status(record).checkpoint_step, START_S, "a checkpoint is complete")
         assert cli("backup", "--out", str(file), world=w).returncode == 0
         old = w.status(record).checkpoint_step or 0
-        # What the backup points to is purged by then.
+        # The checkpoint that the backup names is purged by then.
         eventually(lambda: (w.status(record).checkpoint_step or 0) >= old + 20, START_S, "newer ones are")
         before = w.status(record)
         _end_supervisors(w)

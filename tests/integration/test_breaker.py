@@ -1,4 +1,4 @@
-"""More nodes than a share are lost at once, with real nodes: none is given up, until they are back or a person says so."""
+"""The breaker holds when too many nodes are lost at once: none is given up until they are back or a person decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(720)]
 
 GROUPS = 3
 BREAKER = BreakerSpec(share=0.3, at_least=1)
-"""One of three is too many: leases do not lapse at one instant, and the first would be given up before the second is lost."""
+"""One of three is too many: leases lapse one by one, and the first node would be given up before the second is lost."""
 LOST = (0, 1)
 
 
@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Iterator[tuple[World, RunRecord]]:
 
 
 def held(w: World, record: RunRecord) -> bool:
-    """Whether `status` says that both are lost and held."""
+    """True if `status` reports that both nodes are lost and held."""
     said = f"breaker: {len(LOST)} of {GROUPS} nodes lost within 60 s"
     return any(sentence.startswith(said) for sentence in w.status(record).waiting)
 
@@ -73,7 +73,7 @@ def everything_of(w: World, record: RunRecord, group: int) -> list[int]:
 
 
 def test_nodes_that_are_lost_at_once_are_held_and_go_on_when_they_come_back(run: tuple[World, RunRecord]) -> None:
-    """Frozen: silent to etcd, the gate and each other, as behind a switch that has failed."""
+    """The nodes are frozen: silent to etcd, the gate and each other, as behind a failed switch."""
     w, record = run
     before = w.status(record).budgets_left
     frozen = [pid for group in LOST for pid in everything_of(w, record, group)]

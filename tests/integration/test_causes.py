@@ -1,5 +1,5 @@
-"""Every kind by a real cause: kind, group, node, rank and rung come out right. The causes, and what is right, are those that
-`benchmarks.detection` measures, once each."""
+"""Every kind of failure by a real cause, with the right kind, group, node, rank and rung. `benchmarks.detection`
+measures the same causes and expectations; here each happens once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from agents.facts.files import EVERY_S
+from agents.health.facts.files import EVERY_S
 from benchmarks import detection
 from benchmarks.detection import Bench, trial
 from benchmarks.detection_cases import CASES
 from benchmarks.detection_rows import RIGHT
-from fault_injection import causes
-from fault_injection.causes import Order
 from fault_injection.faults import acts
-from fault_injection.not_here import NotHere
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
+from fault_injection.testbed.unavailable import NotHere
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.wire import keys
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(900)]
 
 SEED = 1
 HANG_AT_LEAST_S = 8.0
-"""Twice what is measured with: other tests run beside this one."""
+"""Twice the benchmark's value: other tests run beside this one."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ OTHERS = (
     "abort", "sigkill", "exit_code", "gil_held", "endless_loop", "checkpoint_blocked", "nan_everywhere", "straggler",
     "slow_steps", "agent_killed", "noisy_neighbours",
 )  # fmt: skip
-"""Of each of these a like one is in the fast lane; `make bench-detection` makes all of them ten times."""
+"""Causes with a similar one in the fast lane; `make bench-detection` makes all of them ten times."""
 EACH = [pytest.param(name, marks=pytest.mark.long if name in OTHERS else ()) for name in CASES]
 
 
@@ -58,9 +58,9 @@ def test_the_verdict_is_right(bench: Bench, name: str) -> None:
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_a_full_disk_is_told_as_what_its_node_says_of_it(tmp_path_factory: pytest.TempPathFactory, quiet: bool) -> None:
-    """A write of the rank's own fails; or, where TorchFT's manager writes its log there, that hangs in the middle of a line and all
-    groups wait in the quorum, unless another write of the rank meets the full disk first."""
-    # the fact, which is looked for every 10 s, is to be there before anything counts as a hang
+    """A write of the rank's own fails. Or TorchFT's manager, which logs there, hangs in the middle of a line, and all
+    groups wait in the quorum. That does not happen if another write of the rank meets the full disk first."""
+    # the fact, which is looked for every 10 s, must be there before anything counts as a hang
     spec = detection.spec(checkpoint_steps=10**6, hang_at_least_s=25.0)
     spec = replace(spec, titan=replace(spec.titan, overrides={**spec.titan.overrides, "toy.quiet": quiet}))
     with detection.bench(tmp_path_factory.mktemp("full"), spec) as made:

@@ -1,4 +1,4 @@
-"""`supervisor chaos` as a user runs it: a run with real trainers is broken, mended and certified; a live run only if it allows it."""
+"""`supervisor chaos` as a user runs it: a real run is broken, mended and certified; a live run only if it allows it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from agents import process
+from agents.shim import process
 from fault_injection.chaos.schedule import load
-from fault_injection.checkers import check
-from fault_injection.promises import ALL
-from fault_injection.recorded import load as read
+from fault_injection.checkers.consistency import check
+from fault_injection.checkers.history_file import load as read
+from fault_injection.checkers.recovery import ALL
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.shell.processes import start_ticks
 from tests.helpers.waiting import eventually
@@ -26,7 +26,7 @@ from tests.integration.world import World, toy_spec
 TIMEOUT_S = 900
 
 CHAOS = "import sys; from fault_injection.chaos.command import chaos; chaos(sys.argv[1:])"
-"""As the entry point calls it, wherever the packages are imported from."""
+"""The entry point's call, for any place of the packages."""
 
 SCHEDULE = """
 seed = 7
@@ -146,7 +146,7 @@ def test_a_live_run_is_broken_only_if_it_allows_it_and_goes_on(empty: World) -> 
 
 
 def left(run: Path, command: int) -> list[int | str]:
-    """Processes that were started for a node below this folder and still run, and networks of the command that was so started."""
+    """Processes of nodes below this folder that still run, and networks of the command with this pid."""
     nodes = run / ".supervisor" / "nodes"
     assert os.path.isdir(nodes)
     networks = [path.name for path in Path("/run/netns").glob(f"sv{command}-*")]

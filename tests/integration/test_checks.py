@@ -25,12 +25,12 @@ def agent_check(w: World, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def shim_events(w: World, node: str) -> list[str]:
-    """Of its shims so far."""
+    """Events in the journal of the node's shims so far."""
     return [json.loads(line)["event"] for line in (w.system / "nodes" / node / "shim.jsonl").read_text().splitlines()]
 
 
 def test_a_run_goes_round_a_node_that_fails_and_a_passed_check_frees_hosts(empty: World) -> None:
-    """Four nodes, two groups and a spare: n1's device is broken, so they have n2, n3 and n4."""
+    """Four nodes, two groups and a spare: n1's device is broken, so they get n2, n3 and n4."""
     w = empty
     broken(w.system, "n1").write_text("it fell off the bus")
     record = w.launch(toy_spec())
@@ -42,7 +42,8 @@ def test_a_run_goes_round_a_node_that_fails_and_a_passed_check_frees_hosts(empty
     left = record.spec.policy.budget.reallocate - 1
     eventually(lambda: w.status(record).budgets_left["reallocate"] == left, 30, "the stand-in is paid")
     etcd = ["--etcd", w.etcd.endpoint]
-    # its allocation is given back: what bears the node's name while its shim ends, as our check does, ends with it
+    # its allocation is given back: every process with the node's name while its shim ends, as our check is, ends with
+    # it
     eventually(lambda: shim_events(w, "n1")[-1] == "shim_stopped", 30, "the node of the stand-in's host has ended")
     said = agent_check(w, "--node", "n1", *etcd)
     assert said.returncode == 1, said.stderr

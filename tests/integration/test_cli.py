@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it prints, and how it fails."""
+"""The command line as a user meets it: its output, and its failures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
-from supervisor.shell.store import connect
+from agents.shim import process
+from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from supervisor.wire.address import free_port
 from supervisor.wire.records import LeaderRecord, RunRecord, decode
@@ -32,7 +32,7 @@ def cli(*arguments: str, world: World | None = None, home: Path | None = None) -
 
 
 def fails(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
-    """It ended with this code and a sentence, no traceback."""
+    """Checks that it ended with this code and a sentence, no traceback."""
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
     for word in words:

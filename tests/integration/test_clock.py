@@ -1,4 +1,4 @@
-"""A clock that is moved is told and escalates nothing: no decision reads a machine's clock."""
+"""A clock that is moved is reported and escalates nothing: no decision reads a machine's clock."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import clocks
-from fault_injection.not_here import NotHere
+from fault_injection.doubles import clocks
+from fault_injection.testbed.unavailable import NotHere
 from supervisor.core.lasted import incident_s
 from supervisor.core.model import Kind, Rung
-from supervisor.shell import journal, status
+from supervisor.shell.control import journal
+from supervisor.shell.inspect import status
 from supervisor.wire.programs import SEAM
 from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
@@ -35,7 +36,7 @@ def libfaketime() -> str:
 
 
 def off(w: World) -> dict[str, str]:
-    """node -> what is said of its clock against the one of this test."""
+    """node -> the fact reported of its clock against this test's."""
     return {n.node: fact for n in status.node_status(w.mirror()) for fact in n.facts if fact.startswith("clock_off: ")}
 
 
@@ -45,8 +46,8 @@ def trainers(w: World) -> list[str]:
 
 
 def test_a_clock_that_jumps_hours_ahead_and_back_escalates_nothing(tmp_path: Path) -> None:
-    """The supervisor's and the nodes' clock; etcd's stays. The idle toys count their steps by that clock, so the history
-    checkers, which read times, have nothing to say here."""
+    """The supervisor's and the nodes' clock jump; etcd's stays. The idle toys count their steps by that clock, so the
+    history checkers, which read times, cannot judge here."""
     clock = tmp_path / "clock"
 
     def move(by: str) -> None:
@@ -67,7 +68,7 @@ def test_a_clock_that_jumps_hours_ahead_and_back_escalates_nothing(tmp_path: Pat
         eventually(w.running(record, 1, 1), 60, "both groups run")
         for by in ("+3h", "-5h", "+40d"):
             move(by)
-            passes(1.5 * NODE_LEASE_S)  # who waited by the clock would have lost it by then
+            passes(1.5 * NODE_LEASE_S)  # a wait by the clock would have lost it by then
             assert w.incidents(record) == []
             assert w.running(record, 1, 1)()
         said = "clock_off: its clock is 40 days ahead of the one here"
@@ -90,13 +91,15 @@ def test_a_clock_that_jumps_hours_ahead_and_back_escalates_nothing(tmp_path: Pat
 
 
 def test_a_node_whose_clock_is_hours_off_is_named_and_nothing_is_done(tmp_path: Path) -> None:
-    """Its kernel says that the clock is kept, as before: it is another clock than everybody's."""
+    """Its kernel still reports the clock as synchronized, but the clock differs from all others."""
     libfaketime()
     moved = clocks.Clocks(tmp_path / "clocks")
     for name in ("n1", "n2", "n3", "n4"):
         moved.move(name, "+0")
     with world(tmp_path) as w:
-        w.supervisor(**{clocks.FOLDER: str(moved.folder), SEAM: json.dumps({**TOYS, "agent": "fault_injection.agent"})})
+        w.supervisor(
+            **{clocks.FOLDER: str(moved.folder), SEAM: json.dumps({**TOYS, "agent": "fault_injection.doubles.agent"})}
+        )
         record = w.launch(toy_spec(node_lease_s=NODE_LEASE_S))
         eventually(w.running(record, 1, 1), 60, "both groups run")
         node = w.status(record).groups[1].node
@@ -107,7 +110,7 @@ def test_a_node_whose_clock_is_hours_off_is_named_and_nothing_is_done(tmp_path: 
             assert w.incidents(record) == []
             assert w.running(record, 1, 1)()
         told = partial(cli, "nodes", "--json", world=w)
-        # a node whose report or lease is late for a moment says nothing
+        # a node with a late report or lease has no fact for a moment
         eventually(lambda: "clock_off: its clock is 5 h behind" in told().stdout, 30, "the command says it too")
         moved.move(node, "+0")
         eventually(lambda: off(w) == {}, 30, "and that it is over")

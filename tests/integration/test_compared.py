@@ -1,5 +1,5 @@
-"""What comparing the groups of one run leads to, with real parts: a stall that all share, a group that is slow, and one of which
-nothing is told because its disk is full. The trainers are tests/agents/toy_model.py, in a real TorchFT quorum."""
+"""Comparison of one run's groups, with real parts: a stall that all share, a slow group, and one that is silent because
+its disk is full. The trainers are tests/agents/toy_model.py, in a real TorchFT quorum."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from agents.facts.files import EVERY_S
-from agents.pace import MOVES_ON
+from agents.health.facts.files import EVERY_S
+from agents.health.step_timing import MOVES_ON
 from benchmarks import detection
 from benchmarks.detection import CHECKPOINT_STEPS, GROUPS, Bench
-from fault_injection import causes
-from fault_injection.causes import Order
 from fault_injection.faults import acts
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.reason import Code, Reason
-from supervisor.shell import policy
+from supervisor.shell.runfile import live_policy
 from tests.helpers.reasons import values
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
@@ -29,9 +29,9 @@ from tests.integration.outage import passes
 pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(900)]
 
 HANG_AT_LEAST_S = 8.0
-"""Twice what is measured with: other tests run beside this one."""
+"""Twice the benchmark's value: other tests run beside this one."""
 STEP_S = 0.03
-"""Of 64 steps each: what is learned of a group, what makes it slow, and what is waited for before anything is done."""
+"""Shortest time of a step. Learning a group, calling it slow, and waiting before an action take 64 steps each."""
 SLOWER_S = 2 * STEP_S
 SLOW_FOR_S = 1.0
 SHARED = "every group hangs, in checkpoint: it is a cause that they share, so none is ended"
@@ -39,7 +39,7 @@ SHARED = "every group hangs, in checkpoint: it is a cause that they share, so no
 
 @dataclass
 class Run:
-    """One that saves to a storage which all groups share, and logs nothing (TorchFT's manager would, on a disk that is full)."""
+    """A run that saves to a storage which all groups share, without TorchFT's logs (which would fill a disk)."""
 
     bench: Bench
     store: Path
@@ -54,12 +54,12 @@ class Run:
         return [group.generation for group in self.bench.status().groups]
 
     def steps_on(self, more: int = 2 * CHECKPOINT_STEPS) -> None:
-        """All groups make so many steps more, and their agents say so."""
+        """Waits until all groups have made `more` further steps, and their agents have reported them."""
         goal = self.bench.step() + more
         eventually(lambda: min(g.step for g in self.bench.status().groups) >= goal, 60, "all groups step")
 
     def waits(self, words: str) -> bool:
-        """Whether `status` says so."""
+        """True if `status` shows these words as waited for."""
         return any(words in sentence for sentence in self.bench.status().waiting)
 
     def acted(self, since: int) -> list[Incident]:
@@ -105,7 +105,7 @@ def test_a_stall_that_all_groups_share_ends_nobody(run: Run) -> None:
 def test_a_slow_group_is_acted_on_as_the_policy_says(run: Run, rung: Rung, group: int) -> None:
     bench, other = run.bench, 1 - group
     bench.settle()
-    policy.set_policy(bench.w.store, bench.record, [f"first_rung.straggler={rung.name.lower()}"], "a test")
+    live_policy.set_policy(bench.w.store, bench.record, [f"first_rung.straggler={rung.name.lower()}"], "a test")
     try:
         eventually(
             lambda: all(rank.compute_past_s > 0 for g in range(GROUPS) for rank in bench.ranks(g)),
@@ -128,7 +128,7 @@ def test_a_slow_group_is_acted_on_as_the_policy_says(run: Run, rung: Rung, group
         assert run.acted(count) == [incident], "what was slow is slow no more"
         assert run.generations()[other] == generations[other]
     finally:
-        policy.set_policy(bench.w.store, bench.record, ["first_rung.straggler=ride_through"], "the test is over")
+        live_policy.set_policy(bench.w.store, bench.record, ["first_rung.straggler=ride_through"], "the test is over")
 
 
 def test_a_group_of_which_a_full_disk_tells_nothing_is_no_hang_and_leaves_it_when_it_fails(run: Run) -> None:
@@ -144,7 +144,7 @@ def test_a_group_of_which_a_full_disk_tells_nothing_is_no_hang_and_leaves_it_whe
     try:
         eventually(lambda: run.waits(f"group {group}: its node {target.node} says: {said}"), 4 * EVERY_S, "it is told")
         before = bench.status().groups
-        # whoever goes from one thing to the next, and commits nothing, is told after MOVES_ON bounds
+        # a group that goes from one thing to the next, and commits nothing, is reported after MOVES_ON bounds
         eventually(lambda: time.monotonic() - filled > (MOVES_ON + 1) * HANG_AT_LEAST_S, 6 * HANG_AT_LEAST_S)
         after = bench.status().groups
         assert after[group].step < (before[1 - group].step + after[1 - group].step) / 2, "its steps are not told"

@@ -20,12 +20,12 @@ def _say(w: World, *command: str) -> str:
 
 
 def _nodes(w: World, record: RunRecord) -> list[str]:
-    """Of the groups, by their numbers."""
+    """Nodes of the groups, by their numbers."""
     return [g.node for g in w.status(record).groups]
 
 
 def _one_spare(w: World, record: RunRecord) -> str:
-    """The node that may take a group, once there is exactly one."""
+    """Waits until exactly one node may take a group; returns it."""
 
     def look() -> str:
         spares = w.status(record).spares

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
-from fault_injection.ledger import of_run
+from agents.shim import process
+from supervisor.cli.ledger import of_run
 from tests.helpers import site
 
 TIMEOUT_S = 1200
-"""Of a slow machine on which other tests run: alone it takes a minute and a half."""
+"""Timeout for a slow machine on which other tests run: alone the demo takes a minute and a half."""
 
 
 def _demo(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, object]]:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell import doctor, views
-from supervisor.shell.doctor import Finding, trust
-from supervisor.shell.store import EtcdStore, connect
-from supervisor.shell.store.stubs import rpc
+from supervisor.shell.control import observe
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.etcd.stubs import rpc
+from supervisor.shell.inspect import doctor
+from supervisor.shell.inspect.doctor import Finding, trust
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord, encode
 from tests.helpers.tls import Certificates, tls_etcd
@@ -67,7 +68,7 @@ def test_timeouts_are_held_against_what_the_run_was_seen_to_take(toy_run: tuple[
         return all(word in said for word in seen) and "first commit: not measured" not in said
 
     eventually(measured, 30, "the nodes have told what they measured")
-    eventually(lambda: views.memory(w.mirror(), "toy").measured.gate_ms > 0, 20, "the leader has written it down")
+    eventually(lambda: observe.memory(w.mirror(), "toy").measured.gate_ms > 0, 20, "the leader has written it down")
     refused = cli("policy", "set", "start_timeout_s=4", "--because", "why", world=w)
     assert refused.returncode == 2
     assert "policy.start_timeout_s = 4 is below" in refused.stderr

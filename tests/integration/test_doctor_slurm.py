@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.doctor import slurm as doctor
+from supervisor.shell.inspect.doctor import slurm as doctor
 from tests.helpers.slurm import available, slurm
 from tests.helpers.waiting import eventually
 

@@ -1,5 +1,6 @@
-"""A process killed between any two steps of the supervisor's loop, of the agent's, or of a lighthouse's hand-over neither loses
-nor repeats an action. A few rounds of the long lane (`make killpoints`), each failpoint at least once."""
+"""A process killed between any two steps of the supervisor's loop, of the agent's, or of a lighthouse's hand-over
+neither loses nor repeats an action. These are a few rounds of the long lane (`make killpoints`), each failpoint at
+least once."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.chaos.rounds import Lanes
 from tests.helpers.etcd import running
 
 NOT_AT_A_START = {"engine.before_release", "engine.after_release", "agent.before_signal"}
-"""Nothing is given back and nobody is ended while a run starts."""
+"""No allocation is released and no process is ended while a run starts."""
 
 WHEN: dict[Scenario, list[str]] = {
     "start": [n for n in NAMES if n not in NOT_AT_A_START],
@@ -23,7 +24,7 @@ WHEN: dict[Scenario, list[str]] = {
 }
 ROUNDS = [(scenario, name) for scenario, names in WHEN.items() for name in names]
 EACH = [pytest.param(*round_, marks=[pytest.mark.long] if number % 6 else []) for number, round_ in enumerate(ROUNDS)]
-"""A sixth of them in the fast lane; `make killpoints` plays them all too, and many times."""
+"""A sixth of the rounds is in the fast lane; `make killpoints` plays them all too, and many times."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""GPUs that fail, with real processes: NVML's Python module is a stand-in in the agents, toys are in the place of trainers."""
+"""GPUs that fail, with real processes: the agents have a stand-in for NVML's Python module, toys stand for trainers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection.gpus import FOLDER, Gpus
+from fault_injection.doubles.gpus import FOLDER, Gpus
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code
 from supervisor.wire import keys
@@ -42,7 +42,7 @@ def toys(gpus: Gpus, tmp_path: Path) -> Iterator[tuple[World, RunRecord]]:
 
 
 def test_an_xid_79_moves_the_group_to_the_spare(gpus: Gpus, toys: tuple[World, RunRecord]) -> None:
-    """And the same node's GPU that stays lost keeps others away from it."""
+    """The same node's GPU stays lost, and keeps other groups away from it."""
     w, record = toys
     node = w.status(record).groups[1].node
     passes(2 * LEASE_S)  # the agent has seen that the generation runs
@@ -64,7 +64,7 @@ def test_an_xid_79_moves_the_group_to_the_spare(gpus: Gpus, toys: tuple[World, R
 
 
 def xids(w: World, node: str) -> dict[int, tuple[str, ...] | None]:
-    """Number -> the generations that ran when it came."""
+    """Xid -> the generations that ran when it came."""
     health = w.mirror().record(keys.health(node), Health)
     return {fact.xid: fact.during for fact in health.facts if fact.xid} if health is not None else {}
 
@@ -80,7 +80,7 @@ def test_an_xid_13_moves_nobody_and_one_that_needs_a_reset_only_who_failed_by_it
     eventually(lambda: xids(w, node) == {13: ("toy.1.1",), 48: ("toy.1.1",)}, 30, "both are told")
     passes(2 * LEASE_S)
     assert w.incidents(record) == []
-    # a person's restart: what came before it says nothing of the generation that follows
+    # a person's restart: what came before it does not concern the generation that follows
     assert cli("restart", "1", world=w).returncode == 0
     eventually(w.running(record, 1, 2), 60, "it runs again, in place")
     w.kill_trainer(record, 1)

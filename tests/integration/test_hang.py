@@ -1,4 +1,4 @@
-"""A rank that hangs and still heartbeats stalls everybody: the right group is restarted, and no other."""
+"""A rank that hangs and still heartbeats stalls all groups: the right group is restarted, and no other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(1800)]
 
 HANG = HangSpec(factor=10.0, at_least_s=10 * hanging.PACE_S, at_most_s=60.0)
 PATIENT = replace(TORCHFT, join_timeout_ms=4000, process_group_timeout_ms=8000)
-"""The other group waits in a collective for a slow one: 6 s, and what a busy machine adds. Both together are `HANG.at_least_s`."""
+"""The other group waits in a collective for a slow one: 6 s, and the delay of a busy machine. Both together are
+`HANG.at_least_s`."""
 LEARNING_STEPS = 12
 
 
@@ -37,7 +38,7 @@ class Run:
     generations: list[int]
 
     def steps_on(self, more: int = LEARNING_STEPS) -> None:
-        """Both groups make so many steps more."""
+        """Waits until both groups have made `more` further steps."""
         eventually(self.w.running(self.record, *self.generations), 240, "both groups train")
         goal = max(g.step for g in self.w.status(self.record).groups) + more
         eventually(lambda: min(g.step for g in self.w.status(self.record).groups) >= goal, 120, "they step")
@@ -74,7 +75,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_steps_that_are_five_times_as_slow_are_left_alone(run: Run) -> None:
-    """Half of what a hang takes, one after the other."""
+    """Each slow step takes half of a hang's time, one after the other."""
     run.hangs(1, "paced")
     run.steps_on()
     eventually(lambda: run.measured(1).step_s > 0.9 * hanging.PACE_S, 240, "it has learned its pace")

@@ -1,4 +1,4 @@
-"""The rungs with real processes: toys in the place of trainers."""
+"""The ladder's rungs with real processes: toys in the place of trainers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.launch import read_launch
+from agents.agent.launch import read_launch
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import HangSpec
@@ -44,8 +44,8 @@ def test_a_killed_trainer_is_restarted_in_place_and_the_other_is_left_alone(toy_
 
 
 def test_a_stopped_rank_is_silent_first_and_started_again_once_it_has_been_for_too_long(empty: World) -> None:
-    """Where a stop is not acted on as such (policy.hang.stopped_s = 0): its node lives, and the others go on without it, so a while of
-    that is ridden through."""
+    """With policy.hang.stopped_s = 0 a stop is not acted on as such. Its node lives, and the others go on without it,
+    so a while of that is ridden through."""
     w, spec = empty, quorum_spec(groups=2)
     record = w.launch(replace(spec, policy=replace(spec.policy, silent_timeout_s=6.0, hang=HangSpec(stopped_s=0.0))))
     eventually(w.running(record, 1, 1), 60, "both groups run")
@@ -66,7 +66,7 @@ def test_a_stopped_rank_is_silent_first_and_started_again_once_it_has_been_for_t
 
 @pytest.mark.long
 def test_who_is_started_again_while_the_other_is_at_something_long_waits_for_it(empty: World, tmp_path: Path) -> None:
-    """Of two there is no quorum without the other: its start is late, by no doing of its own."""
+    """Two groups have no quorum without each other, so the start is late through no fault of its own."""
     spec, pause = quorum_spec(groups=2), tmp_path / "pause"
     titan = replace(spec.titan, overrides={**spec.titan.overrides, "toy.pause": str(pause)})
     timeout_s = 20.0
@@ -110,7 +110,7 @@ def test_a_lost_allocation_is_asked_for_anew(toy_run: tuple[World, RunRecord]) -
 
 
 def test_a_restart_loop_climbs_and_stops_when_nothing_is_left(empty: World) -> None:
-    """A group that always fails spends its budgets rung by rung, then the run is halted with the whole story."""
+    """A group that always fails spends its budgets rung by rung; then the run is halted with the whole story."""
     spec = toy_spec(name="loop", groups=1, spares=1, backoff_first_s=0.0)
     budget = replace(spec.policy.budget, restart=1, replace=1, reallocate=1)
     titan = replace(spec.titan, overrides={"toy.mode": "exit", "toy.exit_code": 3})
@@ -192,7 +192,7 @@ def test_a_program_that_cannot_start_anywhere_is_tried_in_place_and_elsewhere_an
 
 
 def test_a_group_that_cannot_start_any_more_is_left_out_and_the_other_goes_on(empty: World, tmp_path: Path) -> None:
-    """Tried in place and on the spare; then a person mends it, and asks for it."""
+    """It is tried in place and on the spare; then a person mends it, and asks for it."""
     there = tmp_path / "there"
     there.touch()
     spec = toy_spec(name="out", groups=2, spares=1, backoff_first_s=0.0)
@@ -217,7 +217,7 @@ def test_a_group_that_cannot_start_any_more_is_left_out_and_the_other_goes_on(em
 
 
 def _wanted(w: World) -> list[str]:
-    """Nodes on which anything is to run."""
+    """Nodes on which anything is desired."""
     desired = [record for _, record in w.mirror().records(keys.DESIRED, NodeDesired)]
     assert desired
     return [record.node for record in desired if record.trainers or record.lighthouses]
@@ -245,7 +245,7 @@ def test_a_halted_run_goes_on_when_a_person_says_why(empty: World, tmp_path: Pat
 
 
 def supervisor(w: World, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line on this world."""
+    """Runs the command line on this world."""
     command = [sys.executable, "-m", "supervisor.cli", *arguments, "--etcd", w.etcd.endpoint, "--home", str(w.runs)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
@@ -304,8 +304,8 @@ def test_records_that_cannot_be_read_are_reported_and_left_alone(toy_run: tuple[
 
 def test_everything_stops_and_starts_again(toy_run: tuple[World, RunRecord]) -> None:
     """The state is in etcd: started again, the run goes on with new nodes and a new lighthouse. These toys have saved
-    nothing since they started, so that draws once, however many groups there are. The second time everything is killed at once; a
-    checkpoint has been saved, and is found on disk alone: that pays nothing."""
+    nothing since they started, which draws once on the budget for any number of groups. The second time everything is
+    killed at once. A saved checkpoint is then found on disk alone, which draws on no budget."""
     w, record = toy_run
     before = w.status(record).budgets_left
     saved = Path(record.run_dir) / "checkpoints" / "step-40.g0.gen2"

@@ -1,5 +1,5 @@
-"""A lighthouse that dies, freezes or is lost is replaced, and training goes on: no trainer dies, no committed step is lost,
-nobody commits alone."""
+"""A lighthouse that dies, freezes or is lost is replaced, and training goes on: no trainer dies, no committed step is
+lost, no group commits alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agents import process
+from agents.shim import process
 from supervisor.core.spec import RunSpec, TitanSpec, TorchFTSpec
 from supervisor.shell.processes import is_running
 from supervisor.wire.records import RunRecord
@@ -46,7 +46,7 @@ def w(tmp_path: Path) -> Iterator[World]:
 
 
 def trains(w: World, spec: RunSpec) -> RunRecord:
-    """All groups step in one quorum."""
+    """Waits until all groups step in one quorum."""
     w.supervisor()
     record = w.launch(spec)
     eventually(w.running(record, *[1] * spec.groups.count), 90, "all groups run")
@@ -61,7 +61,7 @@ def commits(w: World, record: RunRecord, since: float) -> list[tuple[int, dict[s
 
 
 def joint(w: World, record: RunRecord, since: float, above: int = -1, deadline_s: float = 60) -> float:
-    """Seconds from `since` until every group has committed a step together with all others, in a quorum above that id."""
+    """Seconds from `since` until every group has committed a step with all others, in a quorum above that id."""
     count = record.spec.groups.count
 
     def all_together() -> list[float]:
@@ -96,7 +96,7 @@ def lighthouse_pid(w: World, record: RunRecord) -> int:
 
 
 def moved_on(w: World, record: RunRecord, before: list[int], fault: float, host: str, what: str) -> None:
-    """The next lighthouse is open on that host, and what happened around it was right."""
+    """Checks that the next lighthouse is open on that host, and that nothing else changed wrongly."""
     eventually(lambda: seat(w, record) == (host, 2), 60, "the next lighthouse is open")
     opened = time.time()
     count = record.spec.groups.count
@@ -145,7 +145,7 @@ def test_a_frozen_one_never_serves_again(w: World, which: Any) -> None:
 
 
 def test_a_gate_that_stood_still_ends_by_itself_when_it_thaws(w: World) -> None:
-    """With its agent frozen too there is nobody to end it: it must not pass another byte."""
+    """Its agent is frozen too and cannot end it: the gate must not pass another byte."""
     record = trains(w, quorum_spec(2))
     before, fault = pids(w, record), time.time()
     pid, agent = gate_pid(w, record), _agent_pid(w, "host")
@@ -162,7 +162,7 @@ def test_a_gate_that_stood_still_ends_by_itself_when_it_thaws(w: World) -> None:
 
 
 def test_a_service_host_that_hangs_is_followed_by_another_and_never_serves_again(w: World) -> None:
-    """Its kernel keeps the connections alive, and nobody on it answers."""
+    """Its kernel keeps the connections alive, but no process on it answers."""
     w.second_host()
     record = trains(w, quorum_spec(2))
     host, _ = seat(w, record)
@@ -194,7 +194,7 @@ def test_a_lost_service_host_is_followed_by_another(w: World) -> None:
 
 
 def test_a_leader_killed_in_the_middle_of_it_changes_nothing(w: World) -> None:
-    """The lighthouse and the gate outlive the leader; the next one adopts them, or ends what the old one began."""
+    """The lighthouse and the gate outlive the leader; the next leader adopts them, or ends what the old one began."""
     record = trains(w, quorum_spec(2))
     before, fault = pids(w, record), time.time()
     gate = gate_pid(w, record)
@@ -215,7 +215,7 @@ def test_a_leader_killed_in_the_middle_of_it_changes_nothing(w: World) -> None:
 @pytest.mark.trainers
 @pytest.mark.timeout(1800)
 def test_real_trainers_ride_through_the_loss_of_their_lighthouse(tmp_path: Path) -> None:
-    """TorchTitan on TorchFT: nobody dies, no committed step is lost, and the replicas are equal afterwards."""
+    """TorchTitan on TorchFT: no trainer dies, no committed step is lost, and the replicas are equal afterwards."""
     titan = TitanSpec(
         recipe="llama3-debug-small", steps=100_000, checkpoint_interval_steps=1000, digest_interval_steps=5
     )

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real run: whom the supervisors name, each number once, also when another leads."""
+"""A real Prometheus scrapes a real run: the supervisors' targets, each number once, also when another leads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.catalogue import CATALOGUE
+from supervisor.shell.metrics.catalogue import CATALOGUE
 from supervisor.wire import keys
 from supervisor.wire.records import FaultsMade, LeaderRecord, Registration, encode
 from tests.helpers.prometheus import BINARY, Prometheus, prometheus
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.skipif(BINARY is None, reason="prome
 
 OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
 OWN = ("up", "scrape_")
-"""What Prometheus adds."""
+"""Prefixes of the series that Prometheus adds."""
 
 
 def leader(w: World) -> LeaderRecord | None:
@@ -26,7 +26,7 @@ def leader(w: World) -> LeaderRecord | None:
 
 
 def page(w: World, log_line: int = 0) -> str:
-    """Of the supervisor that began so-manieth."""
+    """The page of a supervisor, by its place among the starts in the log."""
     log = (w.system / "supervisor.log").read_text()
     return [line.rpartition("page ")[2].strip() for line in log.splitlines() if "a candidate for leadership" in line][
         log_line
@@ -34,7 +34,7 @@ def page(w: World, log_line: int = 0) -> str:
 
 
 def exported(p: Prometheus) -> set[str]:
-    """Metrics of the catalogue, and what is none of it."""
+    """Exported metrics, of the catalogue and others."""
     known = {m.name: m.kind for m in CATALOGUE}
     found = set()
     for name in p.names():
@@ -63,7 +63,7 @@ def test_each_number_is_told_once_whoever_leads(tmp_path: Path) -> None:
             eventually(lambda: p.up() == there | addresses, 40, "all are scraped")
             w.kill_trainer(record, 1)
             eventually(lambda: p.value("sum(supervisor_incidents_total)") == 1, 60, "the incident is told")
-            # whose page a scrape did not get in time is not there until the next one
+            # a target whose page a scrape did not get in time is missing until the next one
             before = eventually(lambda: p.value("sum(supervisor_recovery_seconds_sum{phase='total'})"), 30)
             for query, number in (
                 ("count(supervisor_committed_steps)", 1),
@@ -91,7 +91,7 @@ def test_each_number_is_told_once_whoever_leads(tmp_path: Path) -> None:
             names = {m.name for m in CATALOGUE}
             found = exported(p)
             assert found <= names
-            # what idle toys cannot tell of
+            # metrics that idle toys cannot have
             assert names - found <= {
                 "supervisor_checkpoint_step", "trainer_loss", "trainer_gradient_norm", "trainer_mfu_ratio",
                 "trainer_seconds_total", "trainer_heal_seconds", "agent_report_failures_total",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.core.model import Kind, Rung
-from supervisor.shell import journal
+from supervisor.shell.control import journal
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli

@@ -28,13 +28,13 @@ SPEC = RunSpec(
 
 
 def resumed(w: World) -> dict[tuple[int, int], str]:
-    """(group, generation) -> what it was started from."""
+    """(group, generation) -> the source of the state that it was started from."""
     launches = (decode(file.read_bytes(), TrainerLaunch) for file in w.system.glob("nodes/*/ranks/*/launch.json"))
     return {(each.group, each.generation): each.resume for each in launches}
 
 
 def test_it_ends_before_a_step_and_comes_back_from_the_checkpoint(tmp_path: Path) -> None:
-    """It never trains from scratch, nobody else is blamed, and the run goes on from what was last written."""
+    """It never trains from scratch, no other group is blamed, and the run goes on from the newest checkpoint."""
     with world(tmp_path, nodes=2, toys=False) as w:
         w.supervisor()
         record = w.launch(SPEC)

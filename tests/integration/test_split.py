@@ -1,4 +1,4 @@
-"""A network cut around the lighthouse, the nodes and etcd: one side trains, never both. Machines are network namespaces."""
+"""A network cut around the lighthouse, the nodes and etcd: one side trains, never both. A namespace is a machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import netns
+from fault_injection.testbed import netns
 from tests.integration import split_cases
 
 CASES = [name for name in vars(split_cases) if name.startswith("test_")]

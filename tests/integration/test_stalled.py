@@ -1,5 +1,5 @@
-"""A storage that is away, with real parts: of one node, and one that all groups share. Each is a FUSE file system whose server is
-stopped; the trainers are tests/agents/toy_model.py, in a real TorchFT quorum."""
+"""An unreachable storage, with real parts: of one node, and one that all groups share. Each is a FUSE file system whose
+server is stopped; the trainers are tests/agents/toy_model.py, in a real TorchFT quorum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from agents.facts.files import DEADLINE_S, EVERY_S, EVERY_SHARED_S
+from agents.health.facts.files import DEADLINE_S, EVERY_S, EVERY_SHARED_S
 from benchmarks import detection
 from benchmarks.detection import CHECKPOINT_STEPS, NODES, Bench
 from supervisor.core.model import Kind, Rung
@@ -27,7 +27,7 @@ pytestmark = [
 ]  # fmt: skip
 
 HANG_AT_LEAST_S = EVERY_SHARED_S + DEADLINE_S + 5.0
-"""The nodes tell before it that the folder does not answer, as they do with the default."""
+"""The nodes report before it that the folder does not answer, as they do with the default."""
 TOLD_S = 3 * EVERY_S + DEADLINE_S
 SHARED = "it is a cause that they share, so none is ended"
 
@@ -72,7 +72,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         shared = stack.enter_context(file_system(runs / spec.name, behind / spec.name))
         made = stack.enter_context(detection.bench(folder, spec, own_disks=False))
         for served in (*disks.values(), shared):
-            stack.callback(served.answer)  # first of all: else what is ended would wait for it
+            stack.callback(served.answer)  # first of all: else the processes that are ended would wait for it
         yield Run(made, disks, shared)
 
 
@@ -113,7 +113,7 @@ def test_of_one_node_it_is_found_and_its_group_goes_on_elsewhere(run: Run) -> No
 
 
 def test_of_all_nodes_it_ends_nobody(run: Run) -> None:
-    """The run's folder: what the ranks read there at each step, and the leader's journal."""
+    """The run's folder holds the files that the ranks read at each step, and the leader's journal."""
     bench = run.bench
     bench.settle()
     count, generations = len(bench.watcher.came), run.generations()

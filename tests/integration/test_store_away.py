@@ -22,11 +22,11 @@ import pytest
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.core.model import Kind
 from supervisor.ports.errors import Retryable
-from supervisor.shell import client
-from supervisor.shell.etcd_server import find_server, start_etcd
-from supervisor.shell.store import connect
-from supervisor.shell.store.errors import OutOfSpace
-from supervisor.shell.store.stubs import rpc
+from supervisor.shell.dev.etcd_server import find_server, start_etcd
+from supervisor.shell.etcd import connect
+from supervisor.shell.etcd.errors import OutOfSpace
+from supervisor.shell.etcd.stubs import rpc
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from tests.helpers import etcd
 from tests.helpers.relay import Relay, relay
@@ -114,7 +114,7 @@ class TestOneServer:
         one.restarts_as_usual("etcd on a slow disk")
 
     def test_away_while_a_group_is_lost(self, one: Outage) -> None:
-        """The one case that may stall: nobody can say which generation is current. It must do no harm."""
+        """The one case that may stall: no one knows which generation is current. It must do no harm."""
         one.together()
         before, victim = one.standing(), 1
         etcd.kill(one.w.etcd)
@@ -132,7 +132,7 @@ class TestOneServer:
 
 
 class TestThreeMembers:
-    """A cluster of three: the third of them that is lost must not be noticed, two are an outage."""
+    """A cluster of three: the loss of one member must not be noticed, of two is an outage."""
 
     def test_a_follower_lost(self, three: Outage) -> None:
         follower = (three.w.etcd.leader() + 1) % 3
@@ -191,11 +191,11 @@ class Apart:
 
 
 class TestApart:
-    """The store lives, but not for everybody."""
+    """The store lives, but some parts cannot reach it."""
 
     def test_compacted_beyond_the_watches(self, apart: Apart) -> None:
-        """Whose connections say nothing while the store is written to and compacted, and are lost then, finds what it
-        missed by listing, and acts on it once."""
+        """Connections are silent while the store is written to and compacted, and are then lost. The client finds what
+        it missed by listing, and acts on it once."""
         run, nodes, leader = apart.run, apart.nodes, apart.leader
         with run.nothing_happens("compacted beyond all watches"), _missed(run, leader), _missed(run, nodes):
             pass
@@ -212,7 +212,7 @@ class TestApart:
         run.restarts_as_usual("compacted beyond all watches")
 
     def test_away_for_all_nodes_but_not_for_the_supervisor(self, apart: Apart) -> None:
-        """Every lease lapses, the gate's too, and nobody is left who could say whether it still serves."""
+        """Every lease lapses, the gate's too, and no process remains that could report if it still serves."""
         with apart.run.nothing_happens("etcd away for the nodes alone"):
             apart.nodes.requests.clear()
             eventually(lambda: apart.run.registered() == set(), 20, "all leases lapse, the gate's last")
@@ -224,7 +224,7 @@ class TestApart:
 
 @contextlib.contextmanager
 def _missed(run: Outage, way: Relay) -> Iterator[None]:
-    """Whoever comes this way hears nothing of what the block does to the store, and can never read it up again."""
+    """Clients of this relay hear nothing of the block's changes to the store, and can never read them afterwards."""
     way.replies.clear()
     try:
         yield
@@ -239,7 +239,7 @@ def _missed(run: Outage, way: Relay) -> Iterator[None]:
 
 
 def _fill(run: Outage) -> None:
-    """With old revisions of one key, as a program does that writes too much between two compactions."""
+    """Fills the store with old revisions of one key, as a program that writes too much between two compactions does."""
 
     def full() -> bool:
         try:
@@ -252,7 +252,7 @@ def _fill(run: Outage) -> None:
 
 
 def _make_space(run: Outage) -> None:
-    """As the sentence about the alarm says: compact, defragment, disarm."""
+    """Follows the alarm's advice: compact, defragment, disarm."""
     store = run.w.store
     store.compact(store.list(FILLER).revision)
     stub = store.connection.client.maintenancestub
@@ -264,7 +264,7 @@ def _make_space(run: Outage) -> None:
 
 
 def _supervisor_status(run: Outage) -> str:
-    """What `supervisor status` prints, whatever its lines' lengths."""
+    """The output of `supervisor status`, with its lines joined."""
     command = [sys.executable, "-m", "supervisor.cli", "status", "--run", run.record.spec.name]
     command += ["--etcd", run.w.etcd.endpoint]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
@@ -272,7 +272,7 @@ def _supervisor_status(run: Outage) -> str:
 
 
 def _puts_for(run: Outage, seconds: float) -> list[float]:
-    """How long each of them took."""
+    """The duration of each put."""
     took = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from supervisor.ports.errors import Retryable
-from supervisor.shell import client, status
-from supervisor.shell.etcd_server import EtcdServer, start_etcd
-from supervisor.shell.identity import system_id
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.status import RunStatus
-from supervisor.shell.store import EtcdStore, connect
-from supervisor.shell.views import memory
+from supervisor.shell.control.observe import memory
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.control.system_id import system_id
+from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.inspect import client, status
+from supervisor.shell.inspect.status import RunStatus
 from supervisor.wire import keys
 from supervisor.wire.address import free_ports
 from supervisor.wire.records import LeaderRecord
@@ -41,7 +41,7 @@ pytestmark = [
 REPOSITORY = Path(__file__).parents[2]
 SOON_S = 60.0
 SUBMIT_S = 360.0
-"""It imports torch to check the run file, waits for two jobs and for a leader, beside other tests on 2 cores."""
+"""Time to import torch, check the run file, and wait for two jobs and a leader, beside other tests on 2 cores."""
 
 RUN = f"""
 name = "toy"
@@ -68,11 +68,11 @@ if "SLURMD_NODENAME" in os.environ:
     from supervisor.wire import address
     address.towards = lambda _: "127.0.0.1" + os.environ["SLURMD_NODENAME"].removeprefix("n")
 """
-"""A sitecustomize.py by which host n2 of the lab reaches etcd from 127.0.0.12: the lab's hosts are one machine with one address."""
+"""A sitecustomize.py by which host n2 reaches etcd from 127.0.0.12: the lab's hosts share one machine and address."""
 
 
 class Login:
-    """A login node: what a user runs there, and how to look at the rest."""
+    """A login node: runs a user's commands, and looks at the rest of the system."""
 
     def __init__(self, folder: Path, lab: Slurm, etcd: EtcdServer) -> None:
         self.lab, self.etcd, self.home = lab, etcd, folder / "runs"
@@ -93,7 +93,7 @@ class Login:
         self.file.write_text(text + more)
 
     def hosts_apart(self) -> None:
-        """From now on each host has an address of its own, in what is submitted."""
+        """Gives each host an address of its own in all later jobs."""
         folder = self.lab.folder / "apart"
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(APART)
@@ -119,7 +119,7 @@ class Login:
         return self._output(self.begin(*arguments), code)
 
     def says(self, *arguments: str) -> str:
-        """What another command prints."""
+        """The output of another command."""
         return self._output(self._cli(*arguments), 0)
 
     def _output(self, process: subprocess.Popen[str], code: int) -> str:
@@ -133,7 +133,7 @@ class Login:
         return output
 
     def move(self, etcd: EtcdServer) -> None:
-        """From now on with this etcd."""
+        """Uses this etcd from now on."""
         self.store.close()
         self.etcd, self.store = etcd, connect([etcd.endpoint])
 
@@ -148,7 +148,7 @@ class Login:
         return Mirror(self.store.list(keys.PREFIX))
 
     def leading_job(self) -> int:
-        """The job in which the leader runs; 0 while nobody leads."""
+        """The job in which the leader runs; 0 while there is no leader."""
         leader = self.mirror().record(keys.LEADER, LeaderRecord)
         if leader is None:
             return 0
@@ -159,8 +159,8 @@ class Login:
         return next((int(w.partition(b"=")[2]) for w in words if w.startswith(b"SLURM_JOB_ID=")), 0)
 
     def leader_is_scraped_at_its_host(self) -> None:
-        """Its metrics answer at the address of the host of its job, and there it names itself and the agents to Prometheus (it looks
-        who is there every 10 s at least)."""
+        """Checks that the leader's metrics answer at its job's host, and name it and the agents to Prometheus. That
+        list is refreshed every 10 s at least."""
         job = self.leading_job()
         host = next(j["nodes"] for j in self.control() if j["job_id"] == job)
         leader = self.mirror().record(keys.LEADER, LeaderRecord)
@@ -207,7 +207,7 @@ def _running(lab: Slurm) -> list[str]:
 
 @pytest.fixture
 def login(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Login]:
-    """With four hosts, or as many as are asked for."""
+    """A login node with four hosts, or as many as the test asks for."""
     server = start_etcd(tmp_path / "etcd")
     try:
         with slurm(tmp_path, getattr(request, "param", 4)) as lab:
@@ -245,7 +245,7 @@ def test_a_run_whose_leader_is_cancelled(login: Login) -> None:
     login.trains(beyond=login.steps() + 3)
     assert [g.generation for g in login.status().groups] == [1, 1], "no group was touched"
 
-    # said again, it brings back what is missing, and starts no second run
+    # a second submit brings back what is missing, and starts no second run
     said = login.submit()
     assert "toy was launched before" in said
     now = login.control()
@@ -334,7 +334,7 @@ def test_a_job_that_waits_for_the_one_before_it_has_a_successor_too(login: Login
 @pytest.mark.parametrize("login", [6], indirect=True)
 @pytest.mark.parametrize("kept", ["data", pytest.param("backup", marks=pytest.mark.long)])
 def test_etcd_is_at_another_address_after_its_host_was_lost(login: Login, tmp_path: Path, kept: str) -> None:
-    """docs/SLURM.md says what is done then: with its data on another disk, and with a backup."""
+    """docs/SLURM.md has the remedies: with its data on another disk, and with a backup."""
     login.submit()
     login.trains(beyond=60)
     before, training = login.control(), [j for j in login.lab.jobs() if j["name"] == "supervisor-toy"]
@@ -342,7 +342,7 @@ def test_etcd_is_at_another_address_after_its_host_was_lost(login: Login, tmp_pa
         login.says("backup", "--out", str(tmp_path / "backup.json.gz"))
     login.etcd.stop()
     if kept == "data":
-        # what nobody hears any more is ended, before somebody says that it is down
+        # processes that no one can reach any more are ended, before a person marks their host as down
         login.lab.command("scancel", "--name=supervisor-toy")
         eventually(lambda: not {str(j["job_id"]) for j in training} & set(_running(login.lab)), SOON_S, "they end")
     (port,) = free_ports(1)

@@ -1,4 +1,4 @@
-"""Several supervisors: one leads, the others stand by. Whatever happens to the leader, training does not notice."""
+"""Several supervisors: one leads, the others stand by. Training does not notice a leader's loss."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def w(tmp_path: Path) -> Iterator[World]:
 
 
 def leader(w: World) -> int:
-    """Pid of who leads; 0 when nobody does."""
+    """The leader's pid; 0 when there is none."""
     record = w.mirror().record(keys.LEADER, LeaderRecord)
     return record.pid if record is not None else 0
 
@@ -57,14 +57,14 @@ def trains(w: World) -> RunRecord:
 
 
 def taken_over(w: World, by: subprocess.Popen[bytes], since: float, within_s: float) -> float:
-    """Seconds until `by` leads; it must not take longer than `within_s`."""
+    """Seconds until `by` leads; raises AssertionError if it takes longer than `within_s`."""
     eventually(lambda: leader(w) == by.pid, within_s, "the standby leads")
     return time.time() - since
 
 
 def undisturbed(w: World, record: RunRecord, since: float) -> None:
-    """No step was missed: the longest pause between two steps since then is what it was before, give or take a busy
-    machine's hiccup."""
+    """Checks that no step was missed: the longest pause between two steps since then is what it was before, give or
+    take a busy machine's hiccup."""
     eventually(lambda: time.time() - since > 2 * LEASE_S, 3 * LEASE_S)
     assert w.incidents(record) == []
     assert w.running(record, 1, 1)()
@@ -111,7 +111,7 @@ def test_a_leader_that_is_stopped_cleanly_is_followed_at_once(w: World) -> None:
 
 
 def test_a_frozen_leaders_late_write_is_refused(w: World) -> None:
-    """Frozen between its decision and its commit; the next leader acts meanwhile; then it thaws and commits."""
+    """It is frozen between its decision and its commit; the next leader acts meanwhile; then it thaws and commits."""
     record_of_first = w.supervisor()
     eventually(w.led, 30, "the first leads")
     record = trains(w)
@@ -140,7 +140,7 @@ def test_a_frozen_leaders_late_write_is_refused(w: World) -> None:
 
 
 def _not_committed(record: RunRecord) -> list[dict[str, Any]]:
-    """What etcd refused; or what it did not answer in time: its connection has been silent for as long as the freeze."""
+    """Writes that etcd refused, or did not answer in time: the connection was silent for as long as the freeze."""
     return [x for x in journal(record) if x.get("refused") or x.get("event") == "outcome_unknown"]
 
 
@@ -203,8 +203,8 @@ def grants(w: World, record: RunRecord) -> dict[str, Grant]:
 
 
 def test_a_leader_with_another_home_leaves_the_firsts_allocations_alone(w: World, tmp_path: Path) -> None:
-    """As on another machine: it has no pool and knows none of the nodes. What needs no engine it does, and the rest waits
-    for a supervisor of the first home."""
+    """Like a leader on another machine, it has no pool and knows none of the nodes. It does what needs no engine; the
+    rest waits for a supervisor of the first home."""
     first = w.supervisor()
     eventually(lambda: leader(w) == first.pid, 30, "the first leads")
     record = trains(w)
@@ -257,6 +257,6 @@ def _stopped(pid: int) -> bool:
 
 
 def _fall_silent(way: Relay) -> None:
-    """Nothing passes any more, on old connections and on new ones; nothing is reset."""
+    """Stops everything on old connections and new ones; nothing is reset."""
     way.requests.clear()
     way.replies.clear()

@@ -1,4 +1,4 @@
-"""`supervisor up` as a part like any other: what it stands on is taken away, and nothing ends but by a person's wish."""
+"""`supervisor up` as a part like any other: its supports are taken away, and only a person's wish ends anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.home import system_folder
+from supervisor.shell.dev.home import system_folder
 from tests.chaos.ground import Cell, Ground, played
 from tests.helpers.waiting import eventually
 
@@ -25,7 +25,7 @@ from tests.helpers.waiting import eventually
     ids=str,
 )
 def test_a_cell_of_the_matrix(cell: Cell, tmp_path: Path) -> None:
-    """The others are `make ground`."""
+    """The other cells are in `make ground`."""
     played(cell, tmp_path)
 
 
@@ -94,7 +94,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.root
 def test_a_full_disk_and_no_etcd_end_nothing(small: Path) -> None:
-    """Neither etcd nor, without it, a supervisor can be started again: training goes on, and all comes back with the room."""
+    """Neither etcd nor, without it, a supervisor can start: training goes on, and all comes back with the room."""
     ground = Ground(small)
     try:
         ground.launch()

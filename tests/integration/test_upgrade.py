@@ -1,4 +1,4 @@
-"""A supervisor of the next version takes over a live run of this one; this one refuses what that one has written."""
+"""A supervisor of the next version takes over a live run of this one; this version refuses the other's records."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _body(w: World, key: str) -> dict[str, Any]:
 
 
 def _trainers(w: World) -> dict[tuple[int, int], tuple[int, int]]:
-    """(group, generation) -> pid and committed steps of every trainer that runs, as the agents say."""
+    """(group, generation) -> pid and committed steps of every running trainer, as the agents report."""
     found = {}
     for key in w.mirror().keys(keys.NODES):
         seen = w.mirror().record(key, NodeObserved) if key.endswith("/observed") else None
@@ -86,7 +86,7 @@ def _trainers(w: World) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 def _steps_on(w: World, before: dict[tuple[int, int], tuple[int, int]]) -> bool:
-    """The same processes run, and each has made steps since."""
+    """True if the same processes run, and each has made steps since."""
     now = _trainers(w)
     same = {k: pid for k, (pid, _) in now.items()} == {k: pid for k, (pid, _) in before.items()}
     return same and all(now[k][1] > before[k][1] for k in before)

@@ -13,18 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fault_injection import checkers, history
+from fault_injection.checkers import consistency
 from supervisor.core.model import Incident
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Retryable
 from supervisor.ports.store import Snapshot
-from supervisor.shell import client, status
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
-from supervisor.shell.etcd_server import EtcdServer, start_etcd
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.history import files as history
+from supervisor.shell.inspect import client, status
+from supervisor.shell.inspect.status import RunStatus
 from supervisor.shell.processes import is_running, start_ticks
-from supervisor.shell.status import RunStatus
-from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import keys
 from supervisor.wire.records import Control, NodeObserved, RunRecord, TrainerObserved
 from supervisor.wire.security import Security
@@ -37,7 +38,7 @@ LEASE_S = 2
 
 
 def toy_spec(name: str = "toy", groups: int = 2, spares: int = 1, **policy: Any) -> RunSpec:
-    """Of toys, which write no checkpoint: none is due."""
+    """A spec of toys, which write no checkpoint: none is due."""
     return RunSpec(
         name=name,
         titan=TitanSpec(steps=10**6, checkpoint_interval_steps=10**6),
@@ -49,7 +50,7 @@ def toy_spec(name: str = "toy", groups: int = 2, spares: int = 1, **policy: Any)
 
 
 class World:
-    """What runs, and how to look at it and break it. Everything ends with the block that made it."""
+    """The running parts of a system, with ways to look at it and break it. Everything ends with its block."""
 
     def __init__(
         self,
@@ -104,11 +105,11 @@ class World:
         )
 
     def second_host(self) -> None:
-        """Another service host, to which the lighthouse may move."""
+        """Starts another service host, to which the lighthouse may move."""
         self.hosts["other"] = self.start_host("other")
 
     def stop_all_but_etcd(self) -> None:
-        """As when `supervisor up` ends: the supervisor first, then the nodes, then the service host."""
+        """Stops everything as `supervisor up` does: the supervisor first, then the nodes, then the service host."""
         for process in (*self.supervisors,):
             process.terminate()
             _reap(process)
@@ -117,7 +118,7 @@ class World:
         _reap(self.host)
 
     def pull_the_power(self) -> None:
-        """All but etcd is killed at once."""
+        """Kills all but etcd at once."""
         shims = [grant.engine_id.rpartition(":")[2] for grant in LocalEngine(self.system).list()]
         pids = [*(p.pid for p in self.supervisors if p.poll() is None), *map(int, shims), self.host.pid]
         for pid in pids:
@@ -129,7 +130,8 @@ class World:
     def supervisor(
         self, failpoint: str = "", etcd: str = "", home: Path | None = None, **environment: str
     ) -> subprocess.Popen[bytes]:
-        """Start one; with a failpoint it will kill (or stop) itself there. `home`: another folder of runs than ours."""
+        """Starts a supervisor; at a failpoint it will kill (or stop) itself. `home`: another folder of runs than
+        ours."""
         process = self._spawn(
             "supervisor",
             *["-m", "supervisor.cli", "run", "--etcd", etcd or self.etcd.endpoint, "--home", str(home or self.runs)],
@@ -146,11 +148,11 @@ class World:
         return client.launch(self.store, spec, self.runs)
 
     def led(self) -> bool:
-        """Whether somebody leads."""
+        """True if there is a leader."""
         return keys.LEADER in self.mirror().items
 
     def mirror(self) -> Mirror:
-        """All that etcd holds. A busy disk may keep etcd away for seconds: that is not what these tests are about."""
+        """All keys of etcd. A busy disk may keep etcd away for seconds, which these tests tolerate."""
 
         def read() -> Snapshot | None:
             try:
@@ -167,7 +169,7 @@ class World:
         return client.incidents(self.mirror(), record.spec.name)
 
     def running(self, record: RunRecord, *generations: int) -> Callable[[], bool]:
-        """Whether all groups run, at these generations if given."""
+        """A predicate: all groups run, at these generations if given."""
 
         def look() -> bool:
             groups = self.status(record).groups
@@ -192,12 +194,12 @@ class World:
         return int((self.system / "nodes" / node / "shim.lock").read_text())
 
     def shim_history(self, node: str) -> list[dict[str, Any]]:
-        """What its shim wrote down."""
+        """The journal of the node's shim."""
         text = (self.system / "nodes" / node / "shim.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def host_processes(self) -> list[str]:
-        """Names of what the service host runs."""
+        """Names of the processes on the service host."""
         found = []
         for path in (self.system / "nodes" / "host" / "processes").glob("*.json"):
             record = json.loads(path.read_text())
@@ -210,7 +212,7 @@ class World:
         os.kill(record["pid"], signal.SIGKILL)
 
     def kill_node(self, node: str) -> None:
-        """Everything of it at once."""
+        """Kills everything of a node at once."""
         pid = self.shim_pid(node)
         ticks = start_ticks(pid)
         assert ticks is not None
@@ -234,13 +236,13 @@ class World:
         return history.read(record.spec.name, Path(record.run_dir), self.system)
 
     def check(self, record: RunRecord, stepped: bool = True) -> None:
-        """The history checkers are run over every test: they must all pass. Where nobody has made a step (`stepped`),
-        those that read step records say that they do not know."""
-        verdicts = checkers.check(self.history(record))
+        """Runs the history checkers, which every test must pass. Where no group has made a step (`stepped`), those that
+        read step records answer unknown."""
+        verdicts = consistency.check(self.history(record))
         assert verdicts
         excused = () if stepped else ("single_owner", "steps_not_lost", "one_quorum_per_step")
         if record.spec.titan.overrides.get("toy.mode", "idle") == "idle" and self.toys:
-            excused += ("one_quorum_per_step",)  # idle toys know no quorum: that checker says that it does not know
+            excused += ("one_quorum_per_step",)  # idle toys know no quorum: that checker answers unknown
         wrong = [v for v in verdicts if v.answer != "pass"]
         assert [v for v in wrong if v.answer == "fail" or v.checker not in excused] == []
 
@@ -295,7 +297,7 @@ def world(folder: Path, nodes: int = 4, toys: bool = True) -> Iterator[World]:
 def world_on(
     etcd: EtcdServer | Cluster, folder: Path, nodes: int = 4, toys: bool = True, warm_torch: bool = False
 ) -> Iterator[World]:
-    """The same on an etcd that the test ends. `warm_torch`: trainers are forked from processes that have TorchFT."""
+    """A world on an etcd that the test ends. `warm_torch`: trainers are forked from processes that have TorchFT."""
     environment = {"SUPERVISOR_PROGRAMS": json.dumps(TOYS)} if toys else {}
     if warm_torch:
         environment |= {"TOY_TORCHFT": "1"}

@@ -1,7 +1,7 @@
-"""A real demo, and its page in a real Chromium: `python -m tests.page.picture --out DIR` (two minutes).
+"""Takes pictures of a real demo's page in a real Chromium: `python -m tests.page.picture --out DIR` (two minutes).
 
-Keeps a picture of each moment in DIR. `--easy` as for the demo: then etcd can be reached from here, and what `supervisor top` prints is
-kept as well, and what etcd held when the allocation was taken (demo.json.gz, for test_demo.py).
+Keeps a picture of each moment in DIR. With `--easy`, as for the demo, etcd can be reached from here. Then the output of
+`supervisor top` is kept as well, and etcd's records when the allocation was taken (demo.json.gz, for test_demo.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from supervisor.shell.home import endpoints_of
-from supervisor.shell.page.watcher import clock_in
-from supervisor.shell.store import connect
+from supervisor.shell.dev.home import endpoints_of
+from supervisor.shell.etcd import connect
+from supervisor.shell.web.watcher import clock_in
 from supervisor.wire import keys
 from tests.helpers import browser as browsers
 from tests.helpers.browser import Browser
@@ -40,7 +40,8 @@ MOMENTS = {
     "replaced": "state.incidents?.i2?.state === 'recovered'",
     "taken": "state.incidents?.i3?.open",
 }
-"""Name of each picture, and when it is taken, in this order. `page` is the README's: a group is lost, and the other trains on."""
+"""Names of the pictures, and when each is taken, in order. `page` is the README's: a group is lost, the other
+trains."""
 
 TOLD = "new Promise((r) => setTimeout(r, 250)).then(() => fetch('snapshot.json')).then((r) => r.json()).then((state) => Boolean({}))"
 
@@ -76,7 +77,7 @@ def main() -> None:
 
 
 def moment(browser: Browser, url: str, when: str) -> None:
-    """It has come, and the page is opened anew."""
+    """Waits until the moment has come, and opens the page again."""
     browser.eventually(TOLD.format(when), WITHIN_S)
     browser.open(url, **SIZE)
     browser.eventually("document.getElementById('word')?.textContent.startsWith('live')")
@@ -84,7 +85,7 @@ def moment(browser: Browser, url: str, when: str) -> None:
 
 @contextlib.contextmanager
 def demo(home: Path, easy: bool, log: Path) -> Iterator[str]:
-    """`supervisor demo`, and where its page is. It is waited for, or interrupted if something is wrong."""
+    """Runs `supervisor demo` and yields its page's address; waits for it, or interrupts it if something is wrong."""
     command = [sys.executable, "-m", "supervisor.cli", "demo", "--home", str(home), *(["--easy"] if easy else [])]
     with (
         log.open("w") as file,
@@ -100,14 +101,14 @@ def demo(home: Path, easy: bool, log: Path) -> Iterator[str]:
 
 
 def told(path: Path, home: Path) -> None:
-    """What `supervisor top` prints."""
+    """Writes the output of `supervisor top`."""
     command = [sys.executable, "-m", "supervisor.cli", "top", "--home", str(home)]
     with path.open("w") as file:
         subprocess.run(command, stdout=file, stderr=file, check=False)
 
 
 def keep(path: Path, home: Path, url: str) -> None:
-    """What etcd holds, and what the page knows beside it."""
+    """Keeps etcd's records, and the page's own knowledge beside them."""
     store = connect([endpoints_of(home)])
     try:
         items = store.list(keys.PREFIX).items

@@ -1,4 +1,4 @@
-"""A page that is served as a supervisor does it, of a run that was really decided about."""
+"""Serves a page, as a supervisor does, of a run with real decisions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 from supervisor.core.model import ControlView, StuckView
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page.server import Server, serve, url_of
-from supervisor.shell.page.watcher import Page
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.web.server import Server, serve, url_of
+from supervisor.shell.web.watcher import Page
 from supervisor.wire import keys
 from supervisor.wire.records import Account, encode
 from supervisor.wire.security import Security
@@ -40,12 +40,12 @@ class Site:
         return self._began + self.world.now
 
     def look(self) -> None:
-        """What the page's own thread does; here a step is a look, so that the history has them all."""
+        """Does the work of the page's own thread; here a step is a look, so that the history has them all."""
         self.page._learn("run", self._began)
         self.page.look(Mirror(self.world.store.list(keys.PREFIX)))
 
     def live(self) -> None:
-        """From now on it is looked at as by a supervisor."""
+        """Makes the page look at the world from now on, as a supervisor's does."""
         self.look()
         self.world.after_step = lambda: None  # type: ignore[method-assign]
         self.page.start()
@@ -57,7 +57,7 @@ class Site:
 
 
 def trained() -> ToldWorld:
-    """Four groups of four ranks."""
+    """A world that has trained: four groups of four ranks."""
     world = ToldWorld(groups=4, spares=2, ranks=4)
     world.lead()
     return world.bring_up()  # type: ignore[return-value]
@@ -66,11 +66,12 @@ def trained() -> ToldWorld:
 SECONDS = {
     "productive": 1017.4, "allocate": 28.0, "start": 17.2, "quorum": 9.3, "heal": 6.1, "checkpoint": 4.4, "detect": 2.0, "lost_step": 1.7,
 }  # fmt: skip
-"""Of all groups, as a leader adds them up."""
+"""Seconds of all groups, as a leader adds them up."""
 
 
 def hurt(site: Site) -> None:
-    """It trains; a rank crashes and comes back; a node is lost and its group moves; a rank fails, and comes back as we look."""
+    """Trains with failures: a rank crashes and comes back; a node is lost and its group moves; a rank fails, and comes
+    back as we look."""
     w = site.world
     w.train(120)
     w.save(0, step=w.step)
@@ -93,7 +94,7 @@ def hurt(site: Site) -> None:
 
 
 def paused(site: Site) -> None:
-    """A person has paused it, and then a rank crashed."""
+    """Pauses the run, as a person does; then a rank crashes."""
     w = site.world
     w.train(30)
     w.control = ControlView(paused=True, because="the network is mended")
@@ -103,7 +104,7 @@ def paused(site: Site) -> None:
 
 
 def stuck(site: Site) -> None:
-    """Every group hangs in a collective, and none is to blame."""
+    """Makes every group hang in a collective, through the fault of none."""
     w = site.world
     w.train(30)
     for group in range(4):
@@ -122,7 +123,8 @@ def halted(site: Site) -> None:
 
 
 def many(count: int = 300) -> ToldWorld:
-    """So many groups that each is a tile; a few of them are not well. Told once: deciding about them all would take minutes."""
+    """A run with `count` groups, each a tile, of which a few are not well. It is written once: decisions for all of
+    them would take minutes."""
     world = ToldWorld(groups=4, spares=2, ranks=8)
     world.lead()
     world.bring_up()

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from fault_injection.chaos import certificate
-from fault_injection.chaos.twin import unknown
-from fault_injection.checkers import Verdict
+from fault_injection.checkers.consistency import Verdict
+from fault_injection.checkers.recovery import ALL
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
-from fault_injection.promises import ALL
+from fault_injection.parity.twin import unknown
 from tests.helpers.browser import Browser
 from tests.page.test_page import keep
 from tests.unit.fault_injection.broken import KILL, LOSE, a_broken_run
@@ -26,7 +26,7 @@ LONG = (
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of the certificate of a run in which every fault of the catalogue was made, with its two real ones among them."""
+    """The address of the certificate of a run with every fault of the catalogue, among them its two real ones."""
     folder = tmp_path_factory.mktemp("certificate")
     history = a_broken_run(folder)
     assert history.setting is not None

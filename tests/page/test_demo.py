@@ -1,6 +1,7 @@
-"""The newcomer's test on what a real demo left in etcd: ten questions, and nothing but the page (docs/PAGE.md).
+"""The newcomer's test on etcd's records of a real demo: ten questions, and nothing but the page (docs/PAGE.md).
 
-The record is of the moment at which the third fault, a lost allocation, was seen, or just mended; `tests/page/picture.py` makes it anew.
+The record is of the moment at which the third fault, a lost allocation, was seen, or just mended;
+`tests/page/picture.py` makes it again.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page.history import History, Point
-from supervisor.shell.page.server import serve, url_of
-from supervisor.shell.page.watcher import Page
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.web.history import History, Point
+from supervisor.shell.web.server import serve, url_of
+from supervisor.shell.web.watcher import Page
 from supervisor.wire import keys
 from supervisor.wire.security import Security
 from tests.helpers.browser import Browser
@@ -46,7 +47,7 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """Where the page of that record is."""
+    """The address of that record's page."""
     told = json.loads(gzip.decompress(RECORD.read_bytes()))
     store = MemoryStore()
     for key, value in told["records"].items():

@@ -1,5 +1,4 @@
-"""The page in a real Chromium: what a person sees, on a desk and on a phone, by light and dark, by keyboard, and when its
-supervisor dies."""
+"""The page in a real Chromium: on desk and phone, by light and dark, by keyboard, and when its supervisor dies."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.page.calls import STILL_S
+from supervisor.shell.web.calls import STILL_S
 from supervisor.wire import keys
 from tests.helpers.browser import Browser
 from tests.helpers.relay import relay
@@ -55,7 +54,7 @@ TEN_QUESTIONS = {
     "How does the model do?": ("#loss-now", r"Loss: \d\.\d\d"),
     "What if it happens again?": ("#budgets", r"replace\s+the run\s+3 of 4"),
 }  # fmt: skip
-"""As docs/PAGE.md asks them: where the answer is, and what it is in the run of `broken`."""
+"""The questions of docs/PAGE.md: where the answer is, and its text in the run of `broken`."""
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,7 @@ def shown(browser: Browser, broken: Site) -> Browser:
 
 
 def keep(browser: Browser, name: str) -> None:
-    """The picture, for who asks for it: SCREENSHOTS=DIR."""
+    """Keeps the picture where SCREENSHOTS=DIR is set."""
     if folder := os.environ.get("SCREENSHOTS"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         browser.picture(Path(folder) / f"{name}.png")
@@ -257,7 +256,7 @@ def test_when_its_supervisor_dies_it_says_since_when_and_finds_the_next(browser:
 
 
 def test_a_connection_that_carries_nothing_any_more_is_made_anew(browser: Browser) -> None:
-    """A firewall has forgotten it, say: nobody says that it is over."""
+    """A firewall, say, has forgotten the connection, and neither end is notified."""
     world = trained()
     with site(world) as made, relay(f"127.0.0.1:{made.server.server_port}") as way:
         world.train(10)

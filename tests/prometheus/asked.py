@@ -1,4 +1,4 @@
-"""A real Prometheus and Alertmanager for tests, and what is asked of them."""
+"""A real Prometheus and Alertmanager for tests, and the queries to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.boards import BOARDS
-from supervisor.shell import prometheus
+from supervisor.shell.dev import prometheus
 from supervisor.wire.address import free_port
 from supervisor.wire.security import Security
 from tests.helpers.waiting import eventually
@@ -30,7 +30,7 @@ CONFIGURATION = Path(__file__).parents[2] / "deploy" / "monitoring"
 
 
 def ask(url: str, what: str, **parameters: object) -> Any:
-    """The data of an answer of Prometheus. Raises AssertionError with what it says of a wrong question."""
+    """The data of an answer of Prometheus. Raises AssertionError with its message on a wrong query."""
     try:
         with urllib.request.urlopen(f"{url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}", timeout=60) as answer:
             return json.load(answer)["data"]
@@ -39,7 +39,7 @@ def ask(url: str, what: str, **parameters: object) -> Any:
 
 
 def filled(expression: str, run: str, since_s: float) -> str:
-    """What Grafana makes of it for this run and this time."""
+    """The expression as Grafana fills it in for this run and this time."""
     values = {
         "run": run,
         "group": ".*",
@@ -52,7 +52,7 @@ def filled(expression: str, run: str, since_s: float) -> str:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Where it stands, and every expression of every dashboard."""
+    """Every expression of every dashboard, with its place."""
     for board in BOARDS:
         for panel in board.panels:
             for expression, _ in panel.queries:
@@ -62,8 +62,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 
 def answered(url: str, run: str, began: float) -> dict[str, bool]:
-    """By where it stands, whether each of its expressions finds a number since `began` (Unix). Each must be one that Prometheus
-    understands."""
+    """By place, true if each of its expressions finds a number since `began` (Unix). Prometheus must understand all."""
     found: dict[str, bool] = {}
     now = time.time()
     for where, expression in queries():
@@ -75,15 +74,15 @@ def answered(url: str, run: str, began: float) -> dict[str, bool]:
 
 
 INHIBITED = {"NoLeader"}
-"""Not told where StoreAway is its cause, as in these tests, and fires first."""
+"""Alerts that are not sent where StoreAway is their cause, as in these tests, and fires first."""
 
 
 class Hook:
-    """Whom Alertmanager tells."""
+    """The receiver of Alertmanager's notifications."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str, Mapping[str, str]]] = []
-        """(alert, firing or resolved, its labels), as it came."""
+        """(alert, firing or resolved, its labels), as they came."""
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -139,7 +138,7 @@ class Asked:
         return text
 
     def follow(self, *supervisors: int) -> None:
-        """Scrape what the supervisors on these ports name, from now on."""
+        """Scrapes the targets that the supervisors on these ports name, from now on."""
         config = prometheus.config("127.0.0.1:1", Security())
         config["global"] = {"scrape_interval": EVERY, "scrape_timeout": EVERY, "evaluation_interval": EVERY}
         config["rule_files"] = [str(self.folder / name) for name in self._rules]
@@ -191,7 +190,8 @@ class Asked:
         return {labels["alertname"] for labels, _ in found}
 
     def fire(self, names: Sequence[str], deadline_s: float) -> None:
-        """Until they do, and somebody was told of each that nothing inhibits: what is over before it is sent is told to nobody."""
+        """Waits until these alerts fire, and a person was notified of each that nothing inhibits. An alert that is over
+        before it is sent causes no notification."""
         wanted = set(names)
         seen: set[str] = set()
 
@@ -217,7 +217,8 @@ class Asked:
             raise AssertionError(f"after {deadline_s:g} s there still fire: {sorted(still)}") from None
 
     def told_over(self, names: Sequence[str], deadline_s: float) -> None:
-        """Until somebody was told of the end of each, once at least: of one that is inhibited as it ends nobody is told."""
+        """Waits until a person was notified of each one's end at least once. An inhibited alert's end causes no
+        notification."""
         eventually(
             lambda: set(names) <= self.person.of("resolved"),
             deadline_s,

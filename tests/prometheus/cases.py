@@ -1,5 +1,8 @@
-"""For each alert: what Prometheus has read, a minute apart, and when the alert is to fire. In promtool's notation `5+2x3` is
-5 7 9 11, `_x3` is three minutes without a scrape, and `stale` a scrape in which it was there no more."""
+"""Cases for each alert: scrapes of Prometheus, a minute apart, and when the alert must fire.
+
+In promtool's notation `5+2x3` is 5 7 9 11, `_x3` is three minutes without a scrape, `stale` a scrape without the
+series.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ class Case:
 
     series: Mapping[str, str]
     quiet: int
-    """Minute at which the fault is there, and not for long enough; or the last before it."""
+    """Minute at which the fault is there, but not for long enough; or the last before it."""
     fires: int
     over: int | None = None
     """Minute at which the alert has gone; None: it never does."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Beside its severity."""
+    """Labels beside its severity."""
     summary: str
 
 
@@ -65,7 +68,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary=_STILL,
         ),
         Case(
-            # it fails and resumes again and again: while no rank shows the step is told as 0, which is no progress
+            # it fails and resumes again and again: while no rank shows the step is exported as 0, which is no progress
             series={
                 _ON: "1+0x40",
                 _STARTED: "1+0x40",
@@ -78,7 +81,8 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary="run r does not progress: no step for 15 minutes, or only repeated steps for an hour",
         ),
         Case(
-            # another supervisor leads after a minute in which nobody did: steps are told by another process, and go on
+            # another supervisor leads after a minute without a leader: another process exports the steps, and they go
+            # on
             series={
                 _ON: "1+0x20 _x60",
                 _STARTED: "1+0x20 _x60",
@@ -152,7 +156,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
                 'supervisor_group_seconds_total{run="r",cause="productive"}': "0+0x119 0+60x119 7200+0x29 7200+60x60",
                 'supervisor_group_seconds_total{run="r",cause="allocate"}': "0+60x119 7200+0x119 7200+60x29 9000+0x60",
                 'supervisor_generation{run="r",group="0",instance="a"}': "0+0x119 1+0x20 _x200",
-                # another leads from then on: it tells of no time without a group, and it was there all the same
+                # another leads from then on: it exports no time without a group, though there was some
                 'supervisor_generation{run="r",group="0",instance="b"}': "_x142 1+0x200",
             },
             quiet=155,
@@ -167,7 +171,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             series={
                 'supervisor_budget_left{run="r",rung="replace"}': "4+0x10 2+0x5 1+0x10 4+0x20",
                 'supervisor_budget_allowed{run="r",rung="replace"}': "4+0x60",
-                # a budget of one that nobody has drawn on is not nearly spent
+                # a budget of one that was never drawn on is not nearly spent
                 'supervisor_budget_left{run="r",rung="reallocate"}': "1+0x60",
                 'supervisor_budget_allowed{run="r",rung="reallocate"}': "1+0x60",
                 'supervisor_budget_left{run="r",rung="restart"}': "0+0x60",
@@ -248,7 +252,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
     "FlappingNode": (
         Case(
             series={
-                # it had one before the day began; n2 had only one; the third is told by the next leader
+                # it had one before the day began; n2 had only one; the next leader exports the third
                 _LAUNCHED: "0+0x5000",
                 'supervisor_node_incidents_total{run="r",node="n1",instance="a"}': "1+0x1500 2+0x10 _x3000",
                 'supervisor_node_incidents_total{run="r",node="n1",instance="b"}': "_x1512 3+0x3000",
@@ -274,7 +278,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary="node n1 had 2 incidents within a day",
         ),
         Case(
-            # Prometheus is brought up beside a run of ten days: when the incidents were that it finds, it does not know
+            # Prometheus is brought up beside a run of ten days: it does not know when the incidents that it finds were
             series={
                 _LAUNCHED: "-864000+0x40",
                 'supervisor_node_incidents_total{run="r",node="n1"}': "7+0x10 8+0x10 9+0x20",
@@ -286,7 +290,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary="node n1 had 2 incidents within a day",
         ),
         Case(
-            # a day ago nobody led for two minutes, or scrapes failed: that is not when all of its incidents began
+            # a day ago there was no leader for two minutes, or scrapes failed: its incidents did not all begin then
             series={
                 _LAUNCHED: "-864000+0x100 stale _x1 -864000+0x2000",
                 'supervisor_node_incidents_total{run="r",node="n1"}': "7+0x100 stale _x1 7+0x1500 8+0x10 9+0x100",
@@ -408,7 +412,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
                 'supervisor_leader{instance="b"}': "0+0x40",
                 'supervisor_loop_silent_seconds{instance="a"}': "0.3+0x10 60+60x10 0.3+0x10",
                 'supervisor_loop_silent_seconds{instance="b"}': "0+0x40",
-                # a page that hears nothing is no loop that stands still
+                # a page that gets no data is no stalled loop
                 'supervisor_watch_silent_seconds{instance="a"}': "600+60x40",
                 'supervisor_watch_silent_seconds{instance="b"}': "600+60x40",
             },

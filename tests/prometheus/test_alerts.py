@@ -1,7 +1,8 @@
-"""Each alert fires for the fault that it is for, and clears when that is over, with a real Prometheus and Alertmanager over a real
-system; and none fires while nothing is wrong.
+"""Each alert fires for its fault, and clears when that is over, with a real Prometheus and Alertmanager over a real
+system. None fires while nothing is wrong.
 
-Durations are divided: a minute is half a second, unless SPEEDS says another."""
+Durations are divided: a minute is half a second, unless SPEEDS has another.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ import pytest
 import yaml
 
 from dashboards import build, rules
-from fault_injection.etcds import slow_disk
+from fault_injection.testbed.etcds import slow_disk
 from supervisor.core.spec import BreakerSpec, BudgetSpec
-from supervisor.shell.store.stubs import rpc
+from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord
 from supervisor.wire.version import DISTRIBUTION
@@ -52,13 +53,13 @@ HEALTHY_S = 50.0
 
 SOON_S = 45.0
 LATER_S = 75.0
-"""An hour is half a minute, and what has led to it must be out of it."""
+"""An hour is half a minute, and the cause of the alert must be out of it."""
 
 SAVED_STEPS = 40
-"""A toy's two seconds."""
+"""Two seconds of a toy's steps."""
 
 UNTESTED = {"StoreLarge"}
-"""It takes 1.5 GiB of etcd: by promtool alone."""
+"""It takes 1.5 GiB of etcd, so only promtool tests it."""
 
 NOT_OF_TOYS = {
     "Newest checkpoint",
@@ -68,7 +69,7 @@ NOT_OF_TOYS = {
     "Heal: loading the peers' state",
     "Fault injected (marked)",
 }
-"""What idle toys have nothing of; test_up.py has real trainers."""
+"""Panels for which idle toys have no data; test_up.py has real trainers."""
 
 
 def quick() -> dict[str, str]:
@@ -84,7 +85,7 @@ def quick() -> dict[str, str]:
 
 
 class Watched:
-    """Three runs, one supervisor, and who watches them."""
+    """Three runs, one supervisor, and the Prometheus that watches them."""
 
     def __init__(self, w: World, asked: Asked) -> None:
         self.w, self.asked = w, asked
@@ -103,12 +104,12 @@ class Watched:
         eventually(lambda: w.status(self.toy).spares, 30, "the spare is there")
         self.asked.follow(self.port())
         eventually(lambda: len(asked.value("up == 1")) == 7, 30, "supervisor, host and five nodes are scraped")
-        # what began before it had read anything is no false alarm
+        # an incident that began before Prometheus had read anything is no false alarm
         eventually(lambda: asked.firing() == {"Watchdog"}, 30, "nothing but the dead-man's switch fires")
         passes(2.0)
 
     def port(self) -> int:
-        """Of the newest supervisor, as its log says."""
+        """The port of the newest supervisor, as its log has it."""
         pid = self.w.supervisors[-1].pid
         log = self.w.system / "supervisor.log"
 
@@ -122,7 +123,7 @@ class Watched:
         assert said.returncode == 0, said.stdout + said.stderr
 
     def crash(self, record: RunRecord, group: int) -> None:
-        """And come back."""
+        """Kills a rank of the group, and waits until it is back."""
         before = self.w.status(record).groups[group].generation
         self.w.kill_trainer(record, group)
         eventually(
@@ -139,7 +140,7 @@ class Watched:
         return [self.w.shim_pid(node), registered.agent_pid, self.w.trainer(record, 0).pid]
 
     def alarm(self, action: Any) -> None:
-        """Raise or end etcd's alarm that it is out of space."""
+        """Raises or ends etcd's alarm that it is out of space."""
         stub = self.w.store.connection.client.maintenancestub
         member = stub.Status(rpc.StatusRequest(), 5.0).header.member_id
         stub.Alarm(rpc.AlarmRequest(action=action, memberID=member, alarm=rpc.NOSPACE), 5.0)
@@ -153,7 +154,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def other_version(folder: Path) -> str:
-    """A PYTHONPATH on which our distribution says that it is of another version."""
+    """A PYTHONPATH on which our distribution has another version."""
     about = folder / f"{DISTRIBUTION}-9.9.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: 9.9\n")
@@ -165,7 +166,7 @@ def each(run: str, *alerts: str) -> list[str]:
 
 
 def test_alerts_fire_for_their_faults_and_clear(watched: Watched, tmp_path: Path) -> None:
-    """In one story: what is waited for is waited for together."""
+    """One story for all alerts, so that the waits are shared."""
     a, began = watched.asked, time.time()
     before = len(a.person.heard)
     passes(HEALTHY_S)
@@ -181,7 +182,8 @@ def test_alerts_fire_for_their_faults_and_clear(watched: Watched, tmp_path: Path
     expected = {alert.name for alert in rules.alerts()} - UNTESTED
     assert a.has_fired(began) == expected
     a.clear(sorted(expected - {"Watchdog"}), LATER_S)
-    # whoever is told of the store is not told of what comes of it, if that is told later; nor of the end of what was inhibited when it ended
+    # the store's alert inhibits those of its consequences if they come later, and the ends of those that it inhibited
+    # when they ended
     told = expected - {"Watchdog"} - INHIBITED
     assert a.person.of("firing") - INHIBITED == told
     a.told_over(sorted(told), SOON_S)
@@ -190,7 +192,7 @@ def test_alerts_fire_for_their_faults_and_clear(watched: Watched, tmp_path: Path
 
 
 def _faults_of_runs(watched: Watched, path: str) -> None:
-    """What one run suffers, and what is done about it or is not; beside it a standby of another version."""
+    """The faults of one run, with their remedies or without; beside it a standby of another version."""
     w, a = watched.w, watched.asked
     first = watched.port()
     standby = w.supervisor(PYTHONPATH=path, PYTHONSAFEPATH="1")

@@ -1,4 +1,4 @@
-"""deploy/monitoring.sh: one command brings up what is there, with files that Prometheus and Alertmanager take."""
+"""deploy/monitoring.sh: one command brings up the installed parts, with files that Prometheus and Alertmanager take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from dashboards import rules
-from supervisor.shell import prometheus
+from supervisor.shell.dev import prometheus
 from supervisor.wire.address import free_port
 from supervisor.wire.security import Security
 from tests.helpers.waiting import eventually
@@ -28,13 +28,14 @@ SUPERVISORS = ("10.0.0.5:9400", "sup-2.lan:9400")
 
 @contextmanager
 def running(folder: Path, *, path: str = "", **settings: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """The script, until the block ends; and its folder."""
+    """Runs the script until the block ends; yields it and its folder."""
     ports = {f"{name}_PORT": str(free_port()) for name in ("PROMETHEUS", "ALERTMANAGER", "GRAFANA")}
     environment = {**os.environ, **ports, **settings, "FOLDER": str(folder / "m")}
     if path:
         environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"
     process = subprocess.Popen(
-        # whoever was started in the background ignores Ctrl-C, and a shell cannot listen to what it was born to ignore
+        # a process that was started in the background ignores Ctrl-C, and a shell cannot trap a signal that it was born
+        # to ignore
         ["env", "--default-signal=INT", "sh", str(SCRIPT), *SUPERVISORS],
         env=environment,
         stdout=subprocess.PIPE,
@@ -65,7 +66,7 @@ def test_it_does_not_write_over_its_own_templates(tmp_path: Path) -> None:
 
 
 def line(process: subprocess.Popen[str], start: str) -> str:
-    """The next line of its output that begins so."""
+    """The next line of its output that begins with `start`."""
     assert process.stdout is not None
     for text in process.stdout:
         if text.startswith(start):
@@ -104,7 +105,7 @@ def test_it_brings_up_prometheus_and_alertmanager_and_ends_them(tmp_path: Path) 
 
 @pytest.fixture
 def stand_ins(tmp_path: Path) -> str:
-    """A folder of programs that do nothing: for what is only written."""
+    """A folder of programs that do nothing, for tests of the written files alone."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("prometheus", "alertmanager"):
@@ -174,7 +175,7 @@ def test_it_shows_the_certificate_of_a_security_file(tmp_path: Path) -> None:
 
 
 def test_grafana_is_given_the_dashboards_and_prometheus(tmp_path: Path) -> None:
-    """By a stand-in: no Grafana server is to be had here."""
+    """A stand-in takes Grafana's place: no Grafana server is available here."""
     (tmp_path / "bin").mkdir()
     grafana = tmp_path / "bin" / "grafana"
     grafana.write_text(
@@ -199,7 +200,7 @@ def _text(path: Path) -> str:
 
 
 def _provisioned(folder: Path, environment: dict[str, str]) -> dict[str, list[dict[str, object]]]:
-    """As Grafana reads it: with variables filled in."""
+    """The files as Grafana reads them: with variables filled in."""
     (file,) = folder.glob("*.yml")
     text = file.read_text()
     for name in ("PROMETHEUS", "DASHBOARDS"):

@@ -27,7 +27,7 @@ def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def as_promtool(alert: Alert, case: Case) -> dict[str, Any]:
-    """One test of promtool's."""
+    """The case as a test of promtool's."""
     firing = {
         "exp_labels": {**case.labels, "severity": alert.severity},
         "exp_annotations": {"summary": case.summary, "runbook": alert.runbook},
@@ -49,7 +49,7 @@ def test_every_alert_has_a_case() -> None:
 
 
 def test_each_fires_for_its_fault_and_clears(tmp_path: Path) -> None:
-    """In one call, and each rule alone: most of the time would go to rules that a case is not about."""
+    """One call tests all, but each rule alone: most of the time would go to rules that a case is not about."""
     committed = yaml.safe_load((build.FOLDER / "rules.yml").read_text())["groups"][0]["rules"]
     for alert, rule in zip(ALERTS, committed, strict=True):
         (tmp_path / f"{alert.name}.yml").write_text(json.dumps({"groups": [{"name": "one", "rules": [rule]}]}))
@@ -61,7 +61,6 @@ def test_each_fires_for_its_fault_and_clears(tmp_path: Path) -> None:
 
 
 def test_promtool_would_say_if_an_alert_did_not_fire(tmp_path: Path) -> None:
-    """The test above can fail."""
     alert = next(a for a in ALERTS if a.name == "BreakerOpen")
     wrong = as_promtool(alert, CASES["BreakerOpen"][0])
     wrong["input_series"][0]["values"] = "0+0x30"
@@ -79,9 +78,9 @@ SECONDS = 'supervisor_group_seconds_total{run="r",cause="act",instance="%s"}'
     [
         # at its first scrape it had counted 14 s already, and a second a minute from then on
         ({LAUNCHED: "0+0x15", SECONDS % "a": "_x5 14+1x10"}, "15m", 24.0),
-        # the run is older than Prometheus, and where its seconds went before is not known
+        # the run is older than Prometheus, and the causes of its earlier seconds are not known
         ({LAUNCHED: "-864000+0x15", SECONDS % "a": "_x5 900000+1x10"}, "15m", 10.0),
-        # the process was there before the time that is looked at
+        # the process was there before the queried time
         ({LAUNCHED: "0+0x80", SECONDS % "a": "14+1x80"}, "80m", 60.0),
         # so it was, though that scrape failed
         ({LAUNCHED: "-864000+0x80", SECONDS % "a": "900000+1x18 stale _x1 900021+1x60"}, "80m", 60.0),
@@ -100,7 +99,7 @@ def test_what_was_counted_before_the_first_scrape_is_not_lost(
 
 
 def assert_answer(asked: str, at: str, labels: str, value: float, series: dict[str, str], folder: Path) -> None:
-    """Of promtool, to an expression."""
+    """Checks promtool's answer to an expression."""
     expected = {"expr": asked, "eval_time": at, "exp_samples": [{"labels": labels, "value": value}]}
     given = [{"series": name, "values": values} for name, values in series.items()]
     one = {"interval": "1m", "input_series": given, "promql_expr_test": [expected]}
@@ -124,12 +123,12 @@ CLOSED = 'supervisor_incidents_total{run="r",kind="crash",rung="restart",instanc
     ("series", "at", "closed"),
     [
         ({LAUNCHED: "300+0x15", CLOSED % "a": "_x5 0 1+0x10"}, "15m", 1),
-        # of a run that was launched since, what there was before the first scrape too
+        # of a run that was launched since, also the part before the first scrape
         ({LAUNCHED: "300+0x15", CLOSED % "a": "_x5 2+0x10"}, "15m", 2),
         ({LAUNCHED: "-864000+0x15", CLOSED % "a": "_x5 40 41+0x10"}, "15m", 1),
         ({LAUNCHED: "-864000+0x80", CLOSED % "a": "40+0x18 stale _x1 40+0x20 41+0x50"}, "80m", 1),
         ({LAUNCHED: "-864000+0x80", CLOSED % "a": "40+0x18 _x60", CLOSED % "b": "_x22 40+0x20 41+0x50"}, "80m", 1),
-        # its kind was told for the first time within the hour, its run before
+        # its kind was first exported within the hour, its run before
         ({LAUNCHED: "-864000+0x80", CLOSED % "a": "_x40 1+0x50"}, "80m", 1),
     ],
     ids=["from 0", "launched since", "new Prometheus", "failed scrape", "two leaders", "new series"],
@@ -142,7 +141,7 @@ def test_incidents_of_a_time_are_those_that_were_closed_in_it(
 
 
 def panel(title: str, kind: str = "stat") -> str:
-    """What a panel of that title asks, of run r in the last hour."""
+    """The expression of the panel with that title, of run r in the last hour."""
     (asked,) = {q for board in BOARDS for p in board.panels if p.title == title for q, _ in p.queries if p.kind == kind}
     return filled(asked, "r", 3600.0)
 
@@ -174,7 +173,7 @@ def test_a_group_that_hangs_still_tells_of_the_quorum_before(tmp_path: Path) -> 
 
 
 def test_how_long_heals_took_outlives_the_node_that_told_of_one(tmp_path: Path) -> None:
-    """n1 has told of one that took more than half a second, and is gone; n2 of a quick one."""
+    """n1 has reported one that took more than half a second, and is gone; n2 a quick one."""
     series = {LAUNCHED: "300+0x40"}
     for node, until, slow in (("n1", 20, True), ("n2", 40, False)):
         for bound in ("0.5", "1.0", "+Inf"):

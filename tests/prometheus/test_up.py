@@ -1,4 +1,5 @@
-"""`supervisor up --with-prometheus` with real trainers, two of which are broken: every expression of every dashboard finds numbers."""
+"""`supervisor up --with-prometheus` with real trainers, two of which are broken: every expression of every dashboard
+finds numbers."""
 
 from __future__ import annotations
 
@@ -16,18 +17,18 @@ import pytest
 from dashboards import rules
 from fault_injection.demo.command import spec
 from supervisor.core.model import Incident
-from supervisor.shell import client, status
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.dev.home import endpoints_of, system_folder
 from supervisor.shell.engines.local import LocalEngine
-from supervisor.shell.home import endpoints_of, system_folder
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.store import EtcdStore, connect
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.inspect import client, status
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 from tests.helpers.waiting import eventually
 from tests.prometheus.asked import answered, ask
 
 NOT_HERE = {"Run: MFU"}
-"""No GPU."""
+"""There is no GPU."""
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Started:
         return client.incidents(self.mirror(), self.record.spec.name)
 
     def commits(self, more: int) -> None:
-        """Wait for so many committed steps."""
+        """Waits until `more` further steps are committed."""
 
         def step() -> int:
             return max((g.step or 0) for g in status.run_status(self.mirror(), self.record).groups)
@@ -72,7 +73,7 @@ class Started:
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
     home, began = tmp_path / "runs", time.time()
-    # whoever was started in the background ignores Ctrl-C
+    # a process that was started in the background ignores Ctrl-C
     command = ["env", "--default-signal=INT", sys.executable, "-m", "supervisor.cli", "up", "--home", str(home)]
     command += ["--nodes", "4", "--with-prometheus"]
     with (tmp_path / "up.log").open("w") as log:
@@ -98,7 +99,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
 
 
 def kill_by_chaos(started: Started) -> None:
-    """A rank of group 1, by `supervisor chaos`: so the run's panels mark it as a fault made on purpose."""
+    """Kills a rank of group 1 by `supervisor chaos`, so that the run's panels mark it as a fault made on purpose."""
     schedule = started.home / "schedule.toml"
     schedule.write_text('[[fault]]\nname = "sigkill"\nat_step = 5\ngroup = 1\n')
     command = [sys.executable, "-m", "fault_injection.chaos", "run", str(schedule), "--run", "debug"]

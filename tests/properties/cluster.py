@@ -1,9 +1,9 @@
-"""A model cluster around the real `decide`: machines whose processes outlive their leases, agents that obey late and by
-what they last saw, a gate that takes admissions late, an engine with few nodes, a store that goes away, and a supervisor
-that dies between deciding and committing.
+"""A model cluster around the real `decide`. Its machines' processes outlive their leases, its agents obey late and by
+their last view, and its gate takes admissions late. Its engine has few nodes, its store goes away, and its supervisor
+dies between deciding and committing.
 
-Nothing here is read back from the supervisor's own opinion: what is true (which process can enter a quorum) is kept
-apart from what is reported. One tick is half a second.
+The model reads nothing back from the supervisor's own opinion: the truth (which process can enter a quorum) is kept
+apart from the reports. One tick is half a second.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from supervisor.core.model import (
     RankView,
     Rung,
 )
-from supervisor.core.reason import ONE_CAUSE
+from supervisor.core.reason import ONE_CAUSE, Code, Reason
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec
-from supervisor.core.words import say
+from supervisor.core.words import said, say
 from supervisor.ports.store import Item, Snapshot
-from supervisor.shell import cordons, projection, views
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import cordons, projection
+from supervisor.shell.control import observe as views
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult
 from supervisor.wire.records import Cordon, NodeCheck, NodeDesired, TrainerDesired, decode, encode
@@ -45,18 +46,18 @@ from supervisor.wire.records import Cordon, NodeCheck, NodeDesired, TrainerDesir
 TICK_S = 0.5
 HOST = "host"
 OTHER = "other"
-"""A second service host."""
+"""The name of a second service host."""
 GATE_LEASE_S = 5.0
 WARN_S = 80
 LIMIT_TICKS = int(WARN_S / TICK_S)
-"""From the warning of a time limit to the end of the allocation."""
+"""Ticks from the warning of a time limit to the end of the allocation."""
 GRACE_S = 48
-"""From a preemption to the end of the allocation."""
+"""Ticks from a preemption to the end of the allocation."""
 CHECKS_S = 2.0
-"""For how long a node that has come is being checked, where it takes any time."""
+"""Seconds of the checks of a new node, where they take any time."""
 
 FACTS = ("checkpoint", "fence", "uncordon", "hold", "let_go")
-"""Actions that only note what was seen; a paused run may take them."""
+"""Actions that only note an observation; a paused run may take them."""
 
 
 def spec(groups: int = 3, spares: int = 1, mode: Literal["act", "observe"] = "act", **budget: Any) -> RunSpec:
@@ -94,7 +95,7 @@ class Process:
     boot: int = 2
     frozen: bool = False
     spinning: bool = False
-    """It beats and is in the quorum, and never comes to the end of a step: the others wait for it."""
+    """It heartbeats and is in the quorum, but never ends a step: the others wait for it."""
     ending: int | None = None
     """Ticks until a TERM takes effect."""
     exit_code: int | None = None
@@ -104,7 +105,7 @@ class Process:
     step: int = 0
     alone: int = 0
     reported: bool = False
-    """Its end has reached the store."""
+    """True once its end has reached the store."""
 
     @property
     def exited(self) -> bool:
@@ -148,7 +149,7 @@ class Process:
 
 @dataclass
 class Machine:
-    """A node of an allocation. `wanted` is what its agent saw last."""
+    """A node of an allocation. `wanted` is its agent's last view of the desired trainers."""
 
     name: str
     allocation: str
@@ -158,9 +159,9 @@ class Machine:
     lease_until: float = -1.0
     said_something: bool = False
     checked_at: float = 0.0
-    """When the checks before its first rank end."""
+    """The time at which the checks before its first rank end."""
     leaving: str = ""
-    """What its shim was told."""
+    """The notice that its shim got."""
     wanted: tuple[TrainerDesired, ...] = ()
     gpu_lost: bool = False
     xids: tuple[GpuFact, ...] = ()
@@ -174,7 +175,7 @@ class Machine:
         return f"h{self.name}"
 
     def gpus(self) -> tuple[GpuFact, ...]:
-        """What its agent says of them."""
+        """GPU facts that its agent reports."""
         lost = (GpuFact(kind="gpu_lost", evidence=f"the GPU of {self.name} is lost"),) if self.gpu_lost else ()
         return (*lost, *self.xids)
 
@@ -223,7 +224,7 @@ class Gate:
 
 @dataclass
 class Allocation:
-    """What the engine knows."""
+    """The engine's own knowledge of an allocation."""
 
     key: str
     state: str = "pending"
@@ -233,9 +234,9 @@ class Allocation:
     limit_in: int | None = None
     """Ticks until its time is over."""
     leaving: str = ""
-    """Its host was drained."""
+    """Why it is leaving: its host was drained."""
     grace_s: float = 0.0
-    """It is preempted, and ends so long after that."""
+    """Seconds from its preemption to its end."""
 
 
 class Cluster:
@@ -251,7 +252,7 @@ class Cluster:
         self.hosts = {name: Host(name) for name in (HOST, OTHER)}
         self.gates: list[Gate] = []
         self.island: frozenset[str] = frozenset()
-        """Hosts and machines that reach each other, and neither the store nor anybody else."""
+        """Hosts and machines that reach each other, but neither the store nor any other."""
         self.machines: dict[str, Machine] = {}
         self.ghosts: list[Machine] = []
         """Machines that the engine has written off, whose processes may live on."""
@@ -260,36 +261,37 @@ class Cluster:
         self.reported_gpus: dict[str, tuple[GpuFact, ...]] = {}
         self.drained: set[str] = set()
         self.cause: bool | None = None
-        """Something that all share fails the checks of idle machines; False: no more, and they check again. None: no machine does."""
+        """True: a shared cause fails the checks of idle machines. False: it is over, and they check again. None: no
+        machine checks again."""
         self.refusing = 0
-        """Ticks for which the engine refuses what is asked."""
+        """1 while the engine refuses requests, else 0."""
         self.stalled = 0
         """Ticks for which it grants nothing."""
         self.helpful = False
-        """A person reads what is waited for, and asks once more."""
+        """True while a person reads what is waited for, and asks once more."""
         self.free = [f"n{i:02}" for i in range(pool)]
         self.engine: dict[str, Allocation] = {}
         self.grants: dict[str, Grant] = {}
         self.control = ControlView()
         self.records: dict[str, bytes] = {}
         self.held: dict[str, bytes] = {}
-        """What is held against hosts: the leader's records and a person's."""
+        """Suspicions and cordons against hosts: the leader's records and a person's."""
         self.memory = Memory()
         self.desired: dict[str, NodeDesired] = {}
         self.leaderless = 0
         self.calm = False
-        """Nothing is late any more, and nobody dies."""
+        """True once nothing is late any more, and nothing dies."""
         self.steps = 0
-        """How often a quorum stepped."""
+        """The number of steps of quorums."""
         self.newest = 0
         """The newest step that was ever committed."""
         self.bug_at: int | None = None
-        """From this step on the program raises, wherever it runs."""
+        """The step from which on the program raises, on any node."""
         self.bug = "ValueError: no batch"
         self.segfaults: int | None = None
-        """A group that ends by SIGSEGV a few steps after each start, wherever it runs."""
+        """A group that ends by SIGSEGV a few steps after each start, on any node."""
         self.stillborn: int | None = None
-        """A group that raises before its first step, wherever it is started."""
+        """A group that raises before its first step, on any node."""
         self.placed: dict[tuple[int, int], str] = {}
         """(group, generation) -> the allocation by which it was placed."""
         self.not_ours = 0
@@ -301,10 +303,10 @@ class Cluster:
         self.committed_keys: set[str] = set()
         self.successors: set[str] = set()
         self.renewed: set[str] = set()
-        """Leaving allocations for which another was asked."""
+        """Leaving allocations for which another was requested."""
         self.draws: dict[str, list[float]] = {}
         self.fired: set[str] = set()
-        """Faults that found somebody to hit."""
+        """Faults that found something to hit."""
 
     # --- chance ---
 
@@ -394,7 +396,7 @@ class Cluster:
             self.machines[names[0]] = Machine(names[0], known.key)
 
     def _give_up(self, machine: Machine) -> None:
-        """The engine ends what it can reach; a machine that it cannot reach lives on for itself, and its name with it."""
+        """The engine ends what it can reach; a machine out of its reach lives on for itself, and its name with it."""
         del self.machines[machine.name]
         if (machine.linked and machine.name not in self.island) or not machine.power:
             for process in machine.live():
@@ -435,7 +437,8 @@ class Cluster:
             self._obey(machine)
 
     def _obey(self, machine: Machine) -> None:
-        """As agents.reconcile: never two generations at once, each started once, an end is kept until it is told."""
+        """Acts as agents.agent.reconcile: never two generations at once, each started once, an end kept until it is
+        reported."""
         newest = {t.group: t for t in machine.wanted}
         machine.ways |= {(t.group, t.generation): t.gate for t in machine.wanted}
         for process in machine.live():
@@ -480,12 +483,12 @@ class Cluster:
         return [(m, p) for m in [*self.machines.values(), *self.ghosts] for p in m.processes.values()]
 
     def _same_side(self, machine: Machine, gate: Gate) -> bool:
-        """Whether the machine's packets reach the gate's host."""
+        """True if the machine's packets reach the gate's host."""
         both = (machine.name in self.island) == (gate.host in self.island)
         return both and machine.power and machine.linked and self.hosts[gate.host].power
 
     def _connected(self, gate: Gate, process: Process, machine: Machine) -> bool:
-        """Whether its forwarder has a connection to this gate."""
+        """True if its forwarder has a connection to this gate."""
         way = machine.ways.get((process.group, process.generation))
         return gate.up and not gate.frozen and way == gate.address and self._same_side(machine, gate)
 
@@ -493,7 +496,7 @@ class Cluster:
         return self._connected(gate, process, machine) and process.built and not process.frozen
 
     def _host(self, host: Host) -> None:
-        """Its agent: starts, ends and reports lighthouses."""
+        """Acts as the host's agent: starts, ends and reports lighthouses."""
         if not host.power:
             return
         if self.store_up and host.name not in self.island:
@@ -570,7 +573,7 @@ class Cluster:
         return "gone"
 
     def able(self, only: Gate | None = None) -> list[tuple[Machine, Process]]:
-        """Those that can enter a quorum now."""
+        """Processes that can enter a quorum now, with their machines."""
         return [
             (m, p)
             for gate in self.gates
@@ -606,7 +609,7 @@ class Cluster:
     # --- faults ---
 
     def fault(self, name: str, target: int) -> None:
-        """One fault by name; `target` picks whom."""
+        """Causes one fault by name; `target` picks the victim."""
         before = self._picture()
         getattr(self, f"_{name}")(target)
         if self._picture() != before:
@@ -679,7 +682,7 @@ class Cluster:
             machine.gpu_lost = False
 
     def _xid(self, target: int) -> None:
-        """One that needs a reset, of all generations that have run there: it is told from now on, whatever runs there then."""
+        """An Xid that needs a reset, of all generations that have run there. It stays reported beside later ones."""
         if (machine := self._pick(target)) is not None:
             code = (13, 48, 79)[target % 3]
             said = f"Xid {code} on {machine.name} at {self.now:g}"
@@ -752,7 +755,7 @@ class Cluster:
         self._cordon(target, drain=True)
 
     def _uncordon(self, target: int) -> None:
-        """A person frees a host, whoever held what against it."""
+        """A person frees a host of everything held against it."""
         against = cordons.by_host(_mirror(self.held))
         if against:
             gone = against[sorted(against)[target % len(against)]].keys
@@ -763,7 +766,7 @@ class Cluster:
             self._tell_check(machine.name, "unknown" if target % 4 == 3 else "failed")
 
     def _pass_check(self, target: int) -> None:
-        """By hand, on any host: the leader frees it at once."""
+        """A check by hand passes on any host: the leader frees it at once."""
         against = sorted(cordons.by_host(_mirror(self.held)))
         if against:
             self._tell_check(against[target % len(against)].removeprefix("h"), "passed")
@@ -775,7 +778,7 @@ class Cluster:
         self.held[keys.check(name)] = encode(record)
 
     def _check_again(self, machine: Machine) -> None:
-        """What a cause that all share does to the checks of a machine on which nothing runs, and its own next try after it."""
+        """The effect of a shared cause on the checks of an idle machine, and that machine's next try afterwards."""
         if machine.wanted or not all(p.exited for p in machine.processes.values()) or not self.luck(0.2):
             return
         if self.cause:
@@ -791,7 +794,7 @@ class Cluster:
         self.refusing = 0
 
     def _stall_engine(self, target: int) -> None:
-        """For less than an allocation may be waited for, else the run begins with fewer or halts."""
+        """Stalls for less than an allocation may be waited for, else the run begins with fewer or halts."""
         self.stalled = 1 + target % 20
 
     def _seated(self) -> list[Gate]:
@@ -817,7 +820,7 @@ class Cluster:
             host.power = True
 
     def _split(self, target: int) -> None:
-        """A service host, and some machines with it, on their own."""
+        """Splits off a service host, and some machines with it."""
         machines = [name for number, name in enumerate(sorted(self.machines)) if (target >> (number + 1)) % 2]
         self.island = frozenset([(HOST, OTHER)[target % 2], *machines])
 
@@ -828,7 +831,7 @@ class Cluster:
         self.store_up = False
 
     def _store_back(self, target: int) -> None:
-        """Many leases may have lapsed at once."""
+        """Brings the store back; many leases may have lapsed at once."""
         if not self.store_up:
             self.store_up = True
             self.stable_since = self.now
@@ -850,7 +853,7 @@ class Cluster:
         self.leaderless = 1 + target % 10
 
     def heal(self) -> None:
-        """No more faults: what is broken for good stays broken, what comes back by itself comes back."""
+        """Ends all faults: what is broken for good stays broken, the rest comes back."""
         self.calm = True
         self.leaderless = 0
         self._store_back(0)
@@ -868,8 +871,7 @@ class Cluster:
         for group, memory in self.memory.groups.items():
             if memory.node or self.control.restarts.get(group, 0) > self.memory.restarts_done.get(group, 0):
                 continue
-            asks = (f"supervisor restart {group} asks once more", f"supervisor restart {group} tries it once more")
-            if any(one in wait for one in asks for wait in waits):
+            if any(_asks_for(group, wait) for wait in waits):
                 self._restart(group)
         if self.memory.phase == "halted" and "refused" in say(self.memory.halt_reason):
             self.control = replace(self.control, resumes=self.memory.resumes_done + 1, because="a person looked")
@@ -907,7 +909,7 @@ class Cluster:
                 checking=machine is not None and here and self.now < machine.checked_at,
                 failed=self._check_of(name, "failed") if here else "",
                 unsure=self._check_of(name, "unknown") if here else "",
-                # it comes and goes, for no reason that anybody knows
+                # it comes and goes, for no known reason
                 warm=here and (int(self.now // 4) + int(name[1:])) % 3 == 0,
                 ranks=self.reported.get(name, ()),
             )
@@ -960,7 +962,7 @@ class Cluster:
     # --- properties ---
 
     def _check_owners(self) -> None:
-        """Two owners never, and two lighthouses never."""
+        """Checks that there are never two owners, and never two lighthouses."""
         serving = [gate.address for gate in self.gates if self.able(gate)]
         if len(serving) > 1:
             self.broken.append(f"lighthouses: {' and '.join(serving)} serve at once")
@@ -982,7 +984,7 @@ class Cluster:
 
     def _check_decision(self, observed: Observed, before: Memory, decision: Decision) -> None:
         for action in decision.actions:
-            if not action.reason:
+            if not say(action.reason):
                 self.broken.append(f"reason: {action} says no reason")
             if action.group is not None and action.generation is not None:
                 current = decision.memory.groups[action.group].generation
@@ -1006,13 +1008,13 @@ class Cluster:
                 self.committed_keys.add(action.key)
             drains = decision.memory.phase not in ("new", "running")
             if observed.control.paused and action.verb not in FACTS and not drains:
-                self.broken.append(f"paused: {action.key} ({action.reason})")
+                self.broken.append(f"paused: {action.key} ({say(action.reason)})")
         self._check_budgets(decision, observed, before)
         self._check_rungs(decision)
         self._check_gpus(decision, observed, before)
 
     def _check_gpus(self, decision: Decision, observed: Observed, before: Memory) -> None:
-        """Nobody moves for what befell another generation."""
+        """Checks that no group moves for another generation's GPU failure."""
         for incident in decision.incidents:
             if incident.kind != Kind.GPU or incident.decided != self.now:
                 continue
@@ -1027,7 +1029,7 @@ class Cluster:
         return host in observed.cordons and bool(observed.cordons[host].why)
 
     def _check_renewed(self, key: str, observed: Observed, before: Memory) -> None:
-        """A spare is renewed once, and not in a loop."""
+        """Checks that a spare is renewed once, and not in a loop."""
         if key in self.renewed:
             self.broken.append(f"acquired: spare {key} is renewed twice")
         self.renewed.add(key)
@@ -1076,18 +1078,16 @@ class Cluster:
             self.broken.append(f"acquired: more refills than the {replaced} replacements that pay for them")
         for action in acquired:
             # A run of which nothing is left is begun again, which is no failure to budget.
-            leaving = action.reason.startswith("allocation ")
-            again = "every allocation of the run is gone" in action.reason
-            free = ("the run starts" in action.reason, again, "a person" in action.reason)
-            spare = action.reason.startswith("in the place of spare ")
+            leaving = action.reason.code == Code.IN_PLACE_OF_LEAVING
+            spare = action.reason.code == Code.IN_PLACE_OF
             if spare:
-                self._check_renewed(action.reason.split()[5].rstrip(":"), observed, before)
-            if action.rung is None and not (leaving or spare or any(free)):
+                self._check_renewed(action.reason.about["allocation"], observed, before)
+            if action.rung is None and not (leaving or spare or _is_free(action.reason)):
                 self.broken.append(f"acquired: {action} is paid by no budget, and nothing left")
-            if leaving and action.reason.split()[1] in self.successors:
-                self.broken.append(f"acquired: {action.reason}: a second time")
+            if leaving and action.reason.about["allocation"] in self.successors:
+                self.broken.append(f"acquired: {say(action.reason)}: a second time")
             if leaving:
-                self.successors.add(action.reason.split()[1])
+                self.successors.add(action.reason.about["allocation"])
         for scope in drawn:
             instants = self.draws.setdefault(scope, [])
             instants.append(self.now)
@@ -1106,7 +1106,7 @@ class Cluster:
                     self.broken.append(f"rung: {incident.id} ({incident.kind}) is at {incident.rung!r}, {name} skipped")
 
     def healthy(self) -> bool:
-        """Every group steps, and nothing is open."""
+        """True if every group steps, and nothing is open."""
         stepping = {p.group for m, p in self.able() if self.memory.groups[p.group].generation == p.generation}
         return (
             len(self.memory.groups) == self.spec.groups.count
@@ -1123,13 +1123,26 @@ class Cluster:
         return predicate()
 
     def state(self) -> str:
-        """For a failure's message."""
+        """The state, for a failure's message."""
         groups = {
             g: f"{m.phase} gen {m.generation} on {m.node or '-'} (old {m.old_node or '-'})"
             for g, m in self.memory.groups.items()
         }
-        waits = self.decided[-1][2].waits if self.decided else ()
+        waits = said(self.decided[-1][2].waits) if self.decided else ()
         return f"{self.memory.phase} {say(self.memory.halt_reason)}; {groups}; incidents {list(self.memory.incidents.values())}; waits {waits}"
+
+
+def _is_free(why: Reason) -> bool:
+    """Tells if an allocation draws on no budget: the run begins, or a person asks."""
+    asked = why.about["reason"] if why.code == Code.FOR_INCIDENT else why
+    return asked.code in (Code.RUN_STARTS, Code.EVERYTHING_GONE, Code.GONE_AGAIN, Code.ASKED_ONCE_MORE)
+
+
+def _asks_for(group: int, wait: Reason) -> bool:
+    """Tells if only a person brings the group back."""
+    why = wait.about.get("why") if wait.code == Code.ABOUT_GROUP else wait
+    ours = isinstance(why, Reason) and why.about.get("group") == group
+    return ours and (why.code == Code.FEWER_GO_ON or (why.code == Code.STAYS_OUT and not why.about["spent"]))
 
 
 def _mirror(records: dict[str, bytes]) -> Mirror:

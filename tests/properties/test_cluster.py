@@ -1,4 +1,4 @@
-"""What holds of a run in the model cluster, whatever happens to it."""
+"""Properties of a run in the model cluster that hold under any faults."""
 
 from __future__ import annotations
 
@@ -69,12 +69,13 @@ PERSONS = ["cordon", "drain_host", "drain_host", "uncordon", "fail_check", "pass
 LEAVES = ["limit", "limit", "limit_all", "preempt", "drain", "undrain"]
 
 ALL_PREEMPTED = st.tuples(st.integers(0, 60), st.just("preempt_all"), st.just(0))
-"""Once: a grace is shorter than a warning, and of successors that are preempted as soon as they come not all go in time."""
+"""A preemption of everything, once: a grace is shorter than a warning, and not all successors that are preempted as
+soon as they come go in time."""
 
 Plan = list[tuple[int, str, int]]
 
 PLANS = st.lists(st.tuples(st.integers(0, 12), st.sampled_from(FAULTS), st.integers(0, 63)), min_size=3, max_size=14)
-"""Ticks to pass before, the fault, whom it hits."""
+"""Ticks to pass before, the fault, its target."""
 
 SEEDS = st.integers(0, 2**16)
 
@@ -94,15 +95,15 @@ def live(seed: int, plan: Plan, spec: RunSpec, warm_up: bool = True, **about: ob
 
 
 def times(factor: float) -> settings:
-    """So many times the profile's examples."""
+    """Settings with `factor` times the profile's examples."""
     return settings(max_examples=max(1, int(settings().max_examples * factor)))
 
 
 @times(4)
 @given(SEEDS, PLANS, st.booleans(), st.booleans())
 def test_whatever_happens(seed: int, plan: Plan, warm_up: bool, engine_notices: bool) -> None:
-    """Two owners never; no stale action and none done twice; a reason for each and for every rung that is skipped; the
-    invariants hold; memory survives the store. And once the faults stop, with nodes and budgets enough, every group
+    """Two owners never; no stale action and none done twice; a reason for each and for every skipped rung. The
+    invariants hold, and memory survives the store. Once the faults stop, with nodes and budgets enough, every group
     runs again and nothing stays open."""
     c = live(seed, plan, cluster.spec(), warm_up, engine_notices=engine_notices)
     c.heal()
@@ -121,8 +122,8 @@ def test_whatever_happens(seed: int, plan: Plan, warm_up: bool, engine_notices: 
 def test_what_only_leaves_costs_no_committed_step_and_no_budget(
     seed: int, groups: int, others: int, plan: Plan
 ) -> None:
-    """Whoever leaves, and whether or not there are other machines: no step is committed twice, no host suspected, one
-    successor for each, and afterwards every group runs. Machines are few enough that some must be handed over."""
+    """Any node may leave, with or without other machines. No step is committed twice, no host is suspected, and each
+    gets one successor; afterwards every group runs. Machines are few enough that some must be handed over."""
     c = live(seed, plan, cluster.spec(groups=groups), pool=groups + 1 + others)
     c.run(2 * cluster.LIMIT_TICKS)
     c.heal()
@@ -148,8 +149,9 @@ def test_what_only_leaves_costs_no_committed_step_and_no_budget(
 def test_what_a_person_cordons_and_drains_costs_no_committed_step_and_no_budget(
     seed: int, groups: int, others: int, plan: Plan
 ) -> None:
-    """Whatever is cordoned, drained and freed, also more than there are machines: nothing fails, nothing is paid, nothing is
-    held against a host but by its own checks, and once all are free every group runs. What is left in time is given back."""
+    """Any hosts are cordoned, drained and freed, even more than there are machines. Nothing fails, no budget is
+    charged, and only a host's own checks are held against it. Once all are free every group runs. What is left in time
+    is given back."""
     c = live(seed, plan, cluster.spec(groups=groups), pool=groups + 1 + others)
     c.run(100)
     for group in c.memory.groups.values():
@@ -172,8 +174,8 @@ def test_what_a_person_cordons_and_drains_costs_no_committed_step_and_no_budget(
 def test_a_cause_that_fails_the_checks_of_all_machines_is_over_by_itself(
     seed: int, groups: int, crashes: list[int], longer: int, warm_up: bool
 ) -> None:
-    """Before the run starts or while its ranks crash: it is not halted, and once the cause is mended every group runs, though
-    nobody has freed a host."""
+    """The cause comes before the run starts or while its ranks crash. The run is not halted, and once the cause is
+    mended every group runs, though no person has freed a host."""
     c = Cluster(cluster.spec(groups=groups, replace=4, reallocate=6), seed, pool=groups + 12)
     if warm_up:
         assert c.until(c.healthy, 300), c.state()
@@ -212,7 +214,7 @@ def test_a_bug_of_the_program_halts_the_run_and_costs_no_node(seed: int, groups:
 def test_a_store_that_is_away_for_a_while_halts_nothing_and_costs_no_node(
     seed: int, groups: int, ahead: int, ticks: int
 ) -> None:
-    """It ends every group, again and again, whatever the budgets are; and when it is back everybody trains."""
+    """It ends every group, again and again, with any budgets; when the store is back all groups train."""
     c = live(seed, [], cluster.spec(groups=groups, restart=2, replace=1, reallocate=1))
     c.bug_at, c.bug = c.newest + ahead, "ConnectionError: Couldn't reach the store"
     c.run(ahead + ticks)
@@ -239,7 +241,7 @@ def test_what_crashes_one_group_on_every_host_bars_none_of_them(seed: int, group
 
 @given(SEEDS, st.integers(0, 2))
 def test_a_group_that_cannot_start_anywhere_is_left_out_and_the_others_go_on(seed: int, group: int) -> None:
-    """Whatever the budgets are, it takes no more than one other node; and starts again when a person asks for it."""
+    """With any budgets it takes no more than one other node, and starts again when a person asks for it."""
     c = live(seed, [], cluster.spec())
     c.stillborn = group
     next(p for p in c.everywhere() if p[1].group == group)[1].end(signal=15)
@@ -257,8 +259,8 @@ def test_a_group_that_cannot_start_anywhere_is_left_out_and_the_others_go_on(see
 
 @given(SEEDS, st.integers(0, 2), st.integers(0, 12))
 def test_a_name_that_is_given_again_starts_nothing_of_the_last_one(seed: int, group: int, longer: int) -> None:
-    """A host goes to somebody else between the decision to start a group there and the start. Whoever has it now reads
-    what was wanted of the last one: nothing is begun of it, and the group runs again elsewhere."""
+    """A host goes to another user between the decision to start a group there and the start. Its new node reads the
+    last one's desired record, but begins nothing of it; the group runs again elsewhere."""
     c = live(seed, [], cluster.spec())
     next(p for p in c.everywhere() if p[1].group == group)[1].end(signal=11)
     assert c.until(lambda: (group, 2) in c.placed, 100), c.state()
@@ -278,7 +280,7 @@ def test_a_name_that_is_given_again_starts_nothing_of_the_last_one(seed: int, gr
 @given(SEEDS, st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["power_off", "take_away", "kill", "limit"]),
                                  st.integers(0, 63)), min_size=2, max_size=8))  # fmt: skip
 def test_an_engine_that_refuses_is_not_asked_again_and_again(seed: int, plan: Plan) -> None:
-    """A submission a loss; a person's word asks once more, and then every group runs again."""
+    """Each loss makes one submission; a person's word makes one more, and then every group runs again."""
     c = live(seed, [(0, "refuse", 0), *plan], cluster.spec())
     c.run(100)
     asked = len(c.memory.allocations)
@@ -313,7 +315,7 @@ CUTS = [
     SEEDS, st.lists(st.tuples(st.integers(1, 40), st.sampled_from(CUTS), st.integers(0, 63)), min_size=2, max_size=6)
 )
 def test_two_lighthouses_never_serve_at_once(seed: int, plan: Plan) -> None:
-    """However the network is cut around them, and whatever dies with it; and afterwards everybody trains together."""
+    """The network is cut around them in any way, and anything may die with it; afterwards all groups train together."""
     c = live(seed, plan, cluster.spec())
     c.run(40)
     c.heal()
@@ -341,7 +343,7 @@ def test_one_side_of_a_split_network_trains_and_never_both(target: int) -> None:
 @times(2)
 @given(SEEDS, PLANS)
 def test_with_tight_budgets(seed: int, plan: Plan) -> None:
-    """Budgets are never exceeded; the run climbs, and where it halts it says why."""
+    """Budgets are never exceeded; the run climbs, and where it halts it gives the reason."""
     c = live(seed, plan, cluster.spec(restart=2, replace=1, reallocate=1))
     c.heal()
     c.run(60)
@@ -359,7 +361,7 @@ def test_a_paused_run_does_nothing(seed: int, plan: Plan) -> None:
 
 @given(SEEDS, PLANS)
 def test_where_it_is_only_observed_no_failure_is_acted_on(seed: int, plan: Plan) -> None:
-    """But for what a person asks for, and what is left before it is taken. Silence is ridden through, as ever."""
+    """The exceptions are a person's requests, and moves before an announced end. Silence is ridden through, as ever."""
     c = live(seed, plan, cluster.spec(mode="observe"))
     c.run(100)
     assert not c.broken, c.broken[:3]
@@ -383,7 +385,7 @@ def test_a_run_that_is_told_to_stop_ends_and_gives_everything_back(seed: int, pl
 
 
 LATE_S = 10.0
-"""How much later than a deadline this supervisor, which sleeps and dies as it likes, may come to it."""
+"""Seconds by which this supervisor, which sleeps and dies at random, may miss a deadline."""
 
 
 @times(2)
@@ -395,8 +397,8 @@ LATE_S = 10.0
     st.booleans(),
 )
 def test_a_stop_ends_a_run_in_time_whatever_state_it_is_in(seed: int, plan: Plan, warm_up: bool) -> None:
-    """Nothing is mended first: groups that start, spin or are silent, a pause, an engine that grants nothing, machines that
-    no one reaches. Only the store answers: without it no one decides anything."""
+    """Nothing is mended first: groups that start, spin or are silent, a pause, an engine that grants nothing, machines
+    that no one reaches. Only the store answers: without it no one decides anything."""
     c = live(seed, plan, cluster.spec(), warm_up)
     if not c.store_up:
         c.fault("store_back", 0)
@@ -409,7 +411,7 @@ def test_a_stop_ends_a_run_in_time_whatever_state_it_is_in(seed: int, plan: Plan
 
 @given(SEEDS, st.lists(st.tuples(st.integers(1, 40), st.integers(0, 63)), min_size=1, max_size=4))
 def test_an_outage_of_the_store_alone_leads_to_nothing(seed: int, outages: list[tuple[int, int]]) -> None:
-    """However long, and however many leases lapse with it."""
+    """The outage may have any length, and any number of leases may lapse with it."""
     c = live(seed, [], cluster.spec())
     c.calm = True
     assert c.until(c.healthy, 100), c.state()
@@ -447,7 +449,7 @@ def test_the_same_input_gives_the_same_output(seed: int, plan: Plan) -> None:
 
 
 def test_string_hashes_do_not_reach_the_output(tmp_path: Path) -> None:
-    """The same inputs in two processes with different hash seeds."""
+    """The same inputs in two processes with different hash seeds give the same output."""
     spec = cluster.spec(groups=6, spares=2, restart=1, replace=2)
     rounds = []
     for seed in range(6):
@@ -473,7 +475,7 @@ def test_string_hashes_do_not_reach_the_output(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", [*FAULTS, *REFUSALS])
 def test_every_fault_of_the_model_can_happen(fault: str) -> None:
-    """A fault that hits nobody would make the properties hold for nothing."""
+    """A fault that hits nothing would leave the properties untested."""
     c = live(0, [], cluster.spec())
     undo = {"thaw": "freeze", "link": "unlink", "revive_agents": "kill_agent", "unsplit": "split",
             "hosts_up": "host_down", "store_back": "store_down", "resume": "pause", "undrain": "drain",

@@ -1,4 +1,4 @@
-"""Whom the forwarder takes for the gate: only who shows the certificate of the gate's node."""
+"""The forwarder takes for the gate only a peer with the certificate of the gate's node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.forwarder import Forwarder
+from agents.gate.forwarder import Forwarder
 from supervisor.wire.security import Security, server_context
 from tests.helpers.tls import Certificates
 
@@ -24,7 +24,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 class Gate:
-    """Notes the first line of everybody who comes."""
+    """Notes the first line of every client."""
 
     def __init__(self) -> None:
         self.headers: asyncio.Queue[bytes] = asyncio.Queue()
@@ -57,7 +57,7 @@ async def listening(security: Security | None) -> AsyncIterator[Gate]:
 
 
 async def tries(gate: Gate, ours: Security, gate_node: str) -> bytes | None:
-    """The header that the gate got from a forwarder of n1; None when that came several times and said nothing."""
+    """The header that the gate got from a forwarder of n1; None when that came several times and sent nothing."""
     forwarder = Forwarder("n1", lambda name, reaches: None, lambda *_: None, ours)
     try:
         await forwarder.set("toy.0.1", "toy", 0, 1, gate.address, gate_node)
@@ -117,7 +117,7 @@ def test_a_plain_gate_is_not_spoken_to(certificates: Certificates) -> None:
     async def scenario() -> None:
         async with listening(None) as gate:
             header = await tries(gate, certificates.of("node-n1"), "host")
-            # a TLS greeting may have ended in what a plain listener takes for a line; who we are is not in it
+            # a TLS greeting may have ended in what a plain listener takes for a line; it does not contain our identity
             assert header is None or b"node" not in header
 
     asyncio.run(scenario())

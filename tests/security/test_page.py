@@ -1,4 +1,4 @@
-"""Who may read the page over TLS."""
+"""Access to the page over TLS."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from supervisor.shell.page.server import READ_BY, Server, serve, url_of
-from supervisor.shell.page.watcher import Page
+from supervisor.shell.web.server import READ_BY, Server, serve, url_of
+from supervisor.shell.web.watcher import Page
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.tls import Certificates
 from tests.helpers.tls_client import client_context, dial, metrics, without_certificate
@@ -67,7 +67,7 @@ def test_a_nodes_certificate_reads_metrics_and_no_page(server: Server, certifica
 
 
 def test_without_a_certificate_there_is_nothing(server: Server, certificates: Certificates) -> None:
-    # one that says nothing keeps nobody out
+    # a client that sends nothing keeps no other out
     with dial(f"127.0.0.1:{server.server_port}", None):
         for context in (None, without_certificate()):
             with pytest.raises((OSError, http.client.HTTPException)):

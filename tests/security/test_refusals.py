@@ -1,4 +1,4 @@
-"""How a wrong or missing security file meets the person at the command line, and the warning of an insecure one."""
+"""The errors for a wrong or missing security file at the command line, and the warning of an insecure one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.store import connect
+from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, Registration
 from supervisor.wire.security import load
@@ -28,7 +28,7 @@ SUPERVISOR = ("-m", "supervisor.cli")
 
 
 def said(folder: Path, *arguments: str, code: int = 2) -> str:
-    """What a command says that has to end with `code` and sentences."""
+    """The output of a command that must end with `code` and sentences."""
     result = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=240, cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -153,7 +153,7 @@ def test_insecure_is_allowed_and_stays_in_the_status(tmp_path: Path) -> None:
 
 
 def test_insecure_lets_a_node_listen_off_loopback(tmp_path: Path) -> None:
-    """The address is nobody's here: past the refusal, and stopped by what comes next."""
+    """The address belongs to no machine here: the command passes the refusal, and the next step stops it."""
     (tmp_path / "insecure.toml").write_text("insecure = true\n")
     command = (*AGENT, "--node", "n1", "--etcd", "127.0.0.1:1", "--address", "192.0.2.1", "--security", "insecure.toml")
     assert "cannot listen on 192.0.2.1:0" in said(tmp_path, *command, code=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.errors import PortError, Retryable
-from supervisor.shell.store import EtcdStore, connect
+from supervisor.shell.etcd import EtcdStore, connect
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, NodeObserved, Registration
 from supervisor.wire.security import read_certificate
@@ -23,10 +23,10 @@ from tests.security.world import NODES, TlsWorld, authed_etcd, gate_address
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(900)]
 
 SHORT_S = 6
-"""Life of a certificate that is to expire in a test of one client."""
+"""Life of a certificate that must expire in a test of one client."""
 
 RUN_S = 75
-"""The same for a whole system, which has to come up before that."""
+"""The same for a whole system, which must come up before that."""
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_half_a_renewal_changes_nothing(etcd: TlsEtcd, tmp_path: Path) -> None:
 
 
 def reaches(world: TlsWorld, generation: int) -> bool:
-    """Whether the forwarders of both groups reach the gate of this generation."""
+    """True if the forwarders of both groups reach the gate of this generation."""
     mirror = world.mirror()
     host = mirror.record(keys.observed("host"), NodeObserved)
     if host is None or not any(x.generation == generation and x.state == "running" for x in host.lighthouses):

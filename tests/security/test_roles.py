@@ -1,4 +1,4 @@
-"""Who may do what in a real etcd with auth: the table of docs/adr/0007-security.md, line by line."""
+"""The rights of each role in a real etcd with auth: the table of docs/adr/0007-security.md, line by line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Expect, Store
-from supervisor.shell.auth import init_auth
-from supervisor.shell.store import EtcdStore, connect
-from supervisor.shell.store.stubs import rpc
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.etcd.auth import init_auth
+from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire import keys
 from tests.helpers.tls import Certificates, TlsEtcd, tls_etcd
 from tests.helpers.waiting import eventually
@@ -39,7 +39,7 @@ def delete(key: str) -> Operation:
 
 
 def compare(key: str) -> Operation:
-    """A transaction on a key of n1 that asks about another: its answer would tell what is in there."""
+    """A transaction on a key of n1 that compares another: its answer would reveal that key's value."""
     return lambda store: store.commit({keys.health("n1"): b"{}"}, expect=[Expect(key, create_revision=0)])
 
 
@@ -117,7 +117,7 @@ def test_a_watch_of_what_one_may_not_read_fails(authed: TlsEtcd) -> None:
 
 
 def test_a_key_under_anothers_lease_stays(authed: TlsEtcd) -> None:
-    """Anybody may ask for the end of a lease; etcd refuses it when its keys are not theirs."""
+    """Anyone may ask for the end of a lease; etcd refuses it when its keys are not theirs."""
     with as_user(authed, "supervisor") as supervisor, as_user(authed, "node-n1") as node:
         lease = supervisor.lease(30)
         supervisor.put(keys.LEADER, b"{}", lease.id)
@@ -128,7 +128,7 @@ def test_a_key_under_anothers_lease_stays(authed: TlsEtcd) -> None:
 
 
 def test_the_holes_that_etcd_has(authed: TlsEtcd) -> None:
-    """docs/SECURITY.md names them: when an etcd refuses one of these, it is to be taken from there."""
+    """docs/SECURITY.md names them: when an etcd refuses one of these, remove it there."""
     with as_user(authed, "supervisor") as supervisor, as_user(authed, "reader") as reader:
         reader.compact(supervisor.put(keys.LEADER, b"{}"))
         lease = supervisor.lease(30)
@@ -171,7 +171,7 @@ def test_init_auth_again_adds_nodes_and_mends_roles(tmp_path: Path) -> None:
 
 
 def loosen(server: TlsEtcd) -> None:
-    """A right that somebody gave the readers by hand."""
+    """Adds a right that a person gave the readers by hand."""
     with as_user(server, "root") as store, store.connection.call("grant") as client:
         everything = rpc.auth_pb2.Permission(permType=rpc.auth_pb2.Permission.READWRITE, key=b"/", range_end=b"0")
         stub = rpc.AuthStub(client.channel)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import process
+from agents.shim import process
 from supervisor.core.spec import TitanSpec
-from supervisor.shell import bundle
+from supervisor.shell.inspect import bundle
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, Registration, RunRecord
 from tests.helpers.prometheus import BINARY, prometheus
@@ -32,7 +32,7 @@ STAYS_S = 1.0
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Two groups that train together; the history checkers are run over all that the tests did to them."""
+    """Two groups that train together; the history checkers run at the end over all tests."""
     with tls_world(tmp_path_factory.mktemp("run")) as world:
         world.supervisor()
         spec = toy_spec()
@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def beating(world: TlsWorld, record: RunRecord, generations: tuple[int, ...]) -> bool:
-    """Whether the gate hears all groups, at these generations, and they have committed steps."""
+    """True if the gate hears all groups, at these generations, and they have committed steps."""
     groups = world.status(record).groups
     return tuple(g.generation for g in groups) == generations and all(
         g.phase == "running" and g.hearing == "beating" and g.step > 0 for g in groups
@@ -75,10 +75,10 @@ def test_a_plain_client_is_refused_at_the_gate(run: Run) -> None:
         stranger.sendall(header(group.node, record.spec.name, 0, group.generation) + b"GONE\n")
         stranger.settimeout(CLOSED_WITHIN_S)
         answer = stranger.recv(100)
-        # a TLS alert at most; never the OK that is said to a shim
+        # a TLS alert at most; never the OK that a shim gets
         assert answer == b"" or answer[0] == 0x15
     with pytest.raises((OSError, http.client.HTTPException)):
-        # TLS, but nobody's: the header's place does not matter
+        # TLS, but without our certificate: the header's place does not matter
         metrics(int(address.rpartition(":")[2]), without_certificate())
     assert beating(world, record, tuple(g.generation for g in world.status(record).groups))
 
@@ -98,7 +98,7 @@ def test_a_nodes_certificate_speaks_for_no_other_node(run: Run) -> None:
     with dial(address, world.certificates.of(f"node-{other}")) as impostor:
         impostor.sendall(header(other, name, 0, group.generation) + b"GONE\n")
         assert closed(impostor, CLOSED_WITHIN_S)
-    # the right one is let in: what was refused above was refused for the name alone
+    # the right one is let in: the one above was refused for its name alone
     with dial(address, world.certificates.of(f"node-{group.node}")) as honest:
         honest.sendall(truth)
         assert not closed(honest, STAYS_S)
@@ -116,7 +116,7 @@ def test_metrics_are_for_who_shows_a_certificate(run: Run) -> None:
         (leader.metrics_port, "supervisor_leader 1.0"),
         (agent.metrics_port, 'agent_info{node="n1",version='),
     ):
-        # one that says nothing keeps nobody out
+        # a client that sends nothing keeps no other out
         with dial(f"127.0.0.1:{port}", None):
             assert metric in metrics(port, client_context(world.certificates.of("reader")))
         for context in (None, without_certificate()):
@@ -170,7 +170,7 @@ def test_no_secret_in_logs_records_titles_environments_or_the_bundle(run: Run, t
     assert not [place for place, content in places.items() if b"PRIVATE KEY" in content]
     for stat in trainers:
         environment = _proc(stat, "environ")
-        # both are set for whoever started all this
+        # both are set for the process that started all this
         assert b"SUPERVISOR_NODE_DIR=" in environment
         assert b"SUPERVISOR_SECURITY" not in environment
         assert b"SUPERVISOR_ETCD" not in environment

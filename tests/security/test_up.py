@@ -1,4 +1,5 @@
-"""`supervisor up` with certificates: what it starts has its own, and the other commands find the file by themselves."""
+"""`supervisor up` with certificates: the processes that it starts have their own, and the other commands find the file
+by themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.store import connect
+from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from tests.helpers.tls import TlsEtcd
 from tests.helpers.waiting import eventually

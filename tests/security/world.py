@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from supervisor.shell.auth import init_auth
+from supervisor.shell.etcd.auth import init_auth
 from supervisor.wire import keys
 from supervisor.wire.records import GateObserved, RunRecord
 from tests.helpers.tls import Certificates, TlsEtcd, tls_etcd
@@ -19,11 +19,11 @@ NODES = ("n1", "n2", "n3")
 
 
 class TlsWorld(World):
-    """As `World`, with `--security` for everything that is started."""
+    """Works as `World`, with `--security` for everything that is started."""
 
     def __init__(self, folder: Path, etcd: TlsEtcd) -> None:
         self.certificates = etcd.certificates
-        # the environment of whoever starts us: no trainer is to see the last two
+        # the environment of the process that starts us: no trainer may see the last two
         environment = {
             "SUPERVISOR_PROGRAMS": json.dumps(TOYS),
             "SUPERVISOR_SECURITY": str(self.certificates.file("supervisor")),
@@ -39,7 +39,7 @@ class TlsWorld(World):
 
 
 def gate_address(world: TlsWorld, record: RunRecord) -> str:
-    """host:port of the run's gate, as it says itself."""
+    """host:port of the run's gate, as the gate reports it."""
     gate = world.mirror().record(keys.gate("host", record.spec.name), GateObserved)
     assert gate is not None
     return gate.address
@@ -47,8 +47,8 @@ def gate_address(world: TlsWorld, record: RunRecord) -> str:
 
 @contextmanager
 def authed_etcd(folder: Path, seconds: float | None = None) -> Iterator[TlsEtcd]:
-    """An etcd with TLS, our users and roles; certificates for all of them. `seconds`: how long those of our processes
-    hold."""
+    """Yields an etcd with TLS, our users and roles, and certificates for all of them. `seconds`: the life of our
+    processes' certificates."""
     certificates = Certificates(folder / "certificates")
     certificates.make("etcd", "root")
     ours = ("supervisor", "reader", "node-host", *(f"node-{name}" for name in NODES))

@@ -1,4 +1,4 @@
-"""Bugs to plant in the real program: one for each family of checks. None of them is caught by anything but what they break."""
+"""Bugs to plant in the real program: one for each family of checks. Only the checks on their effects catch them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agents import reconcile
-from agents.gate_state import GateState, Verdict
-from agents.names import Name, TrainerName
+from agents.agent import reconcile
+from agents.agent.names import Name, TrainerName
+from agents.gate.state import GateState, Verdict
 from fault_injection.sim.faults import Fault
 from supervisor.core import acting, budget, decide, detect, ending, invariants, seat
 from supervisor.core import round as rounds
@@ -21,8 +21,8 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 from supervisor.core.spec import BudgetSpec, PolicySpec
 from supervisor.ports.store import Expect
-from supervisor.shell import loop, projection
-from supervisor.shell.store.election import Leadership
+from supervisor.shell.control import loop, projection
+from supervisor.shell.etcd.election import Leadership
 from supervisor.wire.records import NodeDesired, ProcessRecord, TrainerDesired
 from tests.helpers.reasons import codes
 
@@ -41,7 +41,7 @@ def no_epoch_compared(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_proof_of_emptiness(patch: pytest.MonkeyPatch) -> None:
-    for module in (detect, invariants):  # the loop's own check must not be what finds it
+    for module in (detect, invariants):  # the loop's own check must not find it
         patch.setattr(module, "gone", lambda group, below, node, observed: True)
 
 
@@ -158,7 +158,7 @@ def fence_names_the_generation_that_it_shuts_out(patch: pytest.MonkeyPatch) -> N
 
 
 def nothing_compared(patch: pytest.MonkeyPatch) -> None:
-    """As no_epoch_compared, and the memory that is written may be another's: alone, each stands in for the other."""
+    """Plants no_epoch_compared, and skips the comparison of the memory too: each alone stands in for the other."""
     no_epoch_compared(patch)
     patch.setattr(loop, "Expect", lambda key, **wanted: Expect(key))
 
@@ -186,7 +186,7 @@ def incidents_are_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def restarts_are_put_off_for_a_minute(patch: pytest.MonkeyPatch) -> None:
-    """Also the first in a row, which has no pause."""
+    """Delays the first restart in a row too, which has no pause."""
     right = Round.set_group
 
     def set_group(self: Round, group: GroupMemory) -> None:
@@ -243,18 +243,18 @@ def no_spare_is_counted_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def spares_stay_spares(patch: pytest.MonkeyPatch) -> None:
-    """Once something has failed only nodes that were asked for since are given a group."""
+    """Gives a group only nodes that were requested after the first failure."""
     right = Round.spares
 
     def spares(self: Round) -> list[str]:
-        launched = {a.key for a in self.allocations.values() if a.reason == "the run starts"}
+        launched = {a.key for a in self.allocations.values() if a.reason.code == Code.RUN_STARTS}
         return [n for n in right(self) if not self.seen or self.observed.nodes[n].allocation not in launched]
 
     patch.setattr(Round, "spares", spares)
 
 
 def restarts_are_eight_seconds_late(patch: pytest.MonkeyPatch) -> None:
-    """About as long again as a restart takes here."""
+    """The delay is about as long as a restart takes here."""
     right = Round.set_group
 
     def set_group(self: Round, group: GroupMemory) -> None:
@@ -265,7 +265,7 @@ def restarts_are_eight_seconds_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def next_lighthouse_is_held_back(patch: pytest.MonkeyPatch) -> None:
-    """For 100 s, in which all stand still."""
+    """Holds it back for 100 s, in which all stand still."""
     right = seat._next
     since: dict[tuple[int, int], float] = {}
 
@@ -280,7 +280,7 @@ def next_lighthouse_is_held_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never(patch: pytest.MonkeyPatch, kind: Kind) -> None:
-    """No group fails in this way."""
+    """Hides this kind of failure from the program."""
     right = detect.failure
 
     def failure(*about: Any, **more: Any) -> Failure | None:
@@ -299,13 +299,13 @@ def who_never_trains_is_never_ended(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_spares_host_is_cordoned(patch: pytest.MonkeyPatch) -> None:
-    """And the node's own is not."""
+    """Cordons a spare's host in the place of the node's own."""
     right, done = Round.cordon, Round.done
 
     def cordon(self: Round, host: str, node: str, incident: Incident) -> None:
         other = self.next_spare
         right(self, self.host_of(other) if other else host, node, incident)
-        self.cordons.setdefault(host, "")  # who calls it reads it
+        self.cordons.setdefault(host, "")  # its caller reads it
 
     def without(self: Round) -> Any:
         self.cordons = {host: why for host, why in self.cordons.items() if why}
@@ -320,7 +320,7 @@ def the_window_never_ends(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_dearer(patch: pytest.MonkeyPatch) -> None:
-    """Where the budget of the first rung is spent, that is the end of the ladder."""
+    """Ends the ladder where the budget of the first rung is spent."""
     right = rounds.choose
 
     def choose(kind: Kind, group: int, policy: PolicySpec, *more: Any) -> Choice:
@@ -347,16 +347,16 @@ def taken_and_split(seed: int) -> list[Fault]:
 
 
 PLANS = {nothing_is_withdrawn: taken_and_split}
-"""Where the seeds' own plans bring it about too seldom."""
+"""Plans for bugs that the seeds' own plans expose too seldom."""
 
 FEW, ONE_GROUP = 8, 2
-"""Nodes, a spare among them. Whatever ends the only group is followed by a resume from disk."""
+"""Numbers of nodes, a spare among them. With ONE_GROUP a resume from disk follows each end of the group."""
 
 PLANTED = (
     (budget_off_by_one, "budget", FEW),
-    (no_epoch_compared, "fencing", 7),  # seldom of harm, as the memory that is written is compared too
-    (no_proof_of_emptiness, "single_owner", FEW),  # its node was said to be empty
-    (nothing_is_given_back, "leak", 7),  # what is to be given back is mostly gone by itself: seldom with other numbers
+    (no_epoch_compared, "fencing", 7),  # seldom does harm, as the memory that is written is compared too
+    (no_proof_of_emptiness, "single_owner", FEW),  # its node was reported empty
+    (nothing_is_given_back, "leak", 7),  # what should be given back is mostly gone by itself: seldom with other numbers
     (agents_end_nothing, "orphan", FEW),
     (crash_called_oom, "one_incident_each", FEW),
     (stale_generation_accepted, "owners", FEW),  # the newer generation may step too
@@ -385,12 +385,12 @@ PLANTED = (
     (nothing_is_dearer, "spent_when_said", FEW),
     (a_mistake_is_raised, "crash", FEW),
 )
-"""With the family of checks that tells of it first, and the nodes of the runs in which it is looked for."""
+"""Each bug with the family of checks that reports it first, and the number of nodes of its runs."""
 
 TOLD_BY_FILES = (
     (no_proof_of_emptiness, "single_owner", FEW),
     (agents_begin_again_what_has_ended, "one_actuation_per_decision", FEW),
-    (nothing_is_withdrawn, "no_stale_actuation", 12),  # what is left is mostly refused elsewhere
+    (nothing_is_withdrawn, "no_stale_actuation", 12),  # the rest is mostly refused elsewhere
     (decisions_not_counted, "generations_grow", FEW),
     (nothing_compared, "no_dead_epoch", FEW),
     (agents_end_who_has_no_gate, "no_kill_without_reason", FEW),
@@ -402,9 +402,9 @@ TOLD_BY_FILES = (
     (a_spares_host_is_cordoned, "its_host_is_cordoned", FEW),
     (nothing_is_dearer, "spent_when_said", FEW),
 )
-"""With the checker of a run's files that tells of it where the model's own checks say nothing. FEW nodes. Not told of there is a stale
-generation that is let in again: its agent ends it before the step in which it heals is at its end."""
+"""Bugs with the checker of a run's files that reports each, where the model's own checks are silent. A stale generation
+that is let in again is missing: its agent ends it before it ends the step in which it heals."""
 
 NOT_TOLD_BY_FILES = ("one_quorum_per_step",)
-"""Two lighthouses at once are seconds apart here, so that no step of theirs is made at the same time. What the two train is committed
-twice, which a real run's `steps_not_lost` tells; in the model `owners` does."""
+"""Two lighthouses at once are seconds apart here, so none of their steps coincide. What the two train is committed
+twice. A real run's `steps_not_lost` reports that; in the model `owners` does."""

@@ -22,12 +22,12 @@ from tests.sim.planted import NOT_TOLD_BY_FILES, PLANS, PLANTED, TOLD_BY_FILES
 
 SEEDS, NODES, AT_ONCE = 200, 50, 10
 FAMILY = re.compile(r'f?"([a-z]+): ')
-"""As a sentence begins that tells of a violation."""
+"""The start of a sentence about a violation."""
 
 
 @cache
 def without(seed: int, nodes: int) -> tuple[str, ...]:
-    """What is broken where nothing is planted."""
+    """Violations of a run in which nothing is planted."""
     return run(seed, nodes).broken
 
 
@@ -63,7 +63,7 @@ def test_after_a_power_loss_all_start_again_together_and_nothing_is_held_against
 
 
 def test_the_checkers_have_something_to_say() -> None:
-    """In plans whose faults come one by one it is known what each of them may bring about, also in a large run."""
+    """If a plan's faults come one by one, the possible effects of each are known, also in a large run."""
     asked = [run(seed, NODES).asked for seed in range(2, 62, 3)]
     assert min(sum(a.bound for a in asked), sum(a.one for a in asked)) > sum(a.faults for a in asked) / 2
     assert sum(a.none for a in asked) > 0
@@ -106,7 +106,7 @@ def test_each_checker_of_files_has_a_planted_bug() -> None:
 
 
 def test_each_family_of_checks_has_a_planted_bug() -> None:
-    """Those of the model; the history checkers, which look last, have their own planted violations."""
+    """The model's families alone; the history checkers, which look last, have their own planted violations."""
     told = {name for module in (live, play) for name in FAMILY.findall(Path(module.__file__).read_text())}
     assert len(told) > 9
     assert told <= {name for _, name, _ in PLANTED}

@@ -1,4 +1,5 @@
-"""`supervisor chaos run` against a live run on a real Slurm: what Slurm does to a run is made, read back from Slurm, and undone."""
+"""`supervisor chaos run` against a live run on a real Slurm: it makes Slurm's own failures, reads them back from Slurm,
+and undoes them."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection.checkers import check
+from fault_injection.checkers.consistency import check
+from fault_injection.checkers.history_file import load as read
+from fault_injection.checkers.recovery import ALL
 from fault_injection.faults import engine
-from fault_injection.history import History
-from fault_injection.incidents import incidents
-from fault_injection.promises import ALL
-from fault_injection.recorded import load as read
 from supervisor.core.model import Kind, Rung
 from supervisor.core.spec import BudgetSpec, TitanSpec
+from supervisor.shell.history.files import History
+from supervisor.shell.history.incidents import incidents
 from supervisor.wire.records import RunRecord
 from tests.helpers.slurm import available
 from tests.helpers.stopping import states
@@ -39,19 +40,19 @@ SOON_S = 60.0
 CHAOS_S = 150.0
 ALL_FOUR = ("job_cancelled", "node_drained", "replacement_pending", "controller_away")
 QUICK = {"MessageTimeout": "3"}
-"""By which a command gives up on a slurmctld that is stopped."""
+"""Slurm settings by which a command gives up soon on a stopped slurmctld."""
 
 
 @pytest.fixture(scope="module")
 def w(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmWorld]:
-    """A slurmctld that is away for some seconds takes no node for dead."""
+    """A Slurm in which a slurmctld that is away for some seconds takes no node for dead."""
     with slurm_world(tmp_path_factory.mktemp("slurm"), slurmd_timeout=300, options=QUICK) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def record(w: SlurmWorld) -> RunRecord:
-    """Two groups and a spare of four hosts."""
+    """A run of two groups and a spare, on four hosts."""
     titan = TitanSpec(steps=10**6, digest_interval_steps=10, overrides={"toy.mode": "quorum", "toy.step_s": 0.1})
     # a spare that is taken is asked for again when it could have come; that and the groups' are paid for
     spec = w.spec("open", allocation_timeout_s=20.0, budget=BudgetSpec(reallocate=10))
@@ -61,7 +62,7 @@ def record(w: SlurmWorld) -> RunRecord:
 
 
 def chaos(w: SlurmWorld, schedule: str) -> subprocess.Popen[str]:
-    """The command against that run, with Slurm's commands on its path."""
+    """Starts the command against that run, with Slurm's commands on its path."""
     path = w.runs / "schedule.toml"
     path.write_text(schedule)
     command = ["run", str(path), "--run", "open", "--home", str(w.runs), "--etcd", w.etcd.endpoint]
@@ -76,7 +77,7 @@ def chaos(w: SlurmWorld, schedule: str) -> subprocess.Popen[str]:
 
 
 def said(command: subprocess.Popen[str]) -> str:
-    """To its end; one that does not end is interrupted, which has it clean up."""
+    """The output up to the command's end; one that does not end is interrupted, and then cleans up."""
     try:
         return command.communicate(timeout=CHAOS_S)[0]
     except subprocess.TimeoutExpired:
@@ -89,7 +90,7 @@ def planned(*names: str) -> str:
 
 
 def nothing_of_it_is_left(w: SlurmWorld, record: RunRecord) -> None:
-    """The run's own jobs alone, every host takes jobs, and slurmctld goes on."""
+    """True if only the run's own jobs are left, every host takes jobs, and slurmctld goes on."""
     eventually(lambda: w.all_run(record), SOON_S, "the run goes on, with its spare")
     assert {job["name"] for job in w.live_jobs("PENDING", "RUNNING", "CONFIGURING")} == {"supervisor-open"}
     state = w.status(record)
@@ -155,7 +156,7 @@ def test_what_slurm_does_is_made_read_back_and_undone(w: SlurmWorld, record: Run
     ],
 )
 def test_an_interrupt_undoes_it(w: SlurmWorld, record: RunRecord, name: str, made: str) -> None:
-    """Also of what has not happened yet: a node that is drained is resumed."""
+    """The interrupt also undoes changes whose effect is still to come: a node that is drained is resumed."""
     began = chaos(w, planned(name))
     assert began.stdout is not None
     lines = []

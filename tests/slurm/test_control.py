@@ -1,4 +1,4 @@
-"""What Slurm does to a run of toys: shared hosts, agents killed, hosts that come back, submissions that are refused."""
+"""Slurm's effects on a run of toys: shared hosts, agents killed, hosts that come back, submissions that are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hall(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmWorld]:
 
 @pytest.fixture
 def w(hall: SlurmWorld) -> Iterator[SlurmWorld]:
-    """Every run has ended and every host is idle again when the test is over."""
+    """A world in which every run has ended and every host is idle again after the test."""
     yield hall
     for record in hall.launched:
         if hall.status(record).phase not in ENDED:
@@ -86,7 +86,7 @@ def test_two_runs_share_the_hosts(w: SlurmWorld) -> None:
 
 
 def test_all_jobs_go_at_once(w: SlurmWorld) -> None:
-    """As when the power fails: every group starts again, at no budget, and no host is held to it."""
+    """Like a power failure: every group starts again, at no budget, and it is held against no host."""
     record = trains(w, w.launch(w.spec("dark", healthy_after_s=1.0)))
     before, began = w.status(record), time.time()
     eventually(lambda: time.time() > began + 1.5, SOON_S, "it has got somewhere: it would pay if it were lost at once")
@@ -146,7 +146,7 @@ def test_the_task_of_a_stopped_slurmd_is_fenced(w: SlurmWorld) -> None:
 
 
 def test_a_replacement_that_stays_pending(w: SlurmWorld) -> None:
-    """After its deadline the run goes on with fewer groups and says so; the group is back when there is a host."""
+    """After its deadline the run goes on with fewer groups and reports that; the group is back when there is a host."""
     record = trains(w, w.launch(w.spec("waits", spares=0, allocation_timeout_s=15.0)))
     used = {g.node for g in w.status(record).groups}
     other = [w.lab.submit("sleep 600", "--exclusive", f"--nodelist={n}") for n in w.lab.nodes if n not in used]

@@ -1,4 +1,4 @@
-"""Everybody's job is at its limit and no other host is free: the groups are handed over through a checkpoint."""
+"""Every job is at its limit and no other host is free: the groups are handed over through a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user who is not root: a whole run, the control plane as jobs, and what Slurm does not let him do. Without slurmdbd."""
+"""A user who is not root: a whole run, the control plane as jobs, and Slurm's refusals. Without slurmdbd."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import pytest
 
 from supervisor.core.model import Kind, Rung
 from supervisor.core.restored import ENDED
-from supervisor.shell import client
-from supervisor.shell.engine_driver import REFUSED_PAUSES_S
-from supervisor.shell.engines.slurm import POLL_S
-from supervisor.shell.etcd_server import start_etcd
-from supervisor.shell.identity import system_id
+from supervisor.shell.control.engine_driver import REFUSED_PAUSES_S
+from supervisor.shell.control.system_id import system_id
+from supervisor.shell.dev.etcd_server import start_etcd
+from supervisor.shell.engines.slurm.engine import POLL_S
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
 from tests.helpers import ordinary_user as user
@@ -40,9 +40,9 @@ pytestmark = [
 
 SOON_S = 60.0
 COMMAND_S = 120.0
-"""It imports torch to check the run file, beside other tests on 2 cores."""
+"""Time to import torch and check the run file, beside other tests on 2 cores."""
 REFUSED_S = 90.0
-"""Three tries over 21 s, each of some commands of Slurm."""
+"""Time for three tries over 21 s, each of some commands of Slurm."""
 
 RUN = """
 name = "{name}"
@@ -70,7 +70,7 @@ PARTITIONS = (
 
 
 class Office(SlurmWorld):
-    """All that is ours is the user's: `supervisor up --nodes 0`, the commands, the folder, and so the jobs."""
+    """A world in which all is the user's: `supervisor up --nodes 0`, the commands, the folder, and so the jobs."""
 
     def _spawn(self, log: str, *arguments: str, netns: str = "", **environment: str) -> subprocess.Popen[bytes]:
         self.system.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class Office(SlurmWorld):
         return path
 
     def command(self, *arguments: str, code: int = 0, path: str = "") -> str:
-        """One of `supervisor`, by the user. `path`: another PATH than ours."""
+        """Runs a `supervisor` command as the user. `path`: another PATH than ours."""
         about = {**self.environment, **user.environment(self.runs)}
         about |= {"SUPERVISOR_ETCD": self.etcd.endpoint, "SUPERVISOR_HOME": str(self.runs)}
         inside = ["env", f"PATH={path}"] if path else []
@@ -117,7 +117,7 @@ class Office(SlurmWorld):
         return said
 
     def begun(self, file: Path, path: str = "") -> RunRecord:
-        """`supervisor launch` of a run file."""
+        """Launches a run file by `supervisor launch`."""
         self.command("launch", str(file), path=path)
         record = client.choose_run(self.mirror(), file.stem)
         self.launched.append(record)
@@ -128,7 +128,7 @@ class Office(SlurmWorld):
         return record
 
     def submissions(self) -> int:
-        """How often sbatch has asked, whatever the answer was."""
+        """The number of sbatch's requests, with any answer."""
         return self.lab.log().count("_slurm_rpc_submit_batch_job")
 
     def leader_pid(self) -> int:
@@ -137,7 +137,7 @@ class Office(SlurmWorld):
         return leader.pid
 
     def control_jobs(self) -> list[dict[str, Any]]:
-        """The control plane's that have not ended."""
+        """The control plane's jobs that have not ended."""
         comment = f"supervisor-control/{system_id(self.store)}/"
         return [job for job in self.live_jobs() if job["comment"].startswith(comment)]
 
@@ -167,7 +167,7 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
 
 @pytest.fixture
 def w(office: Office) -> Iterator[Office]:
-    """Every run has ended and every host is idle when the test is over."""
+    """An office in which every run has ended and every host is idle after the test."""
     yield office
     for record in office.launched:
         if office.status(record).phase not in ENDED:
@@ -179,7 +179,7 @@ def w(office: Office) -> Iterator[Office]:
 
 
 def test_a_run_of_a_user_who_is_not_root(w: Office) -> None:
-    """Nothing of it is root's; a trainer is killed, then a job is cancelled by somebody else."""
+    """No part of it is root's; a trainer is killed, then another user cancels a job."""
     record = w.trains(w.begun(w.file("own")))
     jobs = [job for job in w.live_jobs() if job["comment"]]
     assert [job["user_id"] for job in jobs] == [user.ENTRY.pw_uid] * 2
@@ -208,7 +208,7 @@ def test_a_run_of_a_user_who_is_not_root(w: Office) -> None:
 
 
 def test_a_user_who_may_not_drain_goes_on_without(w: Office) -> None:
-    """A node is lost twice: Slurm's words are said once, no node is drained, and both are left out of our own jobs."""
+    """A node is lost twice. Slurm's refusal is logged once, no node is drained, and our own jobs exclude both."""
     record = w.trains(w.begun(w.file("suspects", "drain_suspects = true")))
     lost = []
     for known in range(2):
@@ -226,7 +226,7 @@ def test_a_user_who_may_not_drain_goes_on_without(w: Office) -> None:
 
 
 def test_what_a_user_may_not_break_is_said(w: Office) -> None:
-    """Before anything is broken, and without changing anything to know it."""
+    """The refusal comes before anything is broken, and its check changes nothing."""
     file = w.file("broken")
     file.write_text(file.read_text().replace("[titan]", 'chaos = "allowed"\n[titan]'))
     record = w.trains(w.begun(file))
@@ -250,7 +250,7 @@ def test_what_a_user_may_not_break_is_said(w: Office) -> None:
 
 
 def test_a_partition_that_is_closed_to_the_user(w: Office) -> None:
-    """It is said before anything is submitted; where it cannot be asked before, the run halts with it."""
+    """The refusal comes before a submission; where Slurm cannot be asked before, the run halts with it."""
     file, jobs = w.file("closed", 'partition = "staff"'), len(w.lab.jobs())
     for arguments in (["launch", "--check", str(file)], ["launch", str(file)]):
         said = w.command(*arguments, code=1)
@@ -295,7 +295,7 @@ def test_a_limit_that_slurm_holds_a_job_for(w: Office) -> None:
     """Where EnforcePartLimits is not set the job waits: so does the run, with Slurm's reason and one job each."""
     before, asked = {job["job_id"] for job in w.lab.jobs()}, w.submissions()
     file = w.file("long", 'partition = "short"\ntime_limit = "10"')
-    # no run before can have seen the engine's word take so long that this is refused: 10 s, and a lease of 5
+    # an earlier run may have seen the engine's answer take so long that this is refused, so: 10 s, and a lease of 5
     file.write_text(file.read_text().replace("[policy]", "[policy]\nallocation_timeout_s = 16"))
     record = w.begun(file)
     eventually(lambda: w.says(record, "PartitionTimeLimit"), SOON_S, "status says what Slurm says")
@@ -342,8 +342,8 @@ def test_a_limit_that_slurm_enforces(w: Office, slurm: str, told: str, words: st
 
 
 def test_the_control_plane_as_jobs_of_the_user(tmp_path: Path) -> None:
-    """`supervisor submit`, with the nodes' folder where it is by default: the leader is the user's, in a job, and so is all that
-    the jobs keep."""
+    """`supervisor submit` with the default nodes' folder: the leader is the user's, in a job, and so are the jobs'
+    files."""
     with office_in(tmp_path) as w, users_own_in_tmp(w) as folder:
         w.host.terminate()
         w.host.wait(30)
@@ -371,7 +371,7 @@ def test_the_control_plane_as_jobs_of_the_user(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def users_own_in_tmp(w: Office) -> Iterator[Path]:
-    """Where the user's jobs keep their records by default; gone after the block."""
+    """The default folder of the user's jobs' records; gone after the block."""
     folder = Path(f"/tmp/supervisor-{user.ENTRY.pw_uid}") / system_id(w.store)
     try:
         yield folder

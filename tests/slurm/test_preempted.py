@@ -1,4 +1,4 @@
-"""Somebody else's job in a partition of a higher tier is given a host of ours, after a grace: toys on a real Slurm."""
+"""Another user's job in a partition of a higher tier gets a host of ours, after a grace: toys on a real Slurm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONG_S = 120
 """A grace in which a group can be moved on a busy machine."""
 LONG = f"long Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime={LONG_S}"
 SIGNALS = {"SlurmctldParameters": "preempt_send_user_signal"}
-"""Of 22.05; since 23.02 PreemptParameters=send_user_signal."""
+"""The option of Slurm 22.05; since 23.02 it is PreemptParameters=send_user_signal."""
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["by Slurm's lists alone", "by a signal too"])
@@ -45,7 +45,7 @@ def w(signals: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm
 
 
 def preempt(w: SlurmWorld, node: str) -> int:
-    """Number of the job that is given the node."""
+    """Submits a job that takes the node; returns its number."""
     return w.lab.submit("sleep 600", "--partition=high", "--exclusive", f"--nodelist={node}")
 
 
@@ -54,8 +54,8 @@ def job(w: SlurmWorld, number: int) -> dict[str, object]:
 
 
 def other_goes_on(w: SlurmWorld, record: RunRecord, since: float) -> None:
-    """It never stands still for longer than a collective that lost somebody may take. A group that moves to a warm spare may be
-    back before the others are told to go on without it."""
+    """Checks that the other group never pauses for longer than a collective that lost a peer may take. A group that
+    moves to a warm spare may be back before the others are ordered to go on without it."""
     back = time.time()
     eventually(lambda: any(t > back for t in committed(w, record, since)), SOON_S, "the other group commits")
     longest = max(later - earlier for earlier, later in pairwise([since, *committed(w, record, since)]))
@@ -65,7 +65,7 @@ def other_goes_on(w: SlurmWorld, record: RunRecord, since: float) -> None:
 
 
 def committed(w: SlurmWorld, record: RunRecord, since: float) -> list[float]:
-    """When the group that is not preempted has committed a step since then."""
+    """Times since then of the commits of the group that is not preempted."""
     ours = [steps for steps in w.history(record).steps if steps.group == 0]
     return [line["t"] for steps in ours for line in steps.committed() if line["t"] > since]
 

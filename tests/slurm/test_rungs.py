@@ -1,6 +1,7 @@
-"""Real trainers on a real Slurm: one run through every rung, then one whose replacement has to wait for slurmctld.
+"""Real trainers on a real Slurm: one run through every rung, then one whose replacement must wait for slurmctld.
 
-The tests of the first run follow each other on it, so a failure in one may be the cause of those after it."""
+The tests of the first run follow each other on it, so a failure in one may be the cause of those after it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ pytestmark = [
 ]
 
 AWAY_S = 30.0
-"""How long slurmctld is away in the middle of a reallocation."""
+"""Seconds for which slurmctld is away in the middle of a reallocation."""
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +38,13 @@ def w(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmWorld]:
 
 @pytest.fixture(scope="module")
 def record(w: SlurmWorld) -> RunRecord:
-    """Two groups and a spare of four hosts."""
+    """A run of two groups and a spare, on four hosts."""
     return w.launch(w.spec("rungs", start_timeout_s=BEGIN_S))
 
 
 @pytest.fixture
 def known(w: SlurmWorld, record: RunRecord) -> int:
-    """Incidents so far; all groups train, and the run holds its spare."""
+    """The number of incidents so far, once all groups train and the run holds its spare."""
     eventually(lambda: w.all_run(record) and w.warm(record), BEGIN_S, "all groups train, and there is a warm spare")
     return len(w.incidents(record))
 
@@ -59,7 +60,7 @@ def after(w: SlurmWorld, record: RunRecord, known: int, fault: float) -> tuple[s
 
 
 def others_step_on(w: SlurmWorld, record: RunRecord, group: int, since: float) -> bool:
-    """Whether the other group has committed a step without it since then."""
+    """True if the other group has committed a step without it since then."""
     return any(
         line["participants"] == 1 and line["t"] > since
         for steps in w.history(record).steps
@@ -117,7 +118,7 @@ def test_slurmctld_is_away_in_the_middle_of_a_reallocation(w: SlurmWorld, record
     submitted, fault = len(w.lab.jobs()), time.time()
     w.lab.cancel(w.job_of(second, 1))
     w.lab.stop_controller()
-    # by Slurm's word, if that was still heard, or by the lease: no spare is left either way
+    # by Slurm's answer, if that still came, or by the lease: no spare is left either way
     eventually(lambda: [i.rung for i in w.incidents(second)] == [Rung.REALLOCATE], 30, "it is decided")
     eventually(lambda: time.time() > fault + AWAY_S, AWAY_S + 5)
     assert [i.state for i in w.incidents(second)] == ["acting"]

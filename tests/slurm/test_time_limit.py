@@ -30,7 +30,7 @@ def committed(w: SlurmWorld, record: RunRecord) -> list[tuple[int, int, int]]:
 
 
 def no_step_twice(w: SlurmWorld, record: RunRecord) -> None:
-    """A step that was lost would have been made again, by a later generation of the same group."""
+    """Checks that no step was lost: a later generation of the same group would have made it again."""
     seen: dict[tuple[int, int], int] = {}
     for step, group, generation in committed(w, record):
         assert seen.setdefault((step, group), generation) == generation, f"step {step} of group {group} was made twice"

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents import process
+from agents.shim import process
 from supervisor.core.model import Grant, Incident, Rung
 from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
-from supervisor.shell import status
-from supervisor.shell.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.inspect import status
 from supervisor.shell.processes import is_running
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord
@@ -31,7 +31,7 @@ DIGESTS_EVERY = 5
 
 
 class SlurmWorld(World):
-    """The local engine's pool is empty: every node is a job."""
+    """A world whose local engine has an empty pool: every node is a Slurm job."""
 
     def __init__(self, folder: Path, lab: Slurm, etcd: EtcdServer, environment: dict[str, str], **about: Any) -> None:
         self.lab = lab
@@ -42,7 +42,7 @@ class SlurmWorld(World):
     def spec(
         self, name: str, groups: int = 2, spares: int = 1, slurm: dict[str, Any] | None = None, **policy: Any
     ) -> RunSpec:
-        """Toys, or real trainers of a small model that hash their replicas."""
+        """A spec of toys, or of real trainers of a small model that hash their replicas."""
         how = SlurmSpec(**{"node_folder": str(self.system), "drain_suspects": False, **(slurm or {})})
         allocation = AllocationSpec(engine="slurm", nodes=groups, spares=spares, slurm=how)
         # jobs, agents and leases on a busy machine: nothing here is about how short a lease may be
@@ -64,7 +64,7 @@ class SlurmWorld(World):
         return record
 
     def agent_pid(self, node: str) -> int:
-        """0 while none is registered."""
+        """The registered agent's pid; 0 while none is registered."""
         registration = self.mirror().record(keys.registration(node), Registration)
         return registration.agent_pid if registration is not None else 0
 
@@ -73,18 +73,19 @@ class SlurmWorld(World):
         return next((x for x in self.status(record).waiting if all(word in x for word in words)), "")
 
     def job_of(self, record: RunRecord, group: int) -> int:
-        """Number of the Slurm job on which the group runs."""
+        """The number of the Slurm job on which the group runs."""
         grant = self.mirror().record(keys.grant(record.spec.name, self.allocation_of(record, group)), Grant)
         assert grant is not None
         return int(grant.engine_id.rpartition(":")[2])
 
     def live_jobs(self, *states: str) -> list[dict[str, Any]]:
-        """Of all jobs those in these states; by default those that have not ended."""
+        """Jobs in these states; by default those that have not ended."""
         wanted = states or ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING")
         return [job for job in self.lab.jobs() if job["job_state"] in wanted]
 
     def lose_machine(self, node: str) -> None:
-        """Its slurmd, the step's daemon and its shim are killed, and all that hangs on them: nobody is left to say so."""
+        """Kills the node's slurmd, the step's daemon and its shim, with all that hangs on them: none is left to report
+        it."""
         shim = self.shim_pid(node)
         stat = process.stat_of(shim)
         assert stat is not None
@@ -100,18 +101,18 @@ class SlurmWorld(World):
         return incidents[-1] if over else None
 
     def all_run(self, record: RunRecord) -> bool:
-        """Every group trains, no incident is open and the run holds its spares."""
+        """True if every group trains, no incident is open and the run holds its spares."""
         state = self.status(record)
         still = all(i.state == "recovered" for i in self.incidents(record))
         return still and all(g.phase == "running" for g in state.groups) and len(state.spares) >= state_spares(record)
 
     def warm(self, record: RunRecord) -> bool:
-        """Whether every spare has its warm process."""
+        """True if every spare has its warm process."""
         spares = self.status(record).spares
         return all(node.warm == "ready" for node in status.node_status(self.mirror()) if node.node in spares)
 
     def digests_equal(self, record: RunRecord, since: float, within_s: float = 90) -> None:
-        """Both replicas have hashed the same twice since then, and never otherwise."""
+        """Waits until both replicas have hashed the same twice since then; they must never differ."""
         eventually(lambda: len(equal_digests(self, record, since)) >= 2, within_s, "the replicas' digests are equal")
 
 
@@ -121,7 +122,7 @@ def state_spares(record: RunRecord) -> int:
 
 @contextmanager
 def slurm_world(folder: Path, toys: bool = True, nodes: int = 4, **about: Any) -> Iterator[SlurmWorld]:
-    """With a supervisor that leads. `about`: how Slurm is configured, for tests.helpers.slurm."""
+    """A world with a supervisor that leads. `about`: Slurm's configuration, for tests.helpers.slurm."""
     # a job does not begin in this folder
     here = {"PYTHONPATH": str(Path(__file__).parents[2])}
     environment = {**here, "SUPERVISOR_PROGRAMS": json.dumps(TOYS)} if toys else here

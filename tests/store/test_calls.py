@@ -1,4 +1,4 @@
-"""Each error has its class; what was asked is never asked twice."""
+"""Each error has its class, and no request is sent twice."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.etcd_server import EtcdServer, start_etcd
-from supervisor.shell.store import EtcdStore, OutOfSpace, check_version, connect
-from supervisor.shell.store.connection import CHANNEL_OPTIONS, parse_endpoint
-from supervisor.shell.store.convert import range_of
-from supervisor.shell.store.stubs import rpc
+from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.etcd import EtcdStore, OutOfSpace, check_version, connect
+from supervisor.shell.etcd.connection import CHANNEL_OPTIONS, parse_endpoint
+from supervisor.shell.etcd.convert import range_of
+from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire.address import free_ports
 from tests.helpers.etcd import running
 from tests.helpers.relay import relay
@@ -25,7 +25,7 @@ etcd = pytest.mark.etcd
 
 
 def version_of(store: EtcdStore, key: str) -> int:
-    """How often the key was written since it was created."""
+    """The number of writes of the key since it was created."""
     answer = store._connection.client.kvstub.Range(rpc.RangeRequest(key=key.encode()), 3.0)
     return answer.kvs[0].version if answer.kvs else 0
 
@@ -68,7 +68,7 @@ def test_one_good_endpoint_is_enough(store: EtcdStore, etcd_server: EtcdServer) 
 
 
 def test_pings_no_oftener_than_etcd_bears() -> None:
-    """Seen: 5 s draws GOAWAY too_many_pings."""
+    """5 s was seen to draw GOAWAY too_many_pings."""
     assert dict(CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] >= 10_000
 
 
@@ -133,7 +133,7 @@ def test_an_unknown_outcome_is_said_and_never_repeated(store: EtcdStore, etcd_se
         with pytest.raises(Retryable, match="unknown outcome"):
             far.commit({"/t/b": b"1"})
         cutter.join()
-        # the connection is well again; had anything been sent twice, it would have arrived by now
+        # the connection is well again; a request sent twice would have arrived by now
         eventually(lambda: store_answers(far), 10, "a new connection")
         assert version_of(store, "/t/a") == version_of(store, "/t/b") == 1
 

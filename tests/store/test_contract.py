@@ -8,7 +8,7 @@ from fault_injection.sim.clock import Clock
 from fault_injection.sim.store import Etcd, SimStore
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.ports.store import Store
-from supervisor.shell.store import EtcdStore
+from supervisor.shell.etcd import EtcdStore
 from tests.helpers.memory_store import MemoryStore
 from tests.store.contract import Kit, StoreContract
 
@@ -21,7 +21,7 @@ class TestMemoryStore(StoreContract):
 
 
 class TestSimStore(StoreContract):
-    """A lease of it runs out as one does: nobody renews it, and its time passes."""
+    """A lease here expires like a real one: nothing renews it, and its time passes."""
 
     @pytest.fixture
     def kit(self) -> Kit:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.errors import Fenced, Retryable
-from supervisor.shell.etcd_server import EtcdServer
-from supervisor.shell.store import Election, EtcdStore, Leadership, connect
+from supervisor.shell.dev.etcd_server import EtcdServer
+from supervisor.shell.etcd import Election, EtcdStore, Leadership, connect
 from tests.helpers.etcd import running
 from tests.helpers.relay import relay
 from tests.helpers.stopping import frozen
@@ -119,7 +119,7 @@ def test_a_late_write_of_the_old_leader_is_fenced(store: EtcdStore, etcd_server:
 
 
 def test_an_attempt_whose_answer_was_lost_is_found_again(store: EtcdStore, etcd_server: EtcdServer) -> None:
-    """The transaction was committed, the candidate's call timed out: it leads, and nobody else does."""
+    """The transaction was committed, but the candidate's call timed out: it leads, and no other does."""
     with relay(etcd_server.endpoint) as between:
         far = connect([between.endpoint], timeout_s=1.0)
         held = threading.Event()
@@ -156,7 +156,7 @@ def test_a_frozen_store_ends_the_leadership_and_a_campaign_rides_through(tmp_pat
         with frozen(server.pid):
             eventually(lambda: first.lost, 2 * TTL_S, "lost by its own clock")
             with pytest.raises(AssertionError):
-                # nobody can lead while the store is away
+                # no candidate can lead while the store is away
                 eventually(lambda: not first.lost, 0.2)
         again = Election(one.store, LEADER, b"again", TTL_S).campaign(threading.Event())
         assert again is not None
@@ -167,14 +167,14 @@ def test_a_frozen_store_ends_the_leadership_and_a_campaign_rides_through(tmp_pat
 def test_a_leader_whose_lease_could_not_be_given_back_gives_it_back_when_it_comes_again(
     etcd_server: EtcdServer, store: EtcdStore
 ) -> None:
-    """After an outage etcd extends leases: nobody leads until the old leader's has run out, unless it comes itself."""
+    """After an outage etcd extends leases: no one leads until the old leader's has run out, unless it comes itself."""
     long_s, stop = 60, threading.Event()
     with relay(etcd_server.endpoint) as way, connect([way.endpoint], timeout_s=0.5) as ours:
         election = Election(ours, LEADER, b"one", long_s)
         first = election.campaign(stop)
         assert first is not None
         way.requests.clear()
-        first.resign()  # as when etcd is away: it is not told
+        first.resign()  # as when etcd is away: the request does not reach it
         way.cut()
         way.requests.set()
         assert store.get(LEADER) is not None

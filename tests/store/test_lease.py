@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.errors import Fenced
-from supervisor.shell.etcd_server import EtcdServer
-from supervisor.shell.store import EtcdStore, connect
+from supervisor.shell.dev.etcd_server import EtcdServer
+from supervisor.shell.etcd import EtcdStore, connect
 from tests.helpers.etcd import kill, running
 from tests.helpers.relay import relay
 from tests.helpers.stopping import frozen
@@ -21,7 +21,7 @@ TTL_S = 2
 
 
 def passed(seconds: float) -> None:
-    """Lets time pass on purpose: the thing tested is that something stays as it is."""
+    """Lets time pass on purpose, in tests that a state stays the same."""
     end = time.monotonic() + seconds
     eventually(lambda: time.monotonic() >= end, seconds + 5)
 

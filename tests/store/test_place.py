@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from supervisor.ports.store import Changes, Item, Snapshot
-from supervisor.shell.store.place import Doubt, Place
-from supervisor.shell.store.stubs import rpc
+from supervisor.shell.etcd.place import Doubt, Place
+from supervisor.shell.etcd.stubs import rpc
 
 
 def put(key: str, revision: int) -> dict[str, Any]:

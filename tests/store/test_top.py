@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from supervisor.shell.store import connect
+from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from tests.helpers.etcd import kill, running
 from tests.helpers.stopping import frozen

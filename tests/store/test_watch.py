@@ -9,9 +9,9 @@ import pytest
 
 from supervisor.ports.errors import Retryable
 from supervisor.ports.store import Changes, Watch
-from supervisor.shell.etcd_server import EtcdServer
-from supervisor.shell.store import EtcdStore, connect
-from supervisor.shell.store.watch import IDLE_S
+from supervisor.shell.dev.etcd_server import EtcdServer
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.etcd.watch import IDLE_S
 from tests.helpers.etcd import cluster, kill, running
 from tests.helpers.relay import relay
 from tests.helpers.stopping import frozen
@@ -108,7 +108,7 @@ def test_a_quiet_watch_hears_the_server(store: EtcdStore) -> None:
     stream = watch._stream
     eventually(lambda: watch.silent_s > 0.5, 5, "quiet for a while")
     eventually(lambda: watch.silent_s < 0.3, 5, "heard without any event")
-    # and not because the stream was left as dead and opened anew
+    # and not because the stream was left as dead and opened again
     assert watch._stream is stream
     assert watch.poll(0.0) is None
     watch.close()
@@ -122,7 +122,7 @@ def test_compaction_while_the_way_was_cut(store: EtcdStore, etcd_server: EtcdSer
         store.commit({"/t/a": b"1"}, ["/t/gone"])
         last = store.put("/t/a", b"2")
         store.compact(last)
-        # what was held is thrown away, and the new streams find the history gone
+        # the held bytes are thrown away, and the new streams find the history gone
         between.cut()
         between.replies.set()
         found = collect(watch, 1)[0]

@@ -1,5 +1,5 @@
-"""Imports the upstream packages without any mend (but the one without which they cannot be imported), then forks a child
-for each program that it reads: {"code", "without"} in, {"code", "stderr"} out, a JSON line each."""
+"""Imports the upstream packages without any mend, except the one without which the import fails. Then forks a child for
+each program that it reads: {"code", "without"} in, {"code", "stderr"} out, a JSON line each."""
 
 from __future__ import annotations
 

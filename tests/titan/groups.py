@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fault_injection import causes
+from fault_injection.in_rank import causes
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.wire.address import free_port
 from supervisor.wire.programs import QUORUM_IDS_ABOVE
@@ -25,7 +25,7 @@ STEPS_WITHIN_S = 60.0
 
 
 class Lighthouse:
-    """titan_actor.lighthouse as a child."""
+    """Runs titan_actor.lighthouse as a child."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Lighthouse:
 
 
 class Gate:
-    """Holds TorchFT's connections back until a trainer has said that it is built and the test lets it in."""
+    """Holds TorchFT's connections back until a trainer has reported that it is built and the test lets it in."""
 
     def __init__(self, lighthouse: Lighthouse, port: int = 0) -> None:
         self._lighthouse = lighthouse
@@ -88,7 +88,7 @@ class Gate:
             first = client.recv(65536)
             if first.startswith(b"BUILT "):
                 self.built.append(first.decode())
-                # the first word gets no answer: it is said again
+                # the first word gets no answer: the trainer sends it again
                 if len(self.built) > 1:
                     self.open.wait()
                     client.sendall(b"OK\n")
@@ -113,7 +113,7 @@ def pump(source: socket.socket, target: socket.socket) -> None:
 
 
 class Warm:
-    """The warm process, asked as the shim asks it."""
+    """The warm process, with the requests that the shim makes."""
 
     def __init__(self, **environment: str) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -167,7 +167,7 @@ class Rank:
         return self.progress.step if self.progress else 0
 
     def reached(self, step: int, commits: int = 0) -> None:
-        """Wait until so many steps are committed, `commits` of them by this process."""
+        """Waits until `step` is committed, and this process has committed `commits` steps."""
 
         def there() -> bool:
             progress = self.progress
@@ -198,7 +198,7 @@ class Rank:
                 return answer
 
     def ask_when_there(self, do: str, **more: Any) -> dict[str, Any]:
-        """Ask as soon as it listens."""
+        """Sends a request as soon as the rank listens."""
         eventually((self.folder / "command.sock").exists, STEPS_WITHIN_S, "command.sock")
         return self.ask(do, **more)
 
@@ -212,18 +212,18 @@ class Rank:
         return self._status is None
 
     def exit_code(self, deadline_s: float = STEPS_WITHIN_S) -> int:
-        """Its exit code, or minus the signal that ended it."""
+        """Waits for its end; returns its exit code, or minus the signal that ended it."""
         eventually(lambda: not self.running, deadline_s, f"group {self.launch.group} ends")
         assert self._status is not None
         return os.waitstatus_to_exitcode(self._status)
 
     def order(self, cause: str) -> None:
-        """Have it suffer this from its next step on, once it looks for orders."""
+        """Orders the rank to suffer this from its next step on, once it looks for orders."""
         launch = self.launch
         causes.order(launch.run_dir, launch.group, launch.generation, launch.rank, causes.Order(cause=cause))
 
     def stopped(self) -> None:
-        """Wait until it has stopped itself."""
+        """Waits until the rank has stopped itself."""
 
         def is_stopped() -> bool:
             assert self.running, self.log()[-3000:]
@@ -280,7 +280,7 @@ class Groups:
         return launch
 
     def start(self, group: int, environment: dict[str, str] | None = None, **fields: Any) -> Rank:
-        """One rank, forked from the warm process."""
+        """Starts a rank, forked from the warm process."""
         launch = self.launch(group, **fields)
         folder = Path(launch.rank_dir)
         answer = self.warm.ask(
@@ -297,8 +297,8 @@ class Groups:
         return [self.start(group, rank=n, world_size=world_size, master_port=port, **fields) for n in range(world_size)]
 
     def start_obeying(self, group: int, **fields: Any) -> Rank:
-        """One rank that does as it is ordered, as a program of its own."""
-        return self.start_cold(group, module="fault_injection.trainer", **fields)
+        """Starts a rank that obeys orders, as a program of its own."""
+        return self.start_cold(group, module="fault_injection.in_rank.trainer", **fields)
 
     def start_cold(
         self,
@@ -307,7 +307,7 @@ class Groups:
         module: str = "titan_actor.trainer",
         **fields: Any,
     ) -> Rank:
-        """One rank, as a program of its own."""
+        """Starts a rank, as a program of its own."""
         launch = self.launch(group, **fields)
         folder = Path(launch.rank_dir)
         with open(folder / "output.log", "ab") as log:
@@ -337,7 +337,7 @@ def complete(run_dir: Path) -> list[CheckpointMark]:
 
 
 def assert_equal_digests(*ranks: Rank, at_least: int = 3) -> None:
-    """All ranks hashed the same state at every step that they share."""
+    """Checks that all ranks hashed the same state at every step that they share."""
     tables = [rank.digests() for rank in ranks]
     shared = sorted(set.intersection(*(set(table) for table in tables)))
     assert len(shared) >= at_least, f"only {shared} shared"

@@ -1,4 +1,4 @@
-"""A recipe whose trainer hangs, or goes wrong, when a file says so."""
+"""A recipe whose trainer hangs, or goes wrong, when a file orders it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from titan_actor import recipes
 
 FOR_EVER_S = 3600
 PACE_S = 1.2
-"""Of a paced step, from its forward pass to the next one's: what the machine adds to a step of 0.1 s is part of it."""
+"""Seconds from a paced step's forward pass to the next, including the machine's own time for a step of 0.1 s."""
 SLOW_TIMES = 5
 
 
@@ -60,7 +60,8 @@ def small() -> Any:
 
 
 def want(run_dir: str | Path, group: int, generation: int, how: str, from_step: int = 0) -> None:
-    """From the next forward pass on. Two orders reach two groups in different steps: `from_step`, which neither has begun, does not."""
+    """Orders this from the next forward pass on. Two orders reach two groups in different steps, unless `from_step` is
+    one that neither has begun."""
     folder = Path(run_dir) / "faults"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "new").write_text(f"{from_step} {how}")

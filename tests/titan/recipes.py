@@ -13,13 +13,13 @@ from typing import Any
 from titan_actor import recipes
 
 LOAD_S = 12.0
-"""Longer than a start takes that reads nothing."""
+"""Longer than a start that reads nothing."""
 
 COMMITS_BEFORE = 5
-"""It dies, or the like, after so many."""
+"""Commits of the process before it dies or freezes."""
 
 TOLD = "TOLD_BY_TORCHFT"
-"""Environment variable: the file for what TorchFT's own loggers of quorums and commits say, a JSON line each."""
+"""Environment variable: the file for the output of TorchFT's own loggers of quorums and commits, a JSON line each."""
 
 
 class _Keep(logging.Handler):
@@ -43,7 +43,7 @@ def that_keeps_what_torchft_logs() -> Any:
 
 
 def that_rehearses_nothing() -> Any:
-    """As if nothing were compiled."""
+    """Skips the rehearsal, as if nothing were compiled."""
     from titan_actor import rehearsal
 
     rehearsal.needed = lambda config: False
@@ -51,14 +51,14 @@ def that_rehearses_nothing() -> Any:
 
 
 def with_own_checkpoints() -> Any:
-    """TorchTitan's own checkpointer on."""
+    """Turns TorchTitan's own checkpointer on."""
     config = recipes.llama3_debug_small()
     config.checkpoint.enable = True
     return config
 
 
 def that_looks_at_heal_state() -> Any:
-    """After three steps compare what TorchTitan would send to a healing peer with what is true."""
+    """After three steps, compares the state that TorchTitan would send to a healing peer with the true one."""
     from titan_actor.replica import ReplicaTrainer
 
     record = ReplicaTrainer._record
@@ -81,7 +81,7 @@ def that_looks_at_heal_state() -> Any:
 
 
 def _that_dies_once_it_is_in_a_quorum(group: int) -> Any:
-    """Its step fails first, so that the quorum in which it dies is a new one, whose members meet."""
+    """Fails its step first, so that the quorum in which it dies is a new one, whose members meet."""
     from titan_actor.replica import ReplicaTrainer
 
     attempt = ReplicaTrainer._attempt
@@ -97,7 +97,7 @@ def _that_dies_once_it_is_in_a_quorum(group: int) -> Any:
 
 
 def that_dies_with_the_store_of_its_quorum() -> Any:
-    """The first group holds it."""
+    """Lets the first group die, which holds the store."""
     return _that_dies_once_it_is_in_a_quorum(0)
 
 
@@ -106,8 +106,8 @@ def that_dies_beside_the_store_of_its_quorum() -> Any:
 
 
 def that_freezes_group_1_before_a_collective() -> Any:
-    """It stops itself in the fifth step of this process, between the quorum, which both groups are in, and its first
-    collective: where group 0 began alone it has healed by then, and its steps have other numbers."""
+    """Stops itself in the fifth step of this process, between the quorum, which both groups are in, and its first
+    collective. If group 0 began alone, it has healed by then, and its steps have other numbers."""
     from titan_actor.replica import ReplicaTrainer
 
     forward = ReplicaTrainer.forward_backward_step
@@ -126,7 +126,7 @@ def that_freezes_group_1_before_a_collective() -> Any:
 
 
 def that_freezes_rank_1_before_a_commit() -> Any:
-    """It stops itself in the fifth step of this process, when its last collective is over and the other ranks go on to the
+    """Stops itself in this process's fifth step, when its last collective is over and the other ranks go on to the
     commit."""
     from titan_actor.replica import ReplicaTrainer
 
@@ -145,7 +145,7 @@ def that_freezes_rank_1_before_a_commit() -> Any:
 
 
 def whose_checkpoints_load_slowly() -> Any:
-    """As from a busy storage: whoever has to heal from peers is there long before one that loads a checkpoint."""
+    """Loads as from a busy storage: a group that heals from peers is there long before one that loads a checkpoint."""
     from titan_actor.replica import ReplicaTrainer
 
     restore = ReplicaTrainer._restore

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: save, torn, resume, purge, a full disk; and what a group does that finds no peers."""
+"""Checkpoints on disk: save, torn, resume, purge, a full disk; and a group that finds no peers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_purge_keeps_the_newest_up_to_its_own(tmp_path: Path) -> None:
     folder(tmp_path, 12, torn=True)
     folder(tmp_path, 30, torn=True)
     gone = checkpoint.purge(str(tmp_path), newest, kept=2)
-    # 25 is another's; 30 may be being written
+    # 25 is another's; 30 may still be in the writing
     assert left(tmp_path) == ["step-15.g0.gen1", "step-20.g0.gen1", "step-25.g0.gen1", "step-30.g0.gen1"]
     assert sorted(path.name for path in gone) == ["step-10.g0.gen1", "step-12.g0.gen1", "step-5.g0.gen1"]
 
@@ -69,7 +69,7 @@ def test_purge_never_removes_its_own(tmp_path: Path) -> None:
 
 
 def test_a_writer_purges_only_after_a_quorum_that_it_asked_for_later(tmp_path: Path) -> None:
-    """It is complete during a step; of that step's quorum it is not known which came first. A frozen writer makes no such commit."""
+    """A checkpoint completes during a step, maybe before the step's quorum. A frozen writer makes no such commit."""
     purge, first, second = checkpoint.Purge(), folder(tmp_path, 10), folder(tmp_path, 20)
     commits = [None, first, first, first, second, second]
     assert [purge.committed(mark) for mark in commits] == [None, None, first, None, None, second]
@@ -137,8 +137,8 @@ def test_without_peers_it_ends_before_a_step(groups: Groups) -> None:
 
 @pytest.mark.trainers
 def test_without_peers_and_without_a_checkpoint_it_ends_too(groups: Groups) -> None:
-    """One may have been saved since it was started, and the others are started again from there: had it trained alone from scratch
-    for longer than that takes, they would heal from it."""
+    """A checkpoint may have been saved since it was started, and the others are started again from there. Had it
+    trained alone from scratch for longer than that takes, they would heal from it."""
     rank = groups.start(0, resume="peers", steps=2)
     assert rank.exit_code() == PEERS_GONE
     assert not rank.lines("step")
@@ -150,7 +150,7 @@ def test_without_peers_and_without_a_checkpoint_it_ends_too(groups: Groups) -> N
 def test_a_checkpoint_that_others_save_while_it_waits_for_its_first_quorum_is_not_trained_past(
     groups: Groups, gate: Gate
 ) -> None:
-    """They were lost then, and come back from there."""
+    """The others were lost then, and come back from the checkpoint."""
     rank = groups.start(0, steps=2, lighthouse=gate.address, environment={"SUPERVISOR_NO_GATE": "0"})
     eventually(lambda: len(gate.built) >= 2, STEPS_WITHIN_S, "it is built, and not let in")
     folder(groups.run_dir, 50)
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_others_save_while_it_waits_for_its_first_quorum_is_no
 
 @pytest.mark.trainers
 def test_a_writer_purges_by_its_own_word(groups: Groups) -> None:
-    """No supervisor says anything here, and no more than what is to be kept is left."""
+    """There is no supervisor here, and only the checkpoints that must be kept are left."""
     folder(groups.run_dir, 1, torn=True)
     rank = groups.start(0, groups=1, checkpoint_interval_steps=2, checkpoints_kept=2, writer=True)
     rank.reached(12)
@@ -182,7 +182,7 @@ def test_writer_command(groups: Groups) -> None:
     eventually(lambda: len(complete(groups.run_dir)) >= 2, 30, "two checkpoints")
     assert rank.ask("writer", writer=False) == {"ok": True}
     assert rank.ask("checkpoint") == {"error": "this group does not write checkpoints"}
-    # asked for out of turn; what an agent sends for trainers of older versions is let be
+    # requested out of turn; orders that an agent sends for trainers of older versions are ignored
     assert rank.ask("writer", writer=True, pointer=None) == {"ok": True}
     assert rank.ask("checkpoint") == {"ok": True}
     rank.ask("drain")
@@ -191,7 +191,7 @@ def test_writer_command(groups: Groups) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB where the checkpoints go."""
+    """A file system of 4 MiB for the checkpoints."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     place = tmp_path / "run" / "checkpoints"

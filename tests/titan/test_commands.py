@@ -1,4 +1,4 @@
-"""What a trainer answers, how it ends, and how it waits for the gate."""
+"""A trainer's answers to commands, its ends, and its wait for the gate."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_sigterm_ends_a_rank_whose_main_thread_is_inside_a_native_call(tmp_path:
 
 
 def test_failure_of_a_step_is_told(groups: Groups) -> None:
-    """A rank of a group dies: the other one cannot go on, says why, and exits 1."""
+    """A rank of a group dies: the other one cannot go on, reports why, and exits 1."""
     ranks = groups.start_group(0, 2, groups=1)
     for rank in ranks:
         rank.reached(2)

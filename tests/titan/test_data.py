@@ -1,4 +1,4 @@
-"""The training text and where each rank is in it."""
+"""The training text, and each rank's place in it."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def test_same_rank_reads_the_same_and_others_read_other_text() -> None:
 
 
 def test_a_loader_starts_fast() -> None:
-    """Every restart pays it."""
+    """Every restart pays for it."""
     loader(DataSpec())
     start = time.monotonic()
     batches(loader(DataSpec()), 1)
-    # ten times what it takes on an idle machine
+    # ten times its duration on an idle machine
     assert time.monotonic() - start < 3.0
 
 

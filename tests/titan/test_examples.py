@@ -1,4 +1,4 @@
-"""The examples that we ship are right for TorchTitan too: `launch --check` takes them, and refuses one with a slip."""
+"""The shipped examples are right for TorchTitan too: `launch --check` takes them, and refuses one with a slip."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.toml"))
 
 
 def check(file: Path) -> subprocess.CompletedProcess[str]:
-    """Without Slurm's commands: whether a cluster would take it is not the example's matter."""
+    """Checks without Slurm's commands: a cluster's acceptance is not the example's matter."""
     return subprocess.run(
         [sys.executable, "-m", "supervisor.cli", "launch", "--check", str(file)],
         env={**os.environ, "PATH": str(Path(sys.executable).parent)},

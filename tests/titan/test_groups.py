@@ -78,7 +78,7 @@ def test_loss_is_the_mean_of_the_replicas(groups: Groups) -> None:
     assert shared
     for step in shared:
         assert told[0][step] == pytest.approx(told[1][step], rel=1e-5)
-        # ln(2048) = 7.6 is what an untrained model has
+        # ln(2048) = 7.6 is the loss of an untrained model
         assert 5 < told[0][step] < 9
 
 
@@ -104,7 +104,7 @@ def test_first_gradient_is_the_mean_of_the_replicas(groups: Groups, tmp_path: Pa
 
 
 def assert_as_torchft_tells(rank: Rank, told: Path) -> None:
-    """Its step records, and the ledger that is made of them, against TorchFT's own logs of the same process."""
+    """Compares its step records, and the ledger made of them, with TorchFT's own logs of the same process."""
     logged = [json.loads(line) for line in told.read_text().splitlines()]
     commits = [line for line in logged if line["logger"] == "torchft_commits"]
     steps = rank.lines("step")
@@ -174,7 +174,8 @@ def test_killed_group_heals_to_equal_state(groups: Groups, sync: str, tmp_path: 
 
 
 def test_a_killed_data_worker_costs_the_survivor_what_a_killed_trainer_costs(groups: Groups) -> None:
-    """The trainer ends at once with an error that names the worker, and the survivor steps on without waiting out a timeout of TorchFT."""
+    """The trainer ends at once with an error that names the worker, and the survivor steps on without waiting out a
+    timeout of TorchFT."""
     torchft = TorchFTSpec(process_group_timeout_ms=30_000)
     fields = {"torchft": torchft, "overrides": {"dataloader.num_workers": 1}}
     survivor = groups.start(0, **fields)
@@ -221,8 +222,8 @@ def test_two_groups_of_two_ranks_heal_to_equal_state(groups: Groups) -> None:
 
 
 def test_a_rank_waits_for_its_frozen_neighbour_longer_than_for_a_collective(groups: Groups) -> None:
-    """TorchFT's commit gives up after the time of one collective, and raises: then a rank that is well would fail in the
-    place of the one that hangs, before the hang is found."""
+    """TorchFT's commit gives up after the time of one collective, and raises. Then a healthy rank would fail in place
+    of the hanging one, before the hang is found."""
     hasty = TorchFTSpec(process_group_timeout_ms=3000, join_timeout_ms=1000)
     recipe = "tests.titan.recipes:that_freezes_rank_1_before_a_commit"
     others = groups.start_group(0, 2, torchft=hasty, recipe=recipe)
@@ -313,7 +314,7 @@ def test_checks_of_a_rank_that_cannot_be_built(groups: Groups) -> None:
 
 
 def test_a_step_leaves_no_memory_behind(groups: Groups) -> None:
-    """TorchTitan collects garbage only now and then: what is held by a cycle until then is a gradient a step."""
+    """TorchTitan collects garbage only now and then: a cycle would hold a gradient of each step until then."""
 
     def resident_mb(rank: Rank) -> int:
         status = Path(f"/proc/{rank.pid}/status").read_text()

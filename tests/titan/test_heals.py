@@ -1,4 +1,4 @@
-"""A heal that fails again and again is told."""
+"""A heal that fails again and again is reported."""
 
 from __future__ import annotations
 

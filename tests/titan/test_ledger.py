@@ -16,7 +16,7 @@ from titan_actor.ledger import Ledger
 
 
 class Disk:
-    """os.write, on a disk with so much room."""
+    """Stands for os.write, on a disk with limited room."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = 1 << 30

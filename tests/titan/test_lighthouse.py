@@ -1,4 +1,4 @@
-"""The lighthouse child: light, on loopback alone, beats for exactly whom it is told."""
+"""The lighthouse child is light, listens on loopback alone, and heartbeats for exactly the gate's groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def status(lighthouse: Lighthouse) -> str:
 
 
 def heartbeating(lighthouse: Lighthouse, replica_id: str) -> bool:
-    """Whether its last heartbeat is younger than the 150 ms that this test gives."""
+    """True if its last heartbeat is younger than the 150 ms that this test gives."""
     seen = re.search(rf"{replica_id}: seen ([0-9.]+)s ago", status(lighthouse))
     return seen is not None and float(seen[1]) < 0.15
 
@@ -40,7 +40,7 @@ def test_beats_for_the_newest_list_only() -> None:
         lighthouse.beat(["two:b"])
         eventually(lambda: not heartbeating(lighthouse, "one:a"), 10, "the one left out grows old")
         eventually(lambda: heartbeating(lighthouse, "two:b"), 10)
-        # a line that is none of the gate's changes nothing
+        # a line that is not the gate's changes nothing
         assert lighthouse.process.stdin is not None
         lighthouse.process.stdin.write("nonsense\n")
         lighthouse.process.stdin.flush()
@@ -88,7 +88,7 @@ def test_help_names_its_options() -> None:
 
 @pytest.mark.parametrize("min_replicas", [1, 2])
 def test_a_fresh_one_goes_on_above_the_ids_of_the_one_before(min_replicas: int) -> None:
-    """And its throwaway managers are forgotten: the first real quorum has the real groups alone."""
+    """Its throwaway managers are forgotten: the first real quorum has the real groups alone."""
     lighthouse = Lighthouse(heartbeat_timeout_ms=1000, min_replicas=min_replicas, quorum_ids_above=230)
     try:
         client = LighthouseClient(f"http://{lighthouse.address}", timedelta(seconds=5))

@@ -1,4 +1,4 @@
-"""The groups of a quorum meet before their process group is made: who has died since, or is given up, is not waited for."""
+"""The groups of a quorum meet before their process group is made, without those that died since or are given up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AT_ONCE_S = TIMEOUT_S / 4
 
 
 class Peer:
-    """One rank with a heal server, whose process group makes a note of each configuration."""
+    """One rank with a heal server, whose process group notes each configuration."""
 
     def __init__(self, name: str, server: str, timeout_s: float = TIMEOUT_S) -> None:
         self.name, self.configured = name, 0
@@ -135,7 +135,7 @@ def test_an_order_to_abort_frees_it_of_one_that_is_silent(site: Site) -> None:
 
 
 def test_one_that_was_never_met_is_left_to_the_process_group(site: Site) -> None:
-    """It may be of a version that meets no one."""
+    """Its version may be one that meets no one."""
     a, old = site.peer("a"), site.peer("b")
     began = time.monotonic()
     (future,) = site.join(0, a, of=(a, old))

@@ -1,4 +1,4 @@
-"""Each mend: the fault without it, and none with it. A fault that is gone upstream fails here: then the mend can go."""
+"""Each mend: the fault without it, and none with it. A fault that upstream fixed fails here, and the mend can go."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Bare:
         return int(answer["code"]), str(answer["stderr"])
 
     def fails_only_without(self, mend: str, code: str, fault: str) -> None:
-        """The program succeeds with the mend, and fails with `fault` in its last lines without it."""
+        """Checks that the program succeeds with the mend, and fails with `fault` in its last lines without it."""
         ended, told = self.run(code, "")
         assert ended == 0, told[-3000:]
         ended, told = self.run(code, mend)
@@ -233,7 +233,7 @@ def outcome(rank: Rank) -> tuple[int, str]:
 
 @pytest.mark.trainers
 def test_no_checkpoints_on_every_step(groups: Groups) -> None:
-    """TorchTitan's own would leave a folder for each step, whatever the recipe asks for."""
+    """TorchTitan's own checkpointer would leave a folder for each step, in spite of the recipe."""
     code, log = outcome(groups.start(0, groups=1, steps=3, recipe="tests.titan.recipes:with_own_checkpoints"))
     assert code == 0, log
     assert not list(groups.top.rglob("ft-replicat-*"))
@@ -253,7 +253,7 @@ def test_two_ranks_need(groups: Groups, mend: str, fault: str) -> None:
 
 
 def test_cuda_graphs(bare: Bare) -> None:
-    """The setting alone: the fault itself needs a GPU and was not seen."""
+    """The test covers the setting alone: the fault itself needs a GPU and was not seen."""
     code = """
     from supervisor.core.spec import TitanSpec
     from titan_actor import config
@@ -264,7 +264,7 @@ def test_cuda_graphs(bare: Bare) -> None:
 
 @pytest.mark.trainers
 def test_upstreams_heal_state_is_stale(groups: Groups) -> None:
-    """Why heal.py exists: TorchTitan's optimizer state_dict() keeps the learning rate of the start."""
+    """The reason for heal.py: TorchTitan's optimizer state_dict() keeps the learning rate of the start."""
     code, log = outcome(groups.start(0, groups=1, steps=4, recipe="tests.titan.recipes:that_looks_at_heal_state"))
     assert code == 0, log
     assert "upstream is stale, ours is live" in log

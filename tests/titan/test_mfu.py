@@ -1,4 +1,4 @@
-"""What of its device's peak a rank uses."""
+"""The share of its device's peak that a rank uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A number that is not finite: never committed, never saved, and said whose it was."""
+"""A number that is not finite is never committed and never saved, and its group is reported."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ RECIPE = "tests.titan.hanging:small"
 
 @pytest.fixture
 def together() -> Iterator[Lighthouse]:
-    """Lets no group step without the other."""
+    """A lighthouse that lets no group step without the other."""
     server = Lighthouse(min_replicas=2)
     yield server
     server.close()
 
 
 def ended(rank: Rank) -> tuple[str, str]:
-    """Whose number it was, and the error. It exited with a code of its own, and committed nothing that is not finite."""
+    """Whose number it was, and the error. Checks the exit code, and that nothing that is not finite was committed."""
     assert rank.exit_code() == 1, rank.log()[-2000:]
     assert all(math.isfinite(line["loss"]) for line in rank.lines("step") if line["committed"])
     progress = rank.progress
@@ -58,7 +58,7 @@ def test_one_group_whose_gradient_is_spoilt_is_told_before_it_spoils_the_weights
 
 
 def test_where_the_model_itself_gives_no_number_all_say_so(groups: Groups, together: Lighthouse) -> None:
-    """Both compute it in one step. A group whose weights are spoilt a step before the other's is rightly the one to blame."""
+    """Both compute it in one step. A group whose weights are spoilt a step before the other's is rightly blamed."""
     step = 10
     for group in (0, 1):
         hanging.want(groups.run_dir, group, 1, "nan-unseen", from_step=step)

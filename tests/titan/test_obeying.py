@@ -1,4 +1,4 @@
-"""The trainer that does as it is ordered is TorchTitan's with our own on top, and changes what it says it changes."""
+"""The trainer that obeys orders is TorchTitan's with our own on top, and changes only what it claims to change."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from fault_injection import causes
-from fault_injection.causes import Order
-from fault_injection.obeying import Obeying
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
+from fault_injection.in_rank.hooks import Obeying
 from supervisor.wire.address import free_port
 from tests.titan.groups import Groups
 
 
 class Base:
-    """As far as ReplicaTrainer goes into it here."""
+    """As much of the base class as ReplicaTrainer uses here."""
 
     def __init__(self, folder: Path) -> None:
         import torch
@@ -45,8 +45,8 @@ class Trainer(Obeying, Base):
 
 
 REAL = """
-from fault_injection.trainer import obey
-from fault_injection.obeying import Obeying
+from fault_injection.in_rank.trainer import obey
+from fault_injection.in_rank.hooks import Obeying
 obey()
 from titan_actor import replica
 made, base = replica.ReplicaTrainer, replica.ReplicaTrainer.__mro__[2]
@@ -55,7 +55,7 @@ for method in ("forward_backward_step", "_counted", "_checkpoint"):
     assert getattr(made, method) is getattr(Obeying, method), method
     assert method in vars(base), method
 """
-"""In a process of its own: TorchTitan's imports warn."""
+"""Runs in a process of its own: TorchTitan's imports warn."""
 
 
 def test_it_is_the_real_trainer_with_its_steps_around_it() -> None:
@@ -83,8 +83,8 @@ from pathlib import Path
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
-from fault_injection import causes
-from fault_injection.causes import Order
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
 from tests.titan.test_obeying import Trainer
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 folder = Path(sys.argv[1])
@@ -97,7 +97,7 @@ trainer.forward_backward_step()
 assert (linear.bias.to_local() != before).tolist() == [True, False, False, False]
 dist.destroy_process_group()
 """
-"""In a process of its own: it makes a process group."""
+"""Runs in a process of its own: it makes a process group."""
 
 
 @pytest.mark.parametrize("cause", [causes.PLANT_NAN, causes.FLIP_BIT])
@@ -110,7 +110,7 @@ def test_of_a_parameter_that_is_distributed_it_changes_its_own_part(tmp_path: Pa
 @pytest.mark.trainers
 @pytest.mark.timeout(300)
 def test_a_rank_that_leaves_out_a_collective_takes_its_group_with_it(groups: Groups) -> None:
-    """Its next one meets the one that it left out: Gloo ends it for that, and its peer is left without it."""
+    """Its next collective meets the one that it left out: Gloo ends it for that, and its peer is left without it."""
     port = free_port()
     ranks = [groups.start_obeying(0, rank=n, world_size=2, master_port=port) for n in (0, 1)]
     for rank in ranks:

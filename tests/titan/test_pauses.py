@@ -1,4 +1,4 @@
-"""Evaluation, compile and the last checkpoint: what is said of them while they last, and where their seconds go."""
+"""Evaluation, compile and the last checkpoint: the activity that a rank reports, and the cause of their seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from titan_actor.seconds import Seconds
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet() -> Iterator[None]:
-    """TorchTitan's imports warn."""
+    """Silences the warnings of TorchTitan's imports."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         mends.apply()
@@ -33,7 +33,7 @@ def quiet() -> Iterator[None]:
 
 
 class Validator:
-    """Notes what the rank's file says while it evaluates."""
+    """Notes the activity in the rank's file while it evaluates."""
 
     def __init__(self, folder: Path, every: int) -> None:
         self.folder, self.every = folder, every
@@ -50,7 +50,7 @@ class Validator:
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Any:
-    """One between two steps; its group, its quorum and its checkpoints are not there."""
+    """A trainer between two steps, without its group, its quorum and its checkpoints."""
     from titan_actor.checkpoint import Purge
     from titan_actor.replica import ReplicaTrainer
 
@@ -135,7 +135,7 @@ def test_torchtitans_own_validator_evaluates_there(trainer: Any, monkeypatch: py
 
 
 def does_at_the_end(trainer: Any, folder: Path, saved: int) -> list[tuple[str, str]]:
-    """What is done about checkpoints when the last step, 100, is made, and what the rank's file says meanwhile. `saved`: the
+    """Actions on checkpoints when the last step, 100, is made, and the rank's reported activity at each. `saved`: the
     newest step of which a checkpoint was begun; that of the last step is still being written."""
     done: list[tuple[str, str]] = []
 
@@ -159,7 +159,7 @@ def does_at_the_end(trainer: Any, folder: Path, saved: int) -> list[tuple[str, s
 
 
 def test_the_last_checkpoint_is_copied_as_any_and_waited_for_as_none(trainer: Any, tmp_path: Path) -> None:
-    """A copy takes a second, a slow store a quarter of an hour: how long the one took says nothing of the other."""
+    """A copy takes a second, a slow store a quarter of an hour: the time of one is no measure of the other."""
     assert does_at_the_end(trainer, tmp_path, saved=90) == [("wait", "save"), ("copy", "checkpoint"), ("wait", "save")]
 
 
@@ -232,7 +232,7 @@ def _step(seconds: Seconds) -> dict[str, Any]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_once_a_checkpoint_is_written_no_rank_says_any_more_that_one_failed(trainer: Any, rank: int) -> None:
-    """Of those that write it together each says so for itself; which one it was rank 0 says."""
+    """Each rank of the group reports its own part of the write; rank 0 reports which checkpoint it was."""
     told: dict[str, Any] = {}
     trainer.launch, trainer.report = SimpleNamespace(rank=rank), SimpleNamespace(update=told.update)
     why = "checkpoint of step 3 failed: No space left on device"

@@ -1,4 +1,4 @@
-"""A model that compiles does so before its group is let in, and nothing else is changed by that."""
+"""A model that compiles does so before its group is let in, and nothing else changes by that."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.titan.groups import Groups
 
 @pytest.mark.trainers
 def test_a_rank_without_data_ends_before_it_is_built(groups: Groups, tmp_path: Path) -> None:
-    """It would take a processor, and the others would wait for it in a quorum."""
+    """Built, it would take a processor, and the others would wait for it in a quorum."""
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "a.txt").write_text("one document")

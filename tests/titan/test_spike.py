@@ -1,4 +1,4 @@
-"""A loss that is far above the last ones is told for a while, with what this rank alone had."""
+"""A loss far above the last ones is reported for a while, with this rank's own loss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from titan_actor.spike import KEPT, LEARNED_AT_LEAST, Spikes
 
 
 def trained(steps: int, seed: int = 1) -> Spikes:
-    """A loss that falls, with noise; a rank's own has more of it than the mean."""
+    """Spikes after a loss that falls, with noise; a rank's own loss has more noise than the mean."""
     noise, spikes = random.Random(seed), Spikes()
     for step in range(1, steps + 1):
         falling = 2.0 + 6.0 * 0.97**step

@@ -1,4 +1,4 @@
-"""Real trainers and their fault-free twin: the same losses and states, and not when their records are changed."""
+"""Real trainers and their fault-free twin: the same losses and states, and a difference for changed records."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from fault_injection import causes
-from fault_injection.chaos import twin
-from fault_injection.chaos.replay import of_history
-from fault_injection.history import History, Steps
+from fault_injection.in_rank import causes
+from fault_injection.parity import twin
+from fault_injection.parity.replay import of_history
+from supervisor.shell.history.files import History, Steps
 from tests.titan.groups import Groups, Rank
 from tests.unit.fault_injection.broken import SETTING
 from tests.unit.fault_injection.toy_model import ToyRun
@@ -32,24 +32,24 @@ def history_of(*ranks: Rank) -> History:
 
 
 def parity(history: History, trained: twin.Retrained | None = None) -> dict[str, Any]:
-    """With what a twin has said already, where its plan is the same."""
+    """Compares a history with its twin; `trained` is an earlier twin's result, used where its plan is the same."""
     return twin.parity(history, lambda _: None, None if trained is None else lambda plan, seconds: trained)
 
 
 def swapped(lines: list[dict[str, Any]]) -> None:
-    """Two of its steps have each other's samples."""
+    """Swaps the samples of two of its steps."""
     early, late = [line for line in lines if line["event"] == "batch"][2:4]
     early["samples"], late["samples"] = late["samples"], early["samples"]
 
 
 def alone(lines: list[dict[str, Any]]) -> None:
-    """One step of both is said to be of one."""
+    """Records one step of both groups as a step of one."""
     line = [line for line in lines if line["event"] == "step" and line["participants"] == 2][2]
     line["participants"] = 1
 
 
 def doubled(lines: list[dict[str, Any]]) -> None:
-    """In one step the sum over two groups was divided by one."""
+    """Doubles the gradient norm of one step, as if the sum over two groups had been divided by one."""
     line = [line for line in lines if line["event"] == "step" and line["participants"] == 2][2]
     line["gradient_norm"] *= 2
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_trained_again_here_is_unknown(titan: dict[str, Any], why
 
 
 def test_a_bit_is_flipped_where_its_rank_has_it() -> None:
-    """FSDP gives each rank a part of the first dimension; the last has what is left."""
+    """FSDP gives each rank a part of the first dimension; the last gets the rest."""
     for rows, ranks in ((4, 1), (4, 2), (7, 3), (5, 2)):
         twin_ = object.__new__(Twin)
         twin_._parameters = [torch.zeros(2), torch.ones(rows, 3)]
@@ -157,7 +157,7 @@ def test_a_sample_has_the_same_name_for_the_same_tokens_at_the_same_places() -> 
 @pytest.mark.trainers
 @pytest.mark.timeout(900)
 def test_the_twin_flips_the_bits_that_were_flipped_in_a_group(groups: Groups) -> None:
-    """Until the group is started again; and where that group alone goes on, all have its copy."""
+    """The flips last until the group is started again. If that group alone goes on, all have its copy."""
     first, second = (groups.start_obeying(group, writer=not group) for group in (0, 1))
     first.reached(6, commits=5)
     second.order(causes.FLIP_BIT)

@@ -1,4 +1,4 @@
-"""What the warm process finds out about GPUs, where there is none. `tests/gpu/test_warm.py` is for a machine with one."""
+"""The warm process's findings about GPUs, on a machine without one. `tests/gpu/test_warm.py` needs one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_cuda_is_asked_for_by_another_process_and_known_here() -> None:
     ("answer", "code"), [("os.kill(os.getpid(), 9)", -9), ("1 / 0", 2), ("time.sleep(60)", -signal.SIGALRM)]
 )
 def test_where_nobody_knows_there_are_no_warm_starts(answer: str, code: int) -> None:
-    """Trainers that were forked would train on a processor, beside others on GPUs."""
+    """Forked trainers would train on a processor, beside others on GPUs."""
     why = f"the process that asked for CUDA ended with {int(code)}"
     assert said(ASKED.format(there=answer)) == {"told": [], "asked_here": 0, "unknown": why}
     assert said(WARMED.format(there=answer)) == {"problem": why}

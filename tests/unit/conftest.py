@@ -1,4 +1,4 @@
-"""No unit test depends on what is installed: it gives the commands that it wants to be found a PATH of its own."""
+"""No unit test depends on installed commands: it gets a PATH of its own with those that it needs."""
 
 from __future__ import annotations
 

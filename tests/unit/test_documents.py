@@ -1,4 +1,5 @@
-"""Every command that a document prints is one of ours, with options that it has: a wrong one at three in the morning is worse than none."""
+"""Every command that a document prints is one of ours, with options that it has: a wrong one at three in the morning is
+worse than none."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ RUNBOOKS = ROOT / "docs" / "runbooks"
 FOLDERS = ("docs", "examples", "fault_injection")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 WHOLE = sorted({ROOT / "README.md", *RUNBOOKS.glob("*.md")})
-"""Documents of which the commands in the midst of a sentence are to be typed too."""
+"""Documents whose commands in the midst of a sentence must be right to type too."""
 
 OF_A_RUN = {rule.runbook for rule in rules.alerts() if re.search(r"(by|on) \([^)]*\brun\b", rule.expression)}
 """Pages of alerts that name a run."""
 
 STANDS_FOR = {"GROUP": "1", "PORT": "9400", "$SUPERVISOR_ETCD": "h:1", "ENDPOINTS": "h:1", "NEW": "h:1"}
-"""What takes the place of a word that a reader replaces, where any word will not do."""
+"""Values for words that a reader replaces, where any word will not do."""
 
 PREFIX = re.compile(r"^(\$ |[A-Z_]+=\S+ |exec |env |--block-signal=USR1 |\.venv/bin/)*")
 COMMAND = re.compile(r"supervisor(-agent)?( |$)")
@@ -49,7 +50,7 @@ PROGRAMS = programs()
 
 
 def typed(text: str) -> Iterator[str]:
-    """The commands of the blocks of code."""
+    """The commands in the blocks of code."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     indented = re.findall(r"^    (supervisor .*)$", text, re.MULTILINE)
     for line in "\n".join([*blocks, *indented]).replace("\\\n", " ").splitlines():
@@ -60,7 +61,7 @@ def typed(text: str) -> Iterator[str]:
 
 
 def named(text: str) -> Iterator[str]:
-    """Those in the midst of a sentence."""
+    """The commands in the midst of a sentence."""
     sentences = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     for code in re.findall(r"`([^`]+)`", sentences):
         command = PREFIX.sub("", " ".join(code.split()))
@@ -69,7 +70,7 @@ def named(text: str) -> Iterator[str]:
 
 
 def of(command: str) -> tuple[Command, list[str]]:
-    """Which one it is, and what is given to it. Raises KeyError when there is no such command."""
+    """The command, and its arguments. Raises KeyError when there is no such command."""
     program, *words = [STANDS_FOR.get(word, word) for word in shlex.split(command)]
     found = PROGRAMS[program]
     while isinstance(found, TyperGroup) and words:
@@ -79,7 +80,7 @@ def of(command: str) -> tuple[Command, list[str]]:
 
 
 def problem(command: str, a_name_will_do: bool = False) -> str:
-    """What is wrong with it; empty: nothing."""
+    """The error in a command; empty: none."""
     if re.search(r'(?<!")\.\.\.(?!")', command):
         return "a reader cannot tell what `...` stands for"
     try:
@@ -99,7 +100,7 @@ def problem(command: str, a_name_will_do: bool = False) -> str:
 
 
 def no_run(command: str) -> bool:
-    """It takes the newest run, where another one may be meant."""
+    """True if it takes the newest run, where another one may be meant."""
     found, words = of(command)
     takes = {name for parameter in found.params for name in parameter.opts}
     return "--run" in takes and not {"--run", "-r", "RUN"} & set(words)
@@ -107,7 +108,7 @@ def no_run(command: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the runbooks say at their beginning."""
+    """The environment that the runbooks set at their beginning."""
     for name in [name for name in os.environ if name.startswith("SUPERVISOR_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SUPERVISOR_ETCD", "h:1")
@@ -134,7 +135,7 @@ def test_its_links_lead_to_files_that_are_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda p: p.name)
 def test_a_runbook_says_of_which_run(page: Path) -> None:
-    """The newest one need not be the one that called."""
+    """The newest run need not be the one that called."""
     text = page.read_text()
     if page.name == "README.md" or str(page.relative_to(ROOT)) in OF_A_RUN:
         assert [command for command in (*typed(text), *named(text)) if no_run(command)] == []

@@ -1,4 +1,4 @@
-"""The tests' only wait."""
+"""`eventually`, the tests' only wait."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Takes the place of nvidia-ml-py in an agent that has this folder on its PYTHONPATH: GPUs as fault_injection/gpus.py has them."""
+"""A stand-in for nvidia-ml-py in an agent that has this folder on its PYTHONPATH: its GPUs are
+fault_injection/doubles/gpus.py's."""
 
 import sys
 
-from fault_injection import gpus
+from fault_injection.doubles import gpus
 
 gpus.stand_in(sys.argv)  # another module is in our place from here on

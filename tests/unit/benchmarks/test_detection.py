@@ -1,4 +1,4 @@
-"""What the benchmark of detection makes of its trials: nothing wrong is counted as right, and a goal that is missed is said."""
+"""The detection benchmark's verdict on its trials: nothing wrong counts as right, and a missed goal is reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks import detection
 from benchmarks import detection_rows as made
 from benchmarks.detection_cases import CASES
 from benchmarks.detection_rows import HANGS, MET, missed, not_made, percentile, row
-from fault_injection.not_here import NotHere
+from fault_injection.testbed.unavailable import NotHere
 from supervisor.ports.errors import Fatal
 
 
@@ -35,7 +35,7 @@ def summary(
 
 
 def well(**other: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """All that has to be there for every goal to be met."""
+    """Results with which every goal is met."""
     found = {
         "sigkill": [trial()],
         "gil_held": [trial(times_the_bound=1.9, bound_s=4.0)],
@@ -123,7 +123,7 @@ def test_all_that_is_well_misses_nothing() -> None:
     ],
 )
 def test_one_trial_that_is_wrong_is_a_goal_that_is_missed(other: dict[str, Any], short: list[str]) -> None:
-    """A crash without a time was never found; a hang without a bound was found by something else than its bound."""
+    """A crash without a time was never found; a hang without a bound was found by another rule than its bound."""
     assert missed(summary(well(**other)), {}) == short
 
 
@@ -145,7 +145,7 @@ def test_a_checker_that_does_not_pass_is_named() -> None:
 
 
 class System:
-    """No run is broken: what is asked of it is how a trial ended."""
+    """A system in which no run is broken: it only gives the end of each trial."""
 
     def __init__(self) -> None:
         self.w = self
@@ -173,7 +173,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, ends: dict[str, Any]
     monkeypatch.setattr(tempfile, "tempdir", str(folder))  # a trial that goes wrong leaves its files
     monkeypatch.setattr(detection, "bench", lambda *_: contextlib.nullcontext(System()))
     monkeypatch.setattr(detection, "trial", ended)
-    monkeypatch.setattr(detection.checkers, "check", lambda _: [])
+    monkeypatch.setattr(detection.consistency, "check", lambda _: [])
     monkeypatch.setattr(sys, "argv", ["x", "--seeds", "2", "--results", str(results), "--only", *ends])
     return detection.main(), json.loads(results.read_text())
 

@@ -1,4 +1,4 @@
-"""What the benchmark makes of its trials; the trials themselves need a Slurm."""
+"""The benchmark's summary of its trials; the trials themselves need a Slurm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REQUEUE = {"seconds": 160.0, "seen_s": 20.0, "started_s": 130.0}
 
 
 def trials(*ours: tuple[float, float]) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """`ours`: until its group was back, and the other's longest pause."""
+    """`ours`: seconds until its group was back, and the other's longest pause."""
     told = [{"seconds": s, "seen_s": 1.0, "started_s": 1.5, "others_longest_gap_s": gap} for s, gap in ours]
     return {"silent": {"ours": told, "full_restart": [FULL] * len(told), "requeue": [REQUEUE] * len(told)}}
 

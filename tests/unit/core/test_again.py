@@ -1,4 +1,4 @@
-"""An answer beside the one that was given once."""
+"""Comparison of today's answer with the one that was given then."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from dataclasses import replace
 
 from supervisor.core.again import Answer, compare
 from supervisor.core.model import Action, Incident, Kind, Rung
-from supervisor.core.reason import Code, Reason
+from tests.helpers.reasons import text
 
-
-def text(sentence: str) -> Reason:
-    return Reason.of(Code.TEXT, text=sentence)
-
-
-START = Action(verb="start", key="start:1:2", reason="a process ended", group=1, generation=2, node="n1", incident="i1")
-CORDON = Action(verb="cordon", key="cordon:n1:i1", reason="incident i1", node="n1", incident="i1")
+START = Action(
+    verb="start", key="start:1:2", reason=text("a process ended"), group=1, generation=2, node="n1", incident="i1"
+)
+CORDON = Action(verb="cordon", key="cordon:n1:i1", reason=text("incident i1"), node="n1", incident="i1")
 INCIDENT = Incident(
     id="i1", kind=Kind.CRASH, group=1, node="n1", rung=Rung.RESTART, generation_before=1, generation_after=2,
     reason=text("a process ended"), evidence=(text("SIGSEGV"),), state="acting", opened=5.0, decided=5.0,
@@ -37,7 +34,7 @@ def test_other_words_are_told_apart_from_another_deed() -> None:
         costs=("y",),
         trace="t",
     )
-    found = compare(THEN, Answer((replace(START, reason="again"), CORDON), (said,)))
+    found = compare(THEN, Answer((replace(START, reason=text("again")), CORDON), (said,)))
     assert found.verdict == "words"
     assert "action start:1:2: reason was 'a process ended', today it is 'again'" in found.differences
     assert "incident i1: evidence was 'SIGSEGV', today it is 'signal 11'" in found.differences
@@ -61,5 +58,5 @@ def test_another_order_is_another_answer() -> None:
 
 
 def test_a_long_text_is_cut() -> None:
-    found = compare(THEN, Answer((replace(START, reason="x" * 5000), CORDON), (INCIDENT,)))
+    found = compare(THEN, Answer((replace(START, reason=text("x" * 5000)), CORDON), (INCIDENT,)))
     assert len(found.differences[0]) < 400

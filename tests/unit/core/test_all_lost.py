@@ -1,4 +1,4 @@
-"""An engine that takes every allocation: at no budget when the run got anywhere, else it ends in a halt."""
+"""An engine that takes every allocation: at no budget when the run made progress, else it ends in a halt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.core.world import HOST, World
 
 
 def _take_all(w: World) -> None:
-    """Every allocation that a group is on, at once."""
+    """Takes every allocation that a group is on, at once."""
     for group in w.memory.groups.values():
         if group.node:
             key = w.nodes[group.node].allocation
@@ -22,7 +22,7 @@ def _take_all(w: World) -> None:
 
 
 def _start_again(w: World) -> None:
-    """What was asked for comes, and every group is started on it."""
+    """Grants the requested allocations, and starts every group on them."""
     for key, allocation in w.memory.allocations.items():
         if allocation.state == "wanted" and key not in w.grants:
             w.bring(int(key.removeprefix("run-a")))

@@ -1,4 +1,5 @@
-"""What nodes share is away, and ends groups: how the breaker, what the ends say and leaving a group out meet."""
+"""A shared resource of the nodes is away, and ends groups: the interplay of the breaker, the ends' own evidence, and
+leaving a group out."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from tests.unit.core.world import World
 
 THREE = range(3)
 SURVIVES_S = 400.0
-"""How long a run is to survive without what nodes share."""
+"""Seconds that a run must survive without a resource that its nodes share."""
 
 
 def short_lived() -> World:
@@ -37,7 +38,7 @@ def short_lived() -> World:
 
 
 def give(w: World, seconds: float, ends: Ends | None = None, who: range | None = None) -> list[Notice]:
-    """As play, with an engine that grants what it is asked for. What a person is told."""
+    """Plays, with an engine that grants every request. Returns the notices for a person."""
     told: list[Notice] = []
     for _ in range(int(seconds)):
         for key, allocation in w.memory.allocations.items():
@@ -53,7 +54,7 @@ def give(w: World, seconds: float, ends: Ends | None = None, who: range | None =
 
 
 def test_what_the_breaker_holds_is_not_halted_for_how_long_it_takes() -> None:
-    """A person was called when it began."""
+    """A person was called when the outage began."""
     w = short_lived()
     before = homes(w)
     play(w, 2 * SURVIVES_S, no_store)
@@ -104,7 +105,7 @@ def test_a_store_that_comes_and_goes_moves_nobody_when_no_restart_is_left() -> N
 
 @pytest.mark.parametrize("ends", [no_store, bus_error])
 def test_some_whose_server_is_away_try_one_other_node_each_and_wait(ends: Ends) -> None:
-    """Too few for the breaker. The budgets are the run's: it would be halted, and nine train."""
+    """They are too few for the breaker. Charged to the run's budgets, they would halt it, while nine train."""
     w = world()
     told = give(w, 600.0, ends, THREE)
     assert (w.memory.phase, told) == ("running", [])
@@ -132,7 +133,8 @@ def test_some_whose_server_stays_away_are_left_out() -> None:
     assert w.memory.breaker_since is None, "who is left out is not counted"
     give(w, 60.0, no_store, range(3, 8))
     assert "breaker: 5 of 12 groups do not train" in w.waits()
-    assert breaker.sentence(Round(w.observed(), w.spec, w.memory)).startswith("breaker: 5 of 12"), "as status has it"
+    held = breaker.why_it_holds(Round(w.observed(), w.spec, w.memory))
+    assert (held.code, held.about["failing"], held.about["of"]) == (Code.GROUPS_OF_MANY, 5, 12), "as status has it"
     give(w, 120.0)
     w.control = replace(w.control, restarts=dict.fromkeys(THREE, 1))
     give(w, 15.0)
@@ -174,7 +176,7 @@ def test_errors_of_one_store_need_not_be_alike() -> None:
 
 
 def test_a_store_that_takes_one_after_the_other_is_one_cause_and_a_person_is_called() -> None:
-    """A minute apart and more. That all of them wait for it without an end, with nobody told, would be the worst of it."""
+    """The ends come a minute apart and more. The worst outcome would be an endless wait of all, without a notice."""
     w = World(groups=5, spares=3, budget={"replace": 20, "reallocate": 20}).bring_up()
     told: list[Notice] = []
     for group in range(5):
@@ -190,8 +192,8 @@ def test_a_store_that_takes_one_after_the_other_is_one_cause_and_a_person_is_cal
 
 @pytest.mark.parametrize("said", [False, True])
 def test_what_the_breaker_holds_is_not_halted_for_some_of_them(said: bool) -> None:
-    """Two had shown it on two hosts each before; the others end by it, or by having nobody to heal from. Nor where a person has
-    just said that nodes are to be left."""
+    """Two had shown it on two hosts each before; the others end by it, or because they have no peer to heal from. The
+    same holds where a person has just ordered nodes to be left."""
     w = short_lived()
     give(w, 120.0, no_store, range(2))
     assert w.memory.breaker_since is None
@@ -215,7 +217,7 @@ def test_what_the_breaker_holds_is_not_halted_for_some_of_them(said: bool) -> No
 
 
 def test_a_bug_of_one_while_a_store_holds_the_others_halts_nobody_and_it_is_left_out_when_they_train() -> None:
-    """They go on when the store is back, without it."""
+    """The others go on when the store is back, without it."""
     w = world()
 
     def ends(w: World, group: int) -> None:
@@ -261,7 +263,8 @@ def test_nor_when_it_stays_away() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2, 5, 12])
 def test_a_read_that_ends_all_at_one_step_again_and_again_is_not_waited_for_for_ever(groups: int) -> None:
-    """A shard of the evaluation that can be read no more: each time they train up to it first, for longer than an attempt counts."""
+    """A shard of the evaluation is unreadable: each time they train up to it first, for longer than an attempt
+    counts."""
     w = World(groups=groups, spares=1, healthy_after_s=120.0).bring_up()
     w.spec = replace(w.spec, torchft=replace(w.spec.torchft, quorum_timeout_ms=int(1000 * SURVIVES_S)))
     before, told = w.memory, []

@@ -1,4 +1,4 @@
-"""Who hangs: the ranks' own words of what they do, compared over the groups."""
+"""Blame for a hang: the ranks' own reports of their activity, compared over the groups."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_a_gpu_that_has_failed_is_no_reason_while_one_is_at_something_that_the_o
 
 
 def test_a_machine_that_is_not_well_is_no_reason_where_every_group_has_a_rank_that_waits_for_nobody() -> None:
-    """A file system that all share: not all machines say so at one moment."""
+    """All machines share a file system, but do not report it at the same moment."""
     w = World(groups=2, ranks=2).bring_up()
     for group in range(2):
         hangs(w, group, "checkpoint")
@@ -294,7 +294,7 @@ def test_a_machine_that_is_not_well_is_no_reason_where_every_group_has_a_rank_th
 
 
 def test_one_whose_ranks_cannot_be_seen_is_to_blame_once_all_others_wait(w: World) -> None:
-    """Its agent cannot say that it hangs: their files do not answer."""
+    """Its agent cannot report that it hangs: the ranks' files do not answer."""
     facts(w, 1, ranks_unseen="their files do not answer")
     hangs(w, 0, "quorum")
     w.round()
@@ -374,7 +374,7 @@ def test_one_that_cannot_be_seen_may_take_as_long_as_it_has_taken_for_a_checkpoi
 
 
 def test_one_that_cannot_be_seen_is_not_taken_for_the_one_that_is_missing(w: World) -> None:
-    """Group 2 trains with nobody: whom group 0 steps with is group 1."""
+    """Group 2 trains alone: group 0 steps with group 1."""
     facts(w, 1, ranks_unseen="their files do not answer")
     w.report(2, 0, commits=50, step=50, participants=2)
     for step in range(50, 200, 10):
@@ -428,7 +428,7 @@ def test_who_waits_for_a_group_that_evaluates_alone_blames_it_only_once_it_hangs
 
 
 def test_who_was_passed_by_and_waits_now_is_not_to_blame_for_what_keeps_the_others(w: World) -> None:
-    """It was stopped for a moment, came back, and asks for a quorum while they evaluate for longer than its bound."""
+    """It was stopped for a moment, came back, and asks for a quorum while the others evaluate beyond its bound."""
     for group in (0, 2):
         w.report(group, commits=1, step=60)
     hangs(w, 1, "quorum", step=50)
@@ -470,7 +470,7 @@ def test_a_shard_that_waits_for_one_that_waits_for_a_peer_is_not_to_blame() -> N
 
 @pytest.mark.parametrize("culprit", ["compute", "commit"])
 def test_a_rank_inside_a_collective_of_its_group_waits_for_one_that_is_elsewhere(culprit: str) -> None:
-    """Computing, or, as one that left it out, at the commit."""
+    """The other rank computes, or has left the collective out and is at the commit."""
     w = World(groups=2, ranks=2).bring_up()
     inside = "in all_reduce (distributed_c10d.py:3252) < step (train.py:9)"
     for rank, activity, stack in ((0, "compute", inside), (1, culprit, "in step (train.py:7)")):
@@ -483,7 +483,7 @@ def test_a_rank_inside_a_collective_of_its_group_waits_for_one_that_is_elsewhere
 
 
 def one_inside_a_collective() -> World:
-    """Of the two ranks of group 1 one has said that it hangs, inside a collective of theirs."""
+    """A world in which one of group 1's two ranks has reported that it hangs, inside a collective of theirs."""
     w = World(groups=2, ranks=2).bring_up()
     hangs(w, 1, "compute", rank=1, stack="in all_reduce (distributed_c10d.py:3252) < step (train.py:9)")
     w.others_wait(1)
@@ -600,7 +600,7 @@ def test_the_first_that_says_so_may_be_one_of_many(w: World) -> None:
         hangs(w, group, "data")
     w.round(5.0)
     assert "it is a cause that they share" in w.waits()
-    for group in (2, 0, 1):  # what they share is over, and one after the other says so
+    for group in (2, 0, 1):  # the shared cause is over, and one after the other reports it
         w.commit(group, step=51)
         w.round(1.0)
     assert not w.memory.incidents
@@ -626,7 +626,7 @@ def test_one_that_the_others_have_left_behind_is_to_blame_at_once(w: World) -> N
 
 
 def test_one_that_has_started_and_cannot_be_seen_is_not_late_while_the_others_step_with_it(w: World) -> None:
-    """Its disk stalled before its first commit was told."""
+    """Its disk stalled before its first commit was reported."""
     w.crash(1)
     w.round()
     w.start_again(1)
@@ -643,7 +643,7 @@ def test_one_that_has_started_and_cannot_be_seen_is_not_late_while_the_others_st
 
 
 def several(culprit: str, neighbour: str, stack: str = "", process: str = "", others: str = "") -> World:
-    """Rank 1 of group 0 is at `culprit`, its neighbour at `neighbour`, all the others in the next quorum."""
+    """A world with rank 1 of group 0 at `culprit`, its neighbour at `neighbour`, all the others in the next quorum."""
     w = World(groups=3, ranks=2).bring_up()
     for group in range(3):
         for rank in range(2):

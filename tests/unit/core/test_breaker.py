@@ -1,4 +1,4 @@
-"""Many nodes lost at once: hold, instead of giving them all up."""
+"""Many nodes lost at once: the breaker holds, instead of giving them all up."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.model import GpuFact, Kind
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import BreakerSpec, BudgetSpec
 from tests.unit.core.world import World
 
@@ -18,7 +19,7 @@ def world(groups: int = 12, spares: int = 2, **breaker: float) -> World:
 
 
 def lose(w: World, *groups: int) -> list[str]:
-    """Their nodes fall silent, and the engine has had time to say whether it took them."""
+    """Silences these groups' nodes, until the engine has had time to report if it took them."""
     nodes = [w.group(g).node for g in groups]
     for group, node in zip(groups, nodes, strict=True):
         w.hear(group, "silent")
@@ -40,8 +41,8 @@ def generations(w: World) -> set[int]:
 
 
 def test_nodes_that_come_back_before_the_gate_hears_them_are_not_restarted() -> None:
-    """After a long outage their agents are there a moment before the gate has heard anybody again: nobody was silent for long on
-    a node that lives. Else all would be started again at once, from disk."""
+    """After a long outage their agents are there a moment before the gate hears any group again: no group was silent
+    for long on a live node. Else all would be started again at once, from disk."""
     w = world()
     lose(w, 0, 1, 2, 3, 4)
     w.round(10 * w.spec.policy.silent_timeout_s)
@@ -107,7 +108,8 @@ def test_fewer_than_five_or_no_more_than_a_fifth_are_given_up(groups: int, lost:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_more_than_the_budgets_can_pay_for_are_held_and_halt_nothing(at_once: bool) -> None:
-    """A switch takes 10 of 64 nodes, which is no fifth: 4 replacements and 3 allocations would be spent, and the run halted."""
+    """A switch takes 10 of 64 nodes, less than a fifth: 4 replacements and 3 allocations would be spent, then a
+    halt."""
     w = world(64, spares=2)
     for part in [range(10)] if at_once else [range(n, n + 1) for n in range(10)]:
         lose(w, *part)
@@ -119,7 +121,7 @@ def test_more_than_the_budgets_can_pay_for_are_held_and_halt_nothing(at_once: bo
 
 
 def test_gpus_that_are_lost_everywhere_at_once_are_held() -> None:
-    """A driver, or its upgrade: not so many GPUs."""
+    """The cause is a driver, or its upgrade, and not the GPUs themselves."""
     w = world(8)
     for group in range(8):
         lost = GpuFact(kind="gpu_lost", evidence="GPU 0 is lost")
@@ -153,7 +155,7 @@ def test_a_person_has_them_given_up_at_no_budget() -> None:
     w = world(spares=6)
     lose(w, 0, 1, 2, 3, 4)
     w.control = replace(w.control, evictions=1, because="the rack burnt")
-    assert "a person says: the rack burnt" in [action.reason for action in w.round(1.0).actions]
+    assert Reason.of(Code.PERSON_SAYS, because="the rack burnt") in [action.reason for action in w.round(1.0).actions]
     w.round(1.0)
     assert w.memory.breaker_since is None
     assert [w.group(g).generation for g in range(12)] == [2] * 5 + [1] * 7

@@ -1,4 +1,4 @@
-"""Hosts that a person, or repeated incidents, keep groups away from; and how they are freed again."""
+"""Hosts that a person, or repeated incidents, keep groups away from; and the ways to free them again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from supervisor.core import explain, invariants
 from supervisor.core.cordons import REPEATED_S, TOGETHER_S, freeable, repeated, together
 from supervisor.core.engines import TRAITS
 from supervisor.core.model import CordonView, Grant, Kind, NodeView, Rung, Suspicion
+from supervisor.core.words import say
+from tests.helpers.reasons import held_against
 from tests.unit.core.world import World
 
 LOCAL_WORD_S = TRAITS["local"].word_s
@@ -20,7 +22,7 @@ DRAIN = "drained by ann@login: its disk is failing"
 
 
 def bar(w: World, host: str) -> None:
-    """A person's word, or two incidents of other runs: the core is told the same."""
+    """Bars a host: a person's word and two incidents of other runs look the same to the core."""
     w.cordons[host] = replace(w.cordons.get(host, CordonView()), why=WHY)
 
 
@@ -29,7 +31,7 @@ def drain(w: World, host: str) -> None:
 
 
 def lose(w: World, node: str) -> None:
-    """Its lease lapses, and the gate hears its groups no more."""
+    """Lapses its lease; the gate hears its groups no more."""
     for g in w.memory.groups.values():
         if g.node == node:
             w.hear(g.group, "gone")
@@ -113,7 +115,7 @@ def test_what_a_program_says_of_itself_does_not_count(kind: Kind) -> None:
     assert repeated([held(1.0), held(1.5, run="c", kind=kind), held(2.0, run="b")]) != ""
 
 
-# --- what leaves a suspicion ---
+# --- incidents that leave a suspicion ---
 
 
 def test_a_lost_node_leaves_one_and_a_restart_none() -> None:
@@ -209,11 +211,11 @@ def test_a_run_that_begins_is_told_to_leave_it_out_and_starts_elsewhere() -> Non
 
 
 def lost(w: World) -> World:
-    """n1 is lost, and the group trains on the spare."""
+    """Loses n1, whose group then trains on the spare."""
     lose(w, "n1")
     w.round()
     w.recover(0)
-    assert w.memory.cordons == {"n1": "incident i1: node_lost"}
+    assert w.memory.cordons == {"n1": held_against("i1", Kind.NODE_LOST)}
     return w
 
 
@@ -223,7 +225,7 @@ def test_a_freed_host_is_let_go_of_by_the_runs_own_memory_and_may_be_cordoned_ag
     del w.cordons["n1"]
     decision = w.round()
     assert (decision.actions[0].verb, decision.actions[0].key.split(":")[1]) == ("uncordon", "n1")
-    assert "freed by a person (incident i1: node_lost)" in decision.actions[0].reason
+    assert "freed by a person (incident i1: node_lost)" in say(decision.actions[0].reason)
     assert w.memory.cordons == {}
     assert "uncordon" not in w.verbs(), "once"
     (pending,) = [key for key in wanted(w) if key not in w.grants]
@@ -262,7 +264,7 @@ def test_what_still_waits_is_asked_for_anew_without_the_exclusion() -> None:
     w.cordons.clear()
     w.round()
     assert [a.verb for a in w.last.actions] == ["uncordon", "release", "acquire"]
-    assert "asked for without host n1, which is free again" in w.last.actions[1].reason
+    assert "asked for without host n1, which is free again" in say(w.last.actions[1].reason)
     (again,) = [key for key in wanted(w) if key not in w.grants]
     assert (w.memory.allocations[again].exclude, w.memory.spent) == ((), spent)
     assert w.verbs() == [], "once"
@@ -283,7 +285,7 @@ def test_a_drained_host_is_left_at_no_budget_and_its_group_moves_to_a_spare() ->
     drain(w, "n1")
     decision = w.round()
     assert [a.verb for a in decision.actions] == ["acquire", "move"]
-    assert "run-a1 is leaving: drained by ann@login" in decision.actions[0].reason
+    assert "run-a1 is leaving: drained by ann@login" in say(decision.actions[0].reason)
     assert "n1" in w.memory.allocations["run-a4"].exclude
     assert (w.group().phase, w.group().old_node, w.incident.kind) == ("fencing", "n1", Kind.LEAVING)
     w.recover(0)
@@ -366,14 +368,14 @@ def test_a_restart_on_a_drained_host_goes_elsewhere() -> None:
     assert w.incident.kind == Kind.CRASH
 
 
-# --- what comes from outside ---
+# --- kills from outside ---
 
 FROM_OUTSIDE = {"told": "", "oom": False}
-"""As its node's agent and cgroup say."""
+"""Facts of a kill from outside, as its node's agent and cgroup report them."""
 
 
 def kill_until_it_leaves(w: World, *kills: dict[str, Any]) -> None:
-    """Each before the group is back; the last of them again and again, until the group is given a spare."""
+    """Kills group 1 each time before it is back. The last kill is repeated until the group is given a spare."""
     waiting = list(kills)
     while not w.memory.incidents or w.incident.rung < Rung.REPLACE:
         w.crash(1, **(waiting.pop(0) if len(waiting) > 1 else waiting[0]))
@@ -396,7 +398,7 @@ def test_kills_from_outside_are_held_against_no_host(number: int) -> None:
 FROM_INSIDE: list[dict[str, Any]] = [
     {"signal": 11, **FROM_OUTSIDE},
     {"signal": 9, "told": "", "oom": True},
-    {"signal": 9, "told": "", "oom": None},  # whether it was the kernel cannot be seen
+    {"signal": 9, "told": "", "oom": None},  # it cannot be seen if it was the kernel
     {"signal": 9, "told": None, "oom": False},
     {"signal": 15, "told": None},
 ]

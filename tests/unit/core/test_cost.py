@@ -1,4 +1,4 @@
-"""What each thing that can be done costs: measured in this run, named for every option, and chosen by only where it is plain."""
+"""The cost of each option: measured in this run, named for every option, and decisive only where it is clear."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHAT = ("restart", "replace", "reallocate", "allocation")
 
 
 def remembers(w: World, **tried: tuple[float | tuple[float, bool], ...]) -> None:
-    """The run has measured this, in seconds; with False where it did not mend it."""
+    """Sets the run's measurements, in seconds; with False where the option did not mend it."""
     known = {
         what: tuple(Tried(seconds=t, mended=True) if isinstance(t, float) else Tried(seconds=t[0], mended=t[1]) for t in tries)
         for what, tries in tried.items()
@@ -59,7 +59,7 @@ def test_what_was_measured_is_told_in_group_seconds() -> None:
 
 
 def test_one_that_is_slow_and_only_observed_is_not_counted_as_lost() -> None:
-    """It steps; one that crashed and is left so does not."""
+    """It still steps, unlike one that crashed and is left so."""
     for observed, others in (("straggler", 3), ("crash", 2)):
         w = World(
             groups=4, first_rung=FirstRungSpec(straggler="restart"), observe=(observed,), straggler_for_s=300.0

@@ -1,4 +1,4 @@
-"""`decide`: one failure after another, and what each leads to."""
+"""`decide` on one failure after another, and the action that each leads to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from supervisor.core.engines import TRAITS
 from supervisor.core.model import ControlView, Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.words import say
-from tests.helpers.reasons import SEGFAULT, codes, spent
+from tests.helpers.reasons import SEGFAULT, codes, held_against, spent
 from tests.unit.core.world import HOST, World
 
 LOCAL_WORD_S = TRAITS["local"].word_s
@@ -179,7 +179,7 @@ def test_what_an_older_version_kept_as_a_sentence_is_not_told_twice() -> None:
 
 
 def test_an_echo_that_our_own_agent_ended_makes_nobody_wait_for_the_engine() -> None:
-    """It may be seen together with the end of the rank that failed."""
+    """The echo may be seen together with the end of the rank that failed."""
     w = World(groups=2, ranks=2).bring_up()
     w.report(0, 0, state="exited", signal=9)
     w.report(0, 1, state="exited", signal=15, told="toy.0.1.0, another rank of its generation, has failed")
@@ -189,7 +189,7 @@ def test_an_echo_that_our_own_agent_ended_makes_nobody_wait_for_the_engine() -> 
 
 @pytest.mark.parametrize("code", [None, 1])
 def test_a_node_that_is_ended_in_order_waits_for_the_engines_word(code: int | None) -> None:
-    """Its agent ends its ranks, and one may fail for another that is gone before it is told."""
+    """Its agent ends its ranks, and one may fail for another that is gone before it gets the order."""
     w = World(groups=2, ranks=2).bring_up()
     w.report(0, 0, state="exited", signal=15, told="the node is stopped")
     if code is None:
@@ -267,7 +267,7 @@ def test_a_silent_node_is_judged_when_a_slow_engine_was_asked_after_it_fell_sile
 
 
 def test_an_engine_that_was_not_asked_since_is_waited_for() -> None:
-    """Another run's requests come first: its word is not there after the usual time."""
+    """Another run's requests come first, so its answer takes longer than usual."""
     w = World().bring_up()
     w.engine_listed_at = w.now - 0.1
     w.crash(0, signal=15)
@@ -297,7 +297,7 @@ def test_a_silent_node_is_judged_by_a_list_of_the_time_of_its_silence() -> None:
 
 
 def test_a_lease_that_lapses_in_silence_is_judged_at_once() -> None:
-    """The engine was asked for a whole lease, and did not say that it took the node."""
+    """The engine was asked for a whole lease, and did not report that it took the node."""
     w = World().bring_up()
     w.nodes["n1"] = replace(w.nodes["n1"], registered=False)
     w.hear(0, "gone")
@@ -324,12 +324,12 @@ def test_a_spent_budget_climbs_and_says_so() -> None:
     assert (w.incident.kind, w.incident.rung) == (Kind.CRASH, Rung.REPLACE)
     assert w.incident.considered == (spent("restart"),)
     assert Code.BUDGET_SPENT in codes(w.incident.reason)
-    assert w.memory.cordons == {"n1": "incident i2: crash"}
+    assert w.memory.cordons == {"n1": held_against("i2", Kind.CRASH)}
 
 
 def test_the_whole_ladder_in_one_incident() -> None:
-    """A group that crashes at every start, and without which nobody steps, climbs rung by rung to the halt, each with its
-    sentence."""
+    """A group crashes at every start, and the others cannot step without it. It climbs rung by rung to the halt, each
+    with its sentence."""
     w = World(groups=2, min_groups=2, spares=1, budget={"restart": 1, "replace": 1, "reallocate": 1}).bring_up()
     rungs = []
     for number in range(4, 8):
@@ -369,7 +369,7 @@ def test_no_spare_climbs_to_a_new_allocation() -> None:
 
 
 def test_a_lost_node_is_asked_for_again_in_its_place_at_the_replacements_own_budget() -> None:
-    """So that the run keeps its spares; the engine keeps others off the suspect host."""
+    """This keeps the run's number of spares; the engine keeps others off the suspect host."""
     w = World(groups=2, spares=1).bring_up()
     lose_node(w)
     w.round()
@@ -445,7 +445,7 @@ def test_a_spare_that_lapsed_after_the_decision_does_not_hold_the_group_for_ever
 
 
 def test_a_group_that_was_moved_once_can_be_restarted_in_place() -> None:
-    """The node that it left long ago has nothing to do with it."""
+    """The node that it left long ago does not matter."""
     w = World(healthy_after_s=120.0).bring_up()
     lose_node(w)
     w.round()
@@ -467,7 +467,7 @@ def test_a_lost_node_is_fenced_by_the_gate_before_the_spare_starts() -> None:
         assert "its generation on node n1 is neither gone nor fenced: hold" in w.waits()
     w.admit(0)
     assert w.verbs() == ["fence", "place"]
-    assert w.last.actions[0].reason == "the gate admits generation 2 alone"
+    assert say(w.last.actions[0].reason) == "the gate admits generation 2 alone"
     assert w.group().node == "n3"
 
 
@@ -497,11 +497,11 @@ def test_a_node_that_still_runs_the_old_generation_is_no_proof() -> None:
     w.report_on("n1", 0, 1, state="exited", signal=15)
     w.bring(4)
     assert w.verbs()[:1] == ["fence"]
-    assert w.last.actions[0].reason == "node n1 says that its processes are gone"
+    assert say(w.last.actions[0].reason) == "node n1 says that its processes are gone"
 
 
 def test_a_node_that_never_spoke_of_the_group_does_not_say_that_it_is_gone() -> None:
-    """The start was commanded, the agent may be about to obey: silence about it is no report of its end."""
+    """The start was commanded, and the agent may be about to obey: silence about it is no report of its end."""
     w = World(groups=2, spares=1)
     w.host()
     w.round()
@@ -518,7 +518,7 @@ def test_a_node_that_never_spoke_of_the_group_does_not_say_that_it_is_gone() -> 
 
 
 def test_the_end_of_an_older_generation_does_not_say_that_the_newest_is_gone() -> None:
-    """Restarted in place, not reported yet: the node still lists the crash before."""
+    """It was restarted in place, but that is not reported yet: the node still lists the crash before."""
     w = World(groups=2, spares=1).bring_up()
     w.crash(0)
     w.round()
@@ -552,7 +552,7 @@ def test_a_silent_node_whose_group_steps_is_unknown() -> None:
 
 
 def test_the_word_of_a_gate_whose_host_is_gone_is_old() -> None:
-    """Its record outlives it: what it heard last is not what it hears."""
+    """The gate's record outlives it: what it heard last is not what it hears."""
     w = World(silent_timeout_s=30.0).bring_up()
     w.hear(0, "silent")
     assert w.verbs() == ["ride_through"]
@@ -578,7 +578,7 @@ def test_a_lapsed_lease_right_after_a_store_outage_holds() -> None:
 
 
 def test_a_stall_is_not_seen_right_after_a_store_outage() -> None:
-    """The gate could not say meanwhile that it hears the group again."""
+    """The gate could not report meanwhile that it hears the group again."""
     w = World(node_lease_s=5, silent_timeout_s=30.0).bring_up()
     w.hear(0, "silent")
     assert w.verbs() == ["ride_through"]
@@ -672,7 +672,7 @@ def test_silence_then_a_lost_node_climbs_within_the_same_incident() -> None:
     assert began < opened
     w.now += w.spec.policy.node_lease_s
     w.lapse("n1")
-    assert w.memory.cordons == {"n1": "incident i1: node_lost"}
+    assert w.memory.cordons == {"n1": held_against("i1", Kind.NODE_LOST)}
     assert (w.incident.id, w.incident.kind, w.incident.rung) == ("i1", Kind.NODE_LOST, Rung.REPLACE)
     assert w.incident.opened == opened
     assert w.incident.opened - w.incident.took_s == began, "it was lost when it fell silent, not a lease before that"
@@ -765,7 +765,7 @@ def test_a_lost_node_during_the_backoff_moves_the_group() -> None:
 
 
 def test_a_spent_budget_for_allocations_lets_fewer_groups_go_on() -> None:
-    """The spare is lost between the decision and the start, and no allocation may be asked for."""
+    """The spare is lost between the decision and the start, and the budget allows no other allocation."""
     w = World(groups=2, spares=1, budget={"reallocate": 0}).bring_up()
     lose_node(w)
     w.round()
@@ -793,7 +793,7 @@ def test_many_crashes_are_answered_over_several_rounds_each_at_once_after_the_ot
 
 
 def test_an_incident_that_was_only_opened_has_tried_nothing() -> None:
-    """Opened while paused as a lost node; the node comes back with a dead process: a restart is what is due."""
+    """It was opened while paused as a lost node. The node comes back with a dead process: a restart is due."""
     w = World().bring_up()
     w.control = replace(w.control, paused=True)
     lose_node(w)
@@ -807,7 +807,7 @@ def test_an_incident_that_was_only_opened_has_tried_nothing() -> None:
 
 
 def test_right_after_a_store_outage_a_silent_group_says_nothing() -> None:
-    """The gate may have closed meanwhile, and then it had cut everybody."""
+    """The gate may have closed meanwhile, and then it had cut all groups."""
     w = World(groups=2, node_lease_s=5).bring_up()
     w.hear(0, "silent")
     w.stable = 1.0
@@ -819,7 +819,7 @@ def test_right_after_a_store_outage_a_silent_group_says_nothing() -> None:
 
 
 def test_a_group_that_starts_in_a_run_that_halts_is_ended_at_once() -> None:
-    """Nobody trains that it could heal from, and it has no step to save: the run waits for no start of it."""
+    """No group trains from which it could heal, and it has no step to save: the run does not wait for its start."""
     w = World(groups=2).bring_up()
     w.fail(0, 1, "ValueError: a bug", step=20)
     w.round()
@@ -849,8 +849,9 @@ def test_a_late_start_of_a_paused_run_does_not_keep_the_leader_awake() -> None:
 
 
 def test_beside_one_that_trains_behind_the_checkpoint_it_resumes_from_disk() -> None:
-    """It was started when there was no checkpoint, and those that then saved one were lost before its first quorum: it has none of
-    their steps. Healed from it, one group after the other would end as it finds nobody who is as far as the checkpoint."""
+    """It was started when there was no checkpoint. Others then saved one, but were lost before its first quorum, so it
+    has none of their steps. A group that healed from it would end, as it finds no peer that is as far as the
+    checkpoint."""
     w = World(groups=2, spares=1).bring_up()
     w.save(0, step=100)
     w.round(1.0)
@@ -862,7 +863,7 @@ def test_beside_one_that_trains_behind_the_checkpoint_it_resumes_from_disk() -> 
 
 
 def no_peers(**policy: Any) -> World:
-    """Group 1 is frozen; group 0 crashed, was started again, and found nobody to heal from."""
+    """A world in which group 1 is frozen; group 0 crashed, was started again, and found no peer to heal from."""
     w = World(groups=2, **policy).bring_up()
     w.hear(1, "silent")
     w.crash(0)

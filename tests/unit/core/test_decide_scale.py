@@ -1,4 +1,4 @@
-"""`decide`: whatever happens to many groups at once, one decision fits into one transaction of the store."""
+"""`decide` on many groups at once: one decision always fits into one transaction of the store."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 
 from supervisor.core.model import Memory
 from supervisor.ports.store import MAX_OPERATIONS
-from supervisor.shell.projection import memory_records
+from supervisor.shell.control.projection import memory_records
 from tests.unit.core.world import World
 
 GROUPS = 120
-"""More than one transaction has operations."""
+"""More groups than one transaction has operations."""
 
 
 def size(w: World, before: Memory) -> int:
-    """Records of memory that the last decision writes, as the loop counts them."""
+    """The number of memory records that the last decision writes, as the loop counts them."""
     old = memory_records(w.spec, before, tuple(before.incidents.values()))
     new = memory_records(w.spec, w.memory, w.last.incidents)
     return sum(old.get(key) != value for key, value in new.items())

@@ -1,4 +1,4 @@
-"""`decide`: how a run begins, drains and ends."""
+"""`decide` at a run's begin, drain and end."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_fewer_nodes_in_time_than_may_step_halts_with_the_reason() -> None:
     w.grant(2)  # granted, and its node never comes
     w.round()
     assert w.verbs(after=61.0)[-1] == "halt"
-    assert codes(w.memory.halt_reason) == {Code.TOO_FEW_NODES}
+    assert codes(w.memory.halt_reason) == {Code.TOO_FEW_NODES, Code.TOO_FEW_IN_TIME}
     w.round()
     w.round()
     assert w.memory.phase == "halted"
@@ -205,7 +205,7 @@ def test_the_newest_complete_checkpoint_is_noted() -> None:
 
 @pytest.mark.parametrize(("generation", "written_by"), [(1, 1), (2, 1)])
 def test_a_checkpoint_of_an_older_generation_is_not_believed(generation: int, written_by: int) -> None:
-    """Neither when the old process says so, nor when the new one repeats it."""
+    """The old process's report is not believed, nor the new one's repetition of it."""
     w = World().bring_up()
     w.crash(0)
     w.round()

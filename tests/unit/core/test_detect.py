@@ -1,4 +1,4 @@
-"""Verdicts, failures, and what counts as gone."""
+"""Verdicts, failures, and the evidence that a process is gone."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_healthy_group_shows_no_failure() -> None:
 
 
 def test_the_gravest_failure_wins() -> None:
-    """Node lost before crash before silence."""
+    """The order is: node lost, crash, silence."""
     crashed = replace(NODE, ranks=(exited(None, signal=11),))
     silent = replace(GATE, hearing={0: "silent"})
     kinds = []

@@ -1,4 +1,4 @@
-"""Nodes whose disk cannot be used: passed over while there is another, and said."""
+"""Nodes whose disk cannot be used are passed over while there is another, with the reason."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ON_ITS_NODE = Reason.of(Code.ON_ITS_NODE, fact=FULL)
 
 
 def tell(w: World, node: str, kind: str = "disk_full") -> None:
-    """What a node's agent says; an empty kind: nothing any more."""
+    """Sets the fact that a node's agent reports; an empty kind: none any more."""
     w.nodes[node] = replace(w.nodes[node], facts={kind: FULL} if kind else {})
 
 
 def lose(w: World, group: int) -> str:
-    """Its node. What the incident about that says is `w.incident`."""
+    """Loses the group's node; returns it. The incident is `w.incident`."""
     node = w.group(group).node
     w.lapse(node)
     w.hear(group, "gone")
@@ -90,7 +90,7 @@ def test_while_one_is_waited_for_it_is_taken_as_soon_as_that_is_over() -> None:
 
 
 def test_it_is_the_last_resort_where_no_budget_is_left_to_ask_for_another() -> None:
-    """Better than a halt. What is asked for in the place of the lost one is waited for as long as any."""
+    """It is better than a halt. The allocation requested in place of the lost one is waited for as long as any."""
     w = World(spares=1, budget={"reallocate": 0}).bring_up()
     tell(w, "n3")
     lose(w, 0)
@@ -257,7 +257,7 @@ def test_what_many_say_is_not_said_for_each() -> None:
     assert "and so 7 more groups" in w.waits()
 
 
-# --- who could stay where it is ---
+# --- groups that could stay ---
 
 
 def test_a_straggler_is_not_moved_there() -> None:

@@ -1,4 +1,4 @@
-"""From how its ranks ended to the failure of a group."""
+"""The failure of a group, decoded from the ends of its ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OOM_LINE = "Memory cgroup out of memory: Killed process 7 (python)"
         ({"signal": 9, "told": None}, Kind.CRASH, Code.KILLED_BY_UNKNOWN, {}),
         ({"signal": 9, "oom": True}, Kind.OOM, Code.KILLED_FOR_MEMORY, {"kernel": ""}),
         ({"signal": 9, "oom": True, "kernel": OOM_LINE}, Kind.OOM, Code.KILLED_FOR_MEMORY, {"kernel": OOM_LINE}),
-        # a kill of ours stays ours, whatever else happened in its cgroup
+        # a kill of ours stays ours, in spite of other events in its cgroup
         (
             {"signal": 9, "oom": True, "told": "cut off"},
             Kind.CRASH,
@@ -113,7 +113,7 @@ def test_what_can_be_compared_and_what_not() -> None:
 @pytest.mark.parametrize(
     ("ranks", "first"),
     [
-        # a loss is the cause, what its peers raise is the echo
+        # a loss is the cause, its peers' exceptions are the echo
         ([{"exit_code": 1, "error": "RuntimeError: peer closed", "ended_s": 5.0}, {"signal": 9, "ended_s": 6.0}], 1),
         # an abort may be an echo too
         ([{"signal": 6, "ended_s": 6.0}, {"exit_code": 1, "error": "ValueError: x", "ended_s": 5.0}], 1),
@@ -126,7 +126,8 @@ def test_what_can_be_compared_and_what_not() -> None:
             ],
             1,
         ),
-        # who says that another went away is its echo, though the other could say nothing any more, and is seen to be gone later
+        # a rank that reports another as gone is its echo, even if the other could report nothing, and is seen to be
+        # gone later
         (
             [
                 {"exit_code": 1, "error": 'RuntimeError: message: "transport error"', "ended_s": 5.0},
@@ -141,10 +142,10 @@ def test_what_can_be_compared_and_what_not() -> None:
             ],
             1,
         ),
-        # whoever was told to end is no cause
+        # a rank that was ordered to end is no cause
         ([{"signal": 9, "told": "the others ended", "ended_s": 4.0}, {"exit_code": 3, "ended_s": 5.0}], 1),
         ([{"exit_code": 143, "ended_s": 4.0}, {"exit_code": 3, "ended_s": 5.0}], 1),
-        # nothing tells them apart
+        # nothing distinguishes them
         ([{"exit_code": 3}, {"exit_code": 4}], 0),
     ],
 )

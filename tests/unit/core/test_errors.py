@@ -1,4 +1,4 @@
-"""What is read out of an error's text, and which texts are of the same error."""
+"""The parts that are read from an error's text, and the texts that count as the same error."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_nothing_that_a_program_wrote_moves_a_terminals_cursor(text: str, seen: 
 
 
 def test_a_long_line_of_beginnings_without_an_end_takes_no_longer_than_another() -> None:
-    """Each is looked at once: twice as many would else take four times as long, minutes of these."""
+    """Each beginning is looked at once. Otherwise twice as many would take four times as long, minutes for these."""
     assert printable("\x9d" * 300_000) == ""
 
 

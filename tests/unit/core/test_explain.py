@@ -77,7 +77,7 @@ def test_it_shows_the_traceback_of_an_error() -> None:
 
 @pytest.mark.parametrize(("kind", "told"), [(Kind.ERROR, 6), (Kind.NUMERICS, 1)])
 def test_of_a_long_traceback_it_shows_the_newest_frames(kind: Kind, told: int) -> None:
-    """Of a number that is not finite the last one alone: how it came there is the same of each."""
+    """For a number that is not finite it shows the last frame alone: the way there is the same for each."""
     frames = [part for n in range(9) for part in (f'  File "/x.py", line {n}, in f', f"    g({n})")]
     trace = "\n".join(["Traceback (most recent call last):", *frames, "NotFinite: loss is nan"])
     lines = explain(replace(INCIDENT, kind=kind, trace=trace))
@@ -105,7 +105,7 @@ def test_what_has_not_happened_is_not_told() -> None:
 
 @pytest.mark.parametrize("rung", list(Rung))
 def test_where_nothing_was_decided_nothing_was_done(rung: Rung) -> None:
-    """Whatever rung it would begin with."""
+    """This holds for any rung that it would begin with."""
     assert done(replace(FRESH, rung=rung)) == ["Nothing was done yet: nothing was decided."]
     assert done(replace(FRESH, rung=rung, state="halted")) == ["Nothing was done."]
 
@@ -138,7 +138,7 @@ def test_one_whose_kind_changed_tells_its_first_sign_and_when_it_counted_as_what
 
 
 def test_what_the_run_clock_does_not_have_is_added_where_it_was_lost() -> None:
-    """Not what it lost before it was detected, nor once it was over; and who led then is not said."""
+    """It adds no time lost before it was detected, nor after its end; and it does not name the leader of then."""
     text = explain(INCIDENT, stood=((99.0, 500.0), (100.5, 30.0), (110.0, 500.0)))
     when = text[text.index("When:") + 1 :]
     assert when[1:5] == [

@@ -13,7 +13,8 @@ from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import CordonView, Kind, Rung, Suspicion
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
-from tests.helpers.reasons import codes
+from supervisor.core.words import say
+from tests.helpers.reasons import codes, held_against
 from tests.unit.core.test_blame import hangs
 from tests.unit.core.world import World
 
@@ -21,12 +22,12 @@ SIGSEGV = 11
 
 
 def world(**about: Any) -> World:
-    """A restart is all that a group has: its second crash moves it."""
+    """A world in which a group has one restart: its second crash moves it."""
     return World(**{"groups": 2, "spares": 4, "budget": {"restart": 1, "replace": 9}, **about}).bring_up()
 
 
 def crash(w: World, step: int, signal: int = SIGSEGV, **about: Any) -> None:
-    """Group 0 ends by a signal, and trains again."""
+    """Ends group 0 by a signal, and lets it train again."""
     w.crash(0, signal, **{"step": step, "commits": 3, "told": "", "oom": False, **about})
     w.round(61.0)
     w.recover(step=step + 1)
@@ -37,7 +38,7 @@ def crashes_until_it_has_moved(w: World) -> None:
     crash(w, 30)
     assert (w.incident.rung, w.group().node) == (Rung.REPLACE, "n3")
     assert [(s.host, s.incident, s.kind) for s in w.suspicions] == [("n1", "i2", Kind.CRASH)]
-    assert w.memory.cordons == {"n1": "incident i2: crash"}
+    assert w.memory.cordons == {"n1": held_against("i2", Kind.CRASH)}
 
 
 def test_the_same_signal_on_the_next_host_frees_the_first_one_of_it() -> None:
@@ -48,7 +49,7 @@ def test_the_same_signal_on_the_next_host_frees_the_first_one_of_it() -> None:
     assert decision.acquitted == (("n1", "i2"),)
     assert (w.memory.cordons, w.suspicions) == ({}, [])
     freed = next(a for a in decision.actions if a.verb == "uncordon")
-    assert freed.reason == ("host n1 is not to blame for it (incident i2: crash): the same befell group 0 on n3")
+    assert say(freed.reason) == ("host n1 is not to blame for it (incident i2: crash): the same befell group 0 on n3")
     assert w.incident.evidence[-1] == Reason.of(Code.FOLLOWS, host="n1", incident="i2")
 
 
@@ -81,7 +82,7 @@ def test_a_start_that_hangs_on_the_next_host_too_is_held_against_none() -> None:
 
 
 def test_a_hang_on_the_next_host_too_is_held_against_none() -> None:
-    """A sample on which the data loader blocks: at the same step, wherever the group runs."""
+    """A sample blocks the data loader: at the same step, on any node."""
     w = World(groups=2, spares=3, first_rung=FirstRungSpec(hang="replace")).bring_up()
     for n in range(3):
         hangs(w, 0, "data", stack="in read (loader.py:10)")
@@ -135,7 +136,7 @@ def test_after_a_day_it_may_be_the_next_hosts_own_trouble() -> None:
     crashes_until_it_has_moved(w)
     w.round(WITHIN_S + 1.0)
     crash(w, 77)
-    assert w.memory.cordons == {"n1": "incident i2: crash"}
+    assert w.memory.cordons == {"n1": held_against("i2", Kind.CRASH)}
 
 
 def test_the_same_exception_counts_as_the_same_signal_does() -> None:
@@ -148,7 +149,7 @@ def test_the_same_exception_counts_as_the_same_signal_does() -> None:
 
 
 def test_another_incident_that_is_held_against_the_host_keeps_it_where_it_is() -> None:
-    """Two groups of one host: what the second one left it for is told by the record of the first."""
+    """Two groups of one host: the first one's record explains why the second left it."""
     w = World(groups=3, spares=4, budget={"restart": 1, "replace": 9}).bring_up()
     for number in (1, 2):
         w.node(number, host="h1")
@@ -158,15 +159,16 @@ def test_another_incident_that_is_held_against_the_host_keeps_it_where_it_is() -
     w.hear(1, "gone")
     w.lapse("n2")
     w.round()
-    assert w.memory.cordons == {"h1": "incident i2: crash; incident i3: node_lost"}
+    both = {"reason": held_against("i2", Kind.CRASH), "note": held_against("i3", Kind.NODE_LOST)}
+    assert w.memory.cordons == {"h1": Reason.of(Code.AND, **both)}
     w.recover(1)
     crash(w, 77)
-    assert w.memory.cordons == {"h1": "incident i2: crash; incident i3: node_lost"}
+    assert w.memory.cordons == {"h1": Reason.of(Code.AND, **both)}
     assert [(s.host, s.incident) for s in w.suspicions] == [("h1", "i2")]
 
 
 def test_an_incident_that_goes_on_is_told_as_it_is() -> None:
-    """One that crashes at every start, and without which the others cannot step, is one incident, on all its hosts."""
+    """A group that crashes at every start, without which no other can step, is one incident, on all its hosts."""
     w = World(groups=2, min_groups=2, spares=4, budget={"restart": 1, "replace": 9}).bring_up()
     for _ in range(4):
         w.crash(0, SIGSEGV, step=20)
@@ -213,7 +215,7 @@ def test_a_person_who_resumes_or_restarts_begins_anew() -> None:
 
 
 def test_what_was_freed_meanwhile_is_deleted_all_the_same_and_nothing_said() -> None:
-    """A check that the host passed leaves the record, which a later incident would be counted with."""
+    """A passed check of the host leaves the record, and a later incident would be counted with it."""
     w = world()
     crashes_until_it_has_moved(w)
     w.cordons["n1"] = CordonView(passed="the checks that it passed")

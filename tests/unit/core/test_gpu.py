@@ -1,4 +1,4 @@
-"""When a group's failure is its GPU's fault."""
+"""Conditions under which a group's failure is its GPU's fault."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from supervisor.core import gpu
 from supervisor.core.model import Confidence, GpuFact, Kind, NodeView, Rung, StuckView
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import GroupsSpec
+from supervisor.core.words import say
 from tests.helpers.reasons import SEGFAULT, texts, values
 from tests.unit.core.world import World
 
@@ -18,7 +19,7 @@ NAME = "GPU 0 (0000:10:00.0, GPU-0000)"
 
 
 def xid(w: World, code: int, group: int = 1, generation: int | None = None, **about: Any) -> GpuFact:
-    """One that came while a generation of the group ran, its current one if none is given."""
+    """An Xid that came while a generation of the group ran, its current one if none is given."""
     ran = (group, w.group(group).generation if generation is None else generation)
     return GpuFact(kind="gpu_xid", evidence=f"{NAME}: Xid {code}", xid=code, during=frozenset({ran}), **about)
 
@@ -28,7 +29,7 @@ def holds(kind: str, **about: Any) -> GpuFact:
 
 
 def tell(w: World, *facts: GpuFact, node: str = "") -> None:
-    """What the agent of group 1's node, or of another, says."""
+    """Sets the GPU facts that the agent of group 1's node, or of another, reports."""
     name = node or w.group(1).node
     w.nodes[name] = replace(w.nodes[name], gpus=facts)
 
@@ -94,7 +95,7 @@ def test_the_text_is_that_of_the_newest_end() -> None:
 
 
 def test_it_says_nothing_of_the_program() -> None:
-    """As a lost node: what the program did before is not forgotten for it."""
+    """As after a lost node, the program's earlier ends are not forgotten."""
     w = World().bring_up()
     w.fail(1, error="ValueError: mine")
     w.round()
@@ -107,7 +108,7 @@ def test_it_says_nothing_of_the_program() -> None:
 
 
 def test_a_hang_is_the_gpus_also_when_all_wait() -> None:
-    """A collective with a GPU that does not answer ends for nobody, so nobody hangs by itself."""
+    """A collective with a GPU that does not answer never ends, so no group hangs by itself."""
     w = World().bring_up()
     for group in (0, 1):
         w.report(group, commits=1, step=5, stuck=StuckView(activity="collective", activity_s=60.0, bound_s=30.0))
@@ -184,7 +185,7 @@ def test_a_policy_that_only_observes_moves_nobody() -> None:
 
 @pytest.mark.parametrize("code", [48, 79, 95])
 def test_an_xid_of_an_earlier_generation_never_acts_on_a_later_one(code: int) -> None:
-    """A stale event that kills a job again and again: it is told for an hour, and the job runs on."""
+    """A stale event must not kill a job again and again: it is reported for an hour, and the job runs on."""
     w = World().bring_up()
     w.crash(1)
     w.round()
@@ -240,7 +241,7 @@ def test_no_group_is_placed_where_a_gpu_cannot_be_used(kind: str) -> None:
 
 
 def test_an_xid_alone_bars_no_spare() -> None:
-    """It was, and nobody knows that it still matters: what lasts is a condition."""
+    """The Xid is past, and may no longer matter: only a condition lasts."""
     w = World().bring_up()
     tell(w, replace(xid(w, 48), during=frozenset()), replace(xid(w, 79), during=None), node="n3")
     w.crash(0)
@@ -272,7 +273,7 @@ def test_a_spare_whose_gpu_is_lost_is_given_back_and_its_host_not_asked_for_agai
     w.round()
     released, acquired = w.last.actions
     assert (released.verb, released.key) == ("release", "release:run-a3")
-    assert released.reason == f"{NAME} gpu_lost"
+    assert say(released.reason) == f"{NAME} gpu_lost"
     assert acquired.verb == "acquire"
     assert w.memory.allocations["run-a4"].exclude == ("n3",)
     del w.nodes["n3"]

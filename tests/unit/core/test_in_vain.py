@@ -13,7 +13,7 @@ SLEEPS = Reason.of(Code.PASSED, rung="restart", why=Reason.of(Code.UNINTERRUPTIB
 
 
 def hangs_in_its_disk(w: World) -> None:
-    """Its rank 0 waits for its data, from a disk that does not answer."""
+    """Makes its rank 0 wait for its data, from a disk that does not answer."""
     hangs(w, 0, "data", process="uninterruptible")
     w.others_wait(0)
     w.round()
@@ -57,7 +57,7 @@ def test_a_rank_that_only_waits_for_the_one_that_hangs_says_nothing_of_it() -> N
 
 
 def test_a_start_beside_a_process_that_does_not_end_is_tried_once() -> None:
-    """No spare was well when it was told to end; one is now."""
+    """No spare was healthy when its end was ordered; one is now."""
     w = World(groups=2, spares=1).bring_up()
     w.node(3, facts={"disk_full": "no room"})
     hangs_in_its_disk(w)

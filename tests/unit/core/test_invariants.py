@@ -51,7 +51,7 @@ def test_i2_a_budget_overdrawn() -> None:
 
 
 def test_i2_a_budget_that_a_person_has_lowered_holds_up_nothing() -> None:
-    """What was drawn before counts as before, and one more is refused."""
+    """Draws before the change stay valid, and one more is refused."""
     before = memory(RUNNING, spent={"restart:0": (10.0, 20.0)})
     assert broken(before, before) == []
     assert broken(before, replace(before, spent={"restart:0": (10.0, 20.0, 30.0)})) == ["I2"]

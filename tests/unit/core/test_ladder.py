@@ -103,7 +103,7 @@ def test_a_crash_climbs(spent: tuple[str, ...], spare: bool, rung: Rung, conside
     [(kind, at_least) for kind in Kind for at_least in (Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE)],
 )
 def test_a_rung_is_never_skipped_without_a_reason(kind: Kind, at_least: Rung) -> None:
-    """Also those that this incident has tried before."""
+    """Rungs that this incident has tried before have a reason too."""
     choice = pick(kind, at_least=at_least, spent=("replace",))
     assert choice.rung >= max(first_rung(kind, POLICY), at_least)
     assert passed(choice.considered) == [Rung(r).name.lower() for r in range(first_rung(kind, POLICY), choice.rung)]

@@ -1,4 +1,4 @@
-"""When an incident began, when it was over, and how long it lasted: one answer for all who print it."""
+"""The begin, the end and the duration of an incident: the same answer for all that print them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCAL_WORD_S = TRAITS["local"].word_s
 
 
 def restarted(**about: Any) -> World:
-    """Group 0 was ended by a signal and is started again; the others train on."""
+    """A world in which group 0 was ended by a signal and is started again; the others train on."""
     w = World(**about).bring_up()
     w.crash(0)
     w.round(0.5)
@@ -76,7 +76,7 @@ def test_where_no_other_group_trains_its_own_step_is_the_recovery() -> None:
 
 
 def test_an_incident_lasts_from_its_first_sign() -> None:
-    """A SIGTERM that nobody here sent may be the engine's: its word is waited for, and that is the incident's time too."""
+    """A SIGTERM from an unknown sender may be the engine's. The wait for its answer is the incident's time too."""
     w = World().bring_up()
     w.crash(0, 15, told="")
     w.round()
@@ -92,7 +92,7 @@ def test_a_lost_node_lasts_from_its_last_sign_of_life() -> None:
     """A lease lapses when nothing was heard for all of it."""
     w = World().bring_up()
     w.nodes["n1"] = replace(w.nodes["n1"], registered=False)
-    w.stable = 0.0  # etcd was away: leases that lapse now may say nothing of their nodes
+    w.stable = 0.0  # etcd was away: leases that lapse now may be no sign of their nodes
     w.round()
     began = w.now - w.spec.policy.node_lease_s
     w.stable = 1e6
@@ -113,7 +113,7 @@ def test_of_an_end_that_is_seen_at_once_nothing_is_added() -> None:
 
 
 def test_how_long_it_had_lasted_is_no_other_answer() -> None:
-    """What an older version decided is asked again: it did not count so, and did the same."""
+    """An older version's decision is made again: it did not count so, and did the same."""
     w = World().bring_up()
     w.crash(0)
     then = Answer((), w.round().incidents)

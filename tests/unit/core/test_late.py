@@ -1,4 +1,4 @@
-"""A group that is started again while the others are at something long waits for them in its first quorum: that is no late start."""
+"""A group that is started again while the others do something long waits for its first quorum, and is not late."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Others = Callable[[World, float], None]
 
 
 def started_again(groups: int = 2, **about: float) -> World:
-    """Group 1 was started again just now; the others had come to step 50."""
+    """A world in which group 1 was started again just now; the others had come to step 50."""
     w = World(groups=groups, start_timeout_s=TIMEOUT_S, **about).bring_up()
     for group in w.memory.groups:
         w.commit(group, step=50, phase="step")
@@ -25,7 +25,7 @@ def started_again(groups: int = 2, **about: float) -> World:
 
 
 def pause(w: World, at: float) -> None:
-    """They evaluate, or save."""
+    """Makes the others evaluate, or save."""
 
 
 def go_on_without_it(w: World, at: float) -> None:
@@ -41,7 +41,7 @@ def wait_too(w: World, at: float) -> None:
 
 
 def after(w: World, seconds: float, others: Others, phase: str = "quorum") -> float:
-    """Until the start is ended, at most so long: how long it took."""
+    """Seconds until the start is ended, at most `seconds`."""
     began, generation = w.now, w.group(1).generation
     while w.now < began + seconds and w.group(1).generation == generation:
         others(w, w.now - began)
@@ -131,7 +131,7 @@ def test_it_is_written_seldom() -> None:
 
 
 def kinds(w: World, seconds: float, seen: Callable[[World], None]) -> list[tuple[Kind, int | None]]:
-    """What was opened meanwhile."""
+    """The incidents that were opened meanwhile."""
     began, known = w.now, set(w.incidents)
     while w.now < began + seconds:
         seen(w)
@@ -211,7 +211,7 @@ def test_who_waits_for_nobody_that_comes_is_late_as_ever() -> None:
 
 
 def refused(w: World) -> None:
-    """The engine gives group 1 no other node."""
+    """Makes the engine refuse group 1 another node."""
     w.report(0, phase="quorum")
     for number in range(1, len(w.memory.allocations) + 1):
         if f"run-a{number}" not in w.grants:

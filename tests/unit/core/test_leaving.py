@@ -1,4 +1,4 @@
-"""`decide`: nodes that the engine is about to take away are left before, at nobody's budget."""
+"""`decide`: groups leave a node that the engine is about to take away before its end, charged to no budget."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from supervisor.core.leaving import SUCCESSORS_A_NODE
 from supervisor.core.model import Kind, Rung, StuckView
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec, SlurmSpec
+from supervisor.core.words import say
 from tests.unit.core.world import World
 
 WARN_S = 300.0
@@ -23,7 +24,7 @@ def world(groups: int = 2, spares: int = 1, **about: object) -> World:
 
 
 def limit(w: World, number: int) -> None:
-    """Its shim was told that its time is nearly over."""
+    """Notifies the node's shim that its time is nearly over."""
     w.node(number, leaving="its time limit is near")
 
 
@@ -37,14 +38,14 @@ def wanted(w: World) -> list[str]:
 
 
 def settle(w: World) -> None:
-    """Rounds that follow each other at once."""
+    """Plays rounds that follow each other at once."""
     w.round()
     while w.last.look_again_at is not None and w.last.look_again_at <= w.now:
         w.round()
 
 
 def follow(w: World, group: int) -> None:
-    """The old generation is fenced, the new one placed and committing."""
+    """Fences the old generation, places the new one, and lets it commit."""
     w.admit(group)
     w.round()
     assert w.group(group).phase == "starting", (w.group(group), w.waits())
@@ -128,7 +129,7 @@ def test_its_successor_is_asked_for_at_once_and_only_once(leaves: object) -> Non
     leaves(w, 1)  # type: ignore[operator]
     (acquire,) = w.round().actions
     assert (acquire.verb, acquire.rung) == ("acquire", None)
-    assert "run-a1 is leaving" in acquire.reason
+    assert "run-a1 is leaving" in say(acquire.reason)
     assert w.memory.allocations["run-a1"].successor == "run-a3"
     assert [w.verbs(after=10.0) for _ in range(5)] == [[]] * 5
     assert "group 0: its node n1 is leaving" in w.waits()
@@ -274,7 +275,7 @@ def test_everybodys_limit_at_once_asks_for_nothing_twice() -> None:
 
 
 def test_a_limit_shorter_than_its_warning_does_not_ask_for_ever_more() -> None:
-    """Each successor is leaving the moment it comes: the next is asked for after a warning's time."""
+    """Each successor is leaving the moment it comes: the next is requested after a warning's time."""
     w = world(groups=2, spares=0)
     drain(w, 1)
     for number in range(1, 100):
@@ -288,7 +289,7 @@ def test_a_limit_shorter_than_its_warning_does_not_ask_for_ever_more() -> None:
 
 @pytest.mark.parametrize(("told_s", "ends_s"), [(30.0, 280.0), (60.0, 360.0)])
 def test_a_limit_that_is_not_well_above_its_warning_is_bounded_by_the_budget(told_s: float, ends_s: float) -> None:
-    """Each job is told of its end soon after its group has come to it, and ends."""
+    """Each job gets notice of its end soon after its group has come to it, and ends."""
     w = world(groups=2, spares=0)
     began = {1: w.now, 2: w.now}
     end, step = w.now + 3600.0, 10
@@ -336,7 +337,7 @@ def all_limits(w: World) -> None:
 
 
 def begun(w: World) -> int:
-    """Everybody's time runs out and nobody comes: the step after which all end."""
+    """Brings all nodes to their limit, with no successor; returns the step after which all end."""
     for g in w.memory.groups:
         w.commit(g, step=100, step_s=1.0)
     all_limits(w)
@@ -397,7 +398,9 @@ def test_a_restart_that_is_asked_for_while_all_end_and_the_run_is_paused_is_no_g
     for g in (0, 1):
         w.admit(g)
     w.control = replace(w.control, paused=False)
-    reasons = [a.reason for _ in range(3) for a in w.round().actions if a.verb in ("start", "place") and a.group == 0]
+    reasons = [
+        say(a.reason) for _ in range(3) for a in w.round().actions if a.verb in ("start", "place") and a.group == 0
+    ]
     assert reasons[0].startswith("its node is about to be taken away: it is left before: it was handed over after step")
 
 
@@ -481,7 +484,7 @@ def test_a_group_that_only_starts_ends_at_once() -> None:
 
 
 def test_the_time_of_a_start_bounds_it() -> None:
-    """A group that never comes to the step: what there is on disk is gone on from."""
+    """If a group never comes to the step, the run goes on from what is on disk."""
     w = world(spares=0, start_timeout_s=200.0)
     begun(w)
     w.bring(3)

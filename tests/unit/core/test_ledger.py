@@ -175,7 +175,7 @@ def test_only_the_span_is_covered() -> None:
 
 # --- every second once ---
 
-# Eighths are exact in binary: what should be equal is equal.
+# Eighths are exact in binary: values that should be equal are equal.
 MOMENTS = st.integers(0, 160).map(lambda eighths: eighths / 8)
 CAUSES = st.sampled_from(list(Cause))
 INTERVALS = st.builds(Interval, MOMENTS, MOMENTS, CAUSES)  # also empty ones and ones that go back: a clock was set
@@ -202,7 +202,7 @@ def test_each_second_is_covered_once(
 def test_the_newest_process_keeps_all_of_its_time(
     lines: list[list[tuple[float, Cause]]], marks: list[Mark], born: float
 ) -> None:
-    """With processes as trainers write them: each line from the end of the one before."""
+    """The processes write as trainers do: each line starts at the end of the one before."""
     processes = []
     for body in lines:
         moments = sorted([born, *(t for t, _ in body)])
@@ -233,7 +233,7 @@ def test_totals_and_ratios() -> None:
     assert ratios([[], []]) == (0.0, {})
 
 
-# --- what an incident says of it ---
+# --- an incident's share ---
 
 
 def test_a_step_that_was_committed_before_is_recomputed() -> None:

@@ -11,6 +11,7 @@ from supervisor.core.notice import due
 from supervisor.core.reason import Code, Reason
 from supervisor.core.resume import fresh_start
 from supervisor.core.spec import FirstRungSpec
+from supervisor.core.words import say
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World, replace
 
@@ -18,7 +19,7 @@ BUG = "ValueError: no shard 7"
 
 
 def begun(groups: int = 2, **about: Any) -> World:
-    """All groups train; group 0 has just ended for another reason, and starts again."""
+    """A world in which all groups train; group 0 has just ended for another reason, and starts again."""
     w = World(groups=groups, **{"spares": 1, **about}).bring_up()
     w.crash(0, 15)
     w.round()
@@ -27,7 +28,7 @@ def begun(groups: int = 2, **about: Any) -> World:
 
 
 def ends(w: World, error: str = BUG, **about: Any) -> Rung:
-    """Group 0 ends before its first commit, while the others go on and save."""
+    """Ends group 0 before its first commit, while the others go on and save."""
     others = [g for g in w.memory.groups if g != 0]
     step = 10 * w.rounds
     for g in others:
@@ -40,14 +41,14 @@ def ends(w: World, error: str = BUG, **about: Any) -> Rung:
 
 
 def starts(w: World) -> None:
-    """Group 0 is started again, on a new node if one was asked for."""
+    """Starts group 0 again, on a new node if one was requested."""
     if w.incidents[w.group(0).incident].rung == Rung.REALLOCATE:
         w.bring(len(w.memory.allocations))
     w.start_again()
 
 
 def left_out(w: World) -> World:
-    """As group 0 is now."""
+    """Ends group 0 again and again, until it is left out."""
     for rung in (Rung.RESTART, Rung.REPLACE):
         assert ends(w) == rung
         w.start_again()
@@ -81,7 +82,7 @@ def test_it_is_journaled_and_a_person_is_told_once() -> None:
     ends(w)
     (act,) = [a for a in w.last.actions if a.verb == "ride_through"]
     assert act.key.startswith("leave_out:0:")
-    assert "the others go on without it" in act.reason
+    assert "the others go on without it" in say(act.reason)
     (notice,) = due("run", before, w.last)
     assert notice.text.startswith("run run goes on without a group: group 0 is left out: it ended in the same way")
     assert (notice.group, notice.kind, notice.rung) == (0, "error", 0)
@@ -150,7 +151,7 @@ def test_not_when_too_few_would_be_left_to_step() -> None:
 
 
 def test_not_when_it_had_committed_a_step() -> None:
-    """What it does then is another thing each time: it is for the budgets."""
+    """Its later ends differ each time, so they are for the budgets."""
     w = begun(groups=3)
     for n in range(5):
         ends(w, step=30 + n, commits=2)
@@ -258,7 +259,7 @@ def test_when_the_run_halts_in_the_same_round_that_alone_is_told() -> None:
 
 
 def test_a_hang_of_the_others_is_found_as_if_it_were_not_there() -> None:
-    """Nobody waits for it: it is not being started."""
+    """The others do not wait for it: it is not being started."""
     w = left_out(begun(groups=4))
     w.admit(0)
     w.round(1.0)
@@ -281,7 +282,7 @@ def test_one_of_the_others_that_is_slow_is_mended() -> None:
 
 @pytest.mark.parametrize("signal", [0, 11])
 def test_what_ends_all_the_others_stops_the_run_and_costs_no_node(signal: int) -> None:
-    """That it had ended otherwise itself does not tell them apart."""
+    """Its own earlier, different end does not distinguish it from the others."""
     w = left_out(begun(groups=7, spares=2))
     w.admit(0)
     w.round(1.0)
@@ -315,7 +316,7 @@ def test_the_last_of_two_is_not_every_group() -> None:
 
 
 def test_the_last_that_trains_leaves_a_drained_host_through_a_checkpoint() -> None:
-    """As a run of one group does: the other does not come, to be healed from."""
+    """It does so like a run of one group: the other does not come, to be healed from."""
     w = left_out(begun(spares=2))
     w.admit(0)
     w.round(1.0)

@@ -8,7 +8,8 @@ import pytest
 
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
-from supervisor.shell.waiting import held
+from supervisor.core.words import say
+from supervisor.shell.inspect.pending_reasons import held
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World
 
@@ -16,7 +17,7 @@ NO_WAY = Reason.of(Code.NO_WAY, host="host")
 
 
 def no_way(w: World, *groups: int, for_s: int = 0) -> None:
-    """Their agents say so, each second; the gate has not heard them since. The others step on."""
+    """Makes their agents report each second that the gate is unreachable; it has not heard them. The others step on."""
     for g in groups:
         if w.group(g).phase == "running":
             w.hear(g, "silent")
@@ -33,13 +34,9 @@ def test_where_nobody_reaches_the_gate_nobody_is_ended(groups: int) -> None:
     w = World(groups=groups, spares=1).bring_up()
     no_way(w, *range(groups), for_s=200)
     assert [g.generation for g in w.memory.groups.values()] == [1] * groups
-    names = "group 0 does" if groups == 1 else f"groups {', '.join(map(str, range(groups)))} do"
-    said = (
-        f"{names} not reach the gate of the lighthouse on host, and it hears no other group: look at the network between the "
-        "nodes and host, which is waited for"
-    )
-    assert said in w.last.waits
-    assert said in held(w.memory, w.observed(), w.spec), "status says so too"
+    why = Reason.of(Code.GATE_UNREACHABLE, groups=tuple(range(groups)), host="host")
+    assert why in w.last.waits
+    assert say(why) in held(w.memory, w.observed(), w.spec), "status says so too"
     for g in range(groups):
         w.hear(g, "beating")
         w.report(g, commits=2, step=51, reaches_gate=True)
@@ -105,7 +102,7 @@ def test_without_a_spare_it_is_restarted_where_it_is_and_says_why_it_stalled() -
 
 
 def is_woken_in_time(w: World) -> bool:
-    """A loop that is asked to look at what is past looks again and again."""
+    """True if no wake-up is due in the past: a loop that must look at a past time looks again and again."""
     return w.last.look_again_at is None or w.last.look_again_at >= w.now
 
 
@@ -135,7 +132,7 @@ def test_one_that_the_gate_has_never_heard_where_it_is_now_moves_to_a_spare() ->
 
 
 def test_one_that_the_gate_hears_is_not_cut_off_whatever_its_forwarder_said_last() -> None:
-    """A pong that came late."""
+    """Its last report is about a pong that came late."""
     w = World(groups=1, spares=1).start_up()
     w.hear(0, "beating")
     w.report(0, commits=0, reaches_gate=False)

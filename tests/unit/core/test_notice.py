@@ -1,4 +1,4 @@
-"""What a person is told of: rungs 3 and 4, an open breaker and a hang for which nobody is ended, each once."""
+"""Notices to a person: rungs 3 and 4, an open breaker and a hang for which no group is ended, each once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.core import words
 from supervisor.core.model import Decision, Memory, Rung, StuckView
 from supervisor.core.notice import Notice, due, notices
+from supervisor.core.reason import Code
 from supervisor.core.spec import BreakerSpec
 from supervisor.core.words import say
 from tests.unit.core.world import World
@@ -23,7 +25,7 @@ def all_told(w: World, rounds: int = 30) -> list[Notice]:
 
 
 def told_by_the_next_leader(w: World) -> set[str]:
-    """It does not know what the one before has told."""
+    """Subjects of the next leader's notices. It does not know which ones the last leader sent."""
     return {notice.about for notice in notices("run", w.round(), w.incidents.values())}
 
 
@@ -121,7 +123,7 @@ def test_a_restart_and_what_is_only_observed_wake_nobody(shadow: bool) -> None:
     assert due("run", before, replace(decision, incidents=(given,))) == []
 
 
-def test_a_breaker_that_opens_is_told_once() -> None:
+def test_a_breaker_that_opens_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     w = World(groups=12, spares=2).bring_up()
     w.spec = replace(w.spec, policy=replace(w.spec.policy, breaker=BreakerSpec()))
     for group in range(5):
@@ -132,6 +134,8 @@ def test_a_breaker_that_opens_is_told_once() -> None:
     assert told_by_the_next_leader(w) == {notice.about}
     assert notice.text.startswith("run run: breaker: 5 of 12 nodes lost within 60 s")
     assert notice.incident == ""
+    monkeypatch.setattr(words, "_WORDS", dict.fromkeys(Code, "many are gone"))
+    assert [n.text for n in notices("run", w.round())] == ["run run: many are gone"], "however it is worded"
 
 
 def test_nothing_happened() -> None:

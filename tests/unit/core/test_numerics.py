@@ -1,4 +1,4 @@
-"""A number that is not finite: all groups end, and what each says tells whose it was."""
+"""A number that is not finite: all groups end, and their reports show whose it was."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ends(w: World, group: int, whose: str) -> None:
 
 
 def judged(w: World) -> None:
-    """Once all had time to say what they have to."""
+    """Plays rounds until all had time to report."""
     w.round(0.1)
     w.round(LOCAL_WORD_S)
 
@@ -70,7 +70,7 @@ def test_of_its_ranks_the_one_whose_own_loss_it_was_is_named_whoever_ended_first
 
 
 def test_a_rank_whose_neighbour_it_was_speaks_for_its_group() -> None:
-    """It ends first, and the neighbour is ended with it before it can say anything."""
+    """It ends first, and the neighbour is ended with it before it can report anything."""
     w = World(groups=2, ranks=2, spares=1).bring_up()
     for group, whose in enumerate(("group", "peers")):
         w.report(group, 1, state="exited", exit_code=1, error=ERROR, numerics=whose, step=50, commits=1, ended_s=1.0)
@@ -143,7 +143,7 @@ def test_where_all_groups_computed_it_it_is_the_models_fault(w: World, words: tu
 
 
 def spoils(w: World, group: int, step: int) -> None:
-    """Its own loss is not finite at a step, which ends all; and all that may are started again."""
+    """Makes its own loss not finite at a step, which ends all; then all that may be are started again."""
     for g in range(3):
         whose = "own" if g == group else "peers"
         w.fail(g, code=1, error=f"NotFinite: loss is nan at step {step}", numerics=whose, step=step, commits=1)
@@ -158,7 +158,7 @@ def spoils(w: World, group: int, step: int) -> None:
 def test_the_same_group_at_the_same_data_on_another_host_is_the_models_or_the_datas_fault(
     w: World, again_at: int
 ) -> None:
-    """A group that was away for some steps comes to it so much later."""
+    """A group that was away for some steps comes to that data as many steps later."""
     spoils(w, 1, 50)
     assert (w.group(1).node, set(w.memory.cordons)) == ("n4", {"n2"})
     assert [(s.host, s.kind) for s in w.suspicions] == [("n2", Kind.NUMERICS)]
@@ -202,7 +202,7 @@ def test_not_so_in_another_group_nor_after_a_day(w: World) -> None:
 
 
 def test_not_so_on_the_same_host_again() -> None:
-    """Which is what a host's fault looks like."""
+    """A host's fault looks like that."""
     w = World(groups=3, first_rung=FirstRungSpec(numerics="restart")).bring_up()
     spoils(w, 1, 50)
     spoils(w, 1, 60)
@@ -220,7 +220,7 @@ def test_a_person_who_restarts_the_group_has_looked_at_its_data(w: World) -> Non
 
 
 def rises(w: World, *own: float, mean: float, step: int = 120) -> None:
-    """All groups tell of a step, in spreads; the mean is the same for all."""
+    """Makes all groups report a step, their own losses in spreads; the mean is the same for all."""
     for group, spreads in enumerate(own):
         spike = SpikeView(
             step=step, loss=9.1, usual=2.3, spreads=mean, own=19.1, own_usual=2.3, own_spreads=spreads

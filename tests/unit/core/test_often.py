@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
+from tests.helpers.reasons import held_against
 from tests.unit.core.world import World
 
 SELDOM_S = 22 * 60.0
@@ -11,7 +12,7 @@ DAY_S = 86_400.0
 
 
 def crashes(w: World, group: int = 1, after: float = SELDOM_S) -> Rung:
-    """One crash, and its group is back."""
+    """Crashes the group once, and lets it recover; returns the rung."""
     w.now += after
     w.round()
     w.crash(group)
@@ -63,7 +64,7 @@ def test_without_a_spare_it_stays_and_its_host_is_held_to_it_once() -> None:
     assert (w.suspicions, w.memory.cordons) == ([], {})
     assert [crashes(w) for _ in range(6)] == [Rung.RESTART] * 6
     assert [(s.host, s.kind) for s in w.suspicions] == [(node, Kind.CRASH)]
-    assert w.memory.cordons == {node: "incident i7: crash"}
+    assert w.memory.cordons == {node: held_against("i7", Kind.CRASH)}
     assert w.group(1).node == node
 
 

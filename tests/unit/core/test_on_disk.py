@@ -1,10 +1,11 @@
-"""Which checkpoint a start from disk takes: what lies in the folder, not what the record in etcd says."""
+"""The checkpoint that a start from disk takes: the folder decides, not the record in etcd."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from supervisor.core.model import Checkpoint, DiskView
+from supervisor.core.words import say
 from tests.unit.core.world import World
 
 
@@ -13,12 +14,12 @@ def mark(step: int, generation: int = 1, group: int = 0) -> Checkpoint:
 
 
 def disk(w: World, *complete: Checkpoint, others: tuple[str, ...] = (), at: float | None = None) -> None:
-    """The leader has listed the folder, now if no other time is given."""
+    """Gives the leader's list of the folder, of now if no other time is given."""
     w.disk = DiskView(at=w.now if at is None else at, complete=complete, others=others)
 
 
 def stopped(w: World) -> World:
-    """Everything was stopped: the engine has taken every allocation, and gives others."""
+    """Stops everything: the engine has taken every allocation, and gives others."""
     w.now += w.spec.policy.healthy_after_s
     for group in w.memory.groups.values():
         number = int(group.node.removeprefix("n"))
@@ -34,7 +35,7 @@ def stopped(w: World) -> World:
 
 
 def trained(groups: int = 2) -> World:
-    """It has trained, and the newest checkpoint that a leader heard of is of step 50."""
+    """A world that has trained, and whose newest checkpoint that a leader heard of is of step 50."""
     w = World(groups=groups, spares=0).bring_up()
     w.save(0, step=50)
     w.round()
@@ -68,7 +69,7 @@ def test_the_choice_is_in_the_journal_once_for_all_groups() -> None:
     loads = []
     for _ in range(4):
         loads += [a for a in w.round(1.0).actions if a.verb == "load"]
-    assert [(a.key, a.reason.partition(";")[0]) for a in loads] == [
+    assert [(a.key, say(a.reason).partition(";")[0]) for a in loads] == [
         ("load:0:2:200", "step 200 of group 0, generation 1, the newest complete one")
     ]
 
@@ -144,7 +145,7 @@ def test_where_the_folder_cannot_be_seen_the_record_is_taken_and_it_is_said() ->
 
 
 def test_where_none_is_complete_the_record_is_kept() -> None:
-    """The trainers fail and say so: to begin at step 0 would throw the run's steps away in silence."""
+    """The trainers fail and report it: a begin at step 0 would throw the run's steps away in silence."""
     w = stopped(trained())
     disk(w, at=w.now + 1.0)
     assert resumed(w) == {50}

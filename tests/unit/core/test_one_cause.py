@@ -1,4 +1,4 @@
-"""Many groups fail by one cause that is not their nodes': a store, or a switch, that is away and comes back."""
+"""Many groups fail by one shared cause outside their nodes: a store, or a switch, that is away and comes back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from supervisor.core.notice import due
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 from supervisor.core.spec import FirstRungSpec
+from supervisor.core.words import say
 from tests.unit.core.world import World
 
 EIO = "OSError: [Errno 5] Input/output error: '/shared/shard-7'"
 START_S = 20.0
-"""From the start of a group to its first commit, or to its end when the store is away."""
+"""Seconds from the start of a group to its first commit, or to its end when the store is away."""
 
 Ends = Callable[[World, int], None]
 
@@ -27,7 +28,7 @@ def no_store(w: World, group: int) -> None:
 
 
 def bus_error(w: World, group: int) -> None:
-    """What the kernel sends to who reads a mapped file that is away."""
+    """Ends the group by the kernel's signal for a read of a mapped file that is away."""
     w.crash(group, signal=7, step=20)
 
 
@@ -44,7 +45,7 @@ def bug(w: World, group: int) -> None:
 
 
 def other_bugs(w: World, group: int) -> None:
-    """No two alike, and none names anything that nodes share."""
+    """Ends groups by errors that all differ, and none names anything that nodes share."""
     w.fail(group, 1, f"KeyError: 'column {'abcdefghijklmnop'[group]}'", step=20 + group)
 
 
@@ -53,7 +54,7 @@ def world(groups: int = 12, spares: int = 2, **about: object) -> World:
 
 
 def play(w: World, seconds: float, ends: Ends | None = None, who: range | None = None) -> None:
-    """Second for second: whose shim starts it ends after its time, or trains where `ends` is None."""
+    """Plays second by second. A started group trains after its time if `ends` is None; else those in `who` end."""
     hit = who if who is not None else range(len(w.memory.groups))
     until = w.now + seconds
     while w.now < until and w.memory.phase == "running":
@@ -117,7 +118,7 @@ def test_it_says_what_is_held_and_why() -> None:
     assert EIO in w.waits()
     held = [i for i in w.incidents.values() if i.reason == Reason.of(Code.BREAKER_HOLDS)]
     assert len(held) == 12
-    said = breaker.sentence(Round(w.observed(), w.spec, w.memory))
+    said = say(breaker.why_it_holds(Round(w.observed(), w.spec, w.memory)))
     assert said.startswith("breaker: 12 of 12 groups do not train (12 error): one cause"), "as status has it"
     assert EIO in said
 
@@ -135,7 +136,7 @@ def test_what_is_held_is_paged_once() -> None:
 
 @pytest.mark.parametrize("groups", [2, 4])
 def test_a_small_run_is_mended_as_ever(groups: int) -> None:
-    """A share of a few says nothing."""
+    """A share of a few groups is no evidence."""
     w = world(groups)
     play(w, 300.0, segfault)
     assert any(i.rung >= Rung.REPLACE for i in w.incidents.values())
@@ -144,7 +145,7 @@ def test_a_small_run_is_mended_as_ever(groups: int) -> None:
 @pytest.mark.parametrize("ends", [no_store, bus_error])
 @pytest.mark.parametrize("groups", [2, 4])
 def test_a_store_costs_a_small_run_restarts_in_place_too(groups: int, ends: Ends) -> None:
-    """Nobody is called before the run stands still for long: the way it ends says what it is."""
+    """No person is called before the run stands still for long: the way it ends shows the cause."""
     w = world(groups)
     before = homes(w)
     play(w, 600.0, ends)
@@ -157,7 +158,8 @@ def test_a_store_costs_a_small_run_restarts_in_place_too(groups: int, ends: Ends
 
 
 def test_a_first_wave_of_ends_is_no_page() -> None:
-    """Each is started again where it was in any case. So a bug that ends every group is told as that, and as nothing else."""
+    """Each is started again in place in any case. So a bug that ends every group is reported as such, and nothing
+    else."""
     w = world()
     for group in range(12):
         no_store(w, group)
@@ -199,7 +201,7 @@ def test_a_few_that_are_left_when_it_is_over_climb_the_ladder() -> None:
 
 
 def test_a_third_that_fails_while_the_others_train_is_held_too() -> None:
-    """As behind one of several servers of a store."""
+    """They are behind one of several servers of a store."""
     w = world(15)
     before = homes(w)
     play(w, 600.0, bus_error, who=range(5))
@@ -243,7 +245,7 @@ def test_bugs_that_differ_stop_the_run_at_the_third_time() -> None:
 
 
 def test_a_number_that_is_not_finite_ends_all_and_is_no_store() -> None:
-    """All end by it; its host alone is suspect. A node that is lost at the same time, and one soon after, are two nodes."""
+    """All end by it; its host alone is suspect. A node lost at the same time, and one soon after, are two nodes."""
     w = world()
     before = homes(w)
     for group in (g for g in range(12) if g != 5):
@@ -268,7 +270,7 @@ def behind_a_switch(w: World, groups: range) -> None:
 
 
 def test_a_switch_between_the_gate_and_half_the_nodes_ends_nobody() -> None:
-    """They reach etcd. Each is a process that lives, and goes on when it is back."""
+    """Their nodes reach etcd. Each process lives, and goes on when the switch is back."""
     w = world()
     before = homes(w)
     behind_a_switch(w, range(6))
@@ -365,7 +367,7 @@ def test_a_person_has_the_silent_ones_started_again_at_no_budget() -> None:
 
 
 def test_a_start_that_hangs_everywhere_costs_no_host_when_a_person_has_mended_the_image() -> None:
-    """It was begun by a restart, of what ended it before: that is not the one that a person asks for."""
+    """The incident began with a restart after an earlier end: that is not the restart that a person asks for."""
     w = world(6)
     before = homes(w)
     for group in range(6):
@@ -416,7 +418,7 @@ def test_a_start_that_takes_all_groups_too_long_ends_none() -> None:
 
 
 def test_groups_that_hang_by_themselves_are_not_ended_if_they_are_many() -> None:
-    """A third of them read what one server of the store has."""
+    """A third of them read from one server of the store."""
     w = world(15)
     reads = StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0)
     waits = StuckView(activity="quorum", activity_s=31.0, bound_s=30.0, usual_s=1.0)

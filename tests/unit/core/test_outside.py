@@ -1,4 +1,4 @@
-"""Which errors may be of what lies outside of a node and its program. The texts are those that the libraries write."""
+"""Errors that may come from outside of a node and its program. The texts are those of the libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node gets which group."""
+"""Placement of groups on nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.core.world import World
 
 
 def ready(groups: int = 2, spares: int = 2) -> World:
-    """Nodes and gate are there, nothing was started."""
+    """A world whose nodes and gate are there, but nothing was started."""
     w = World(groups=groups, spares=spares)
     w.host()
     w.round()
@@ -177,7 +177,7 @@ def test_what_no_engine_has_taken_on_is_waited_for_only_so_long() -> None:
 
 
 def short_of_a_node(min_groups: int = 1, wait_for_all: bool = False) -> World:
-    """Four groups, and an engine that has three nodes and no queue."""
+    """A world of four groups, and an engine that has three nodes and no queue."""
     w = World(groups=4, spares=0, min_groups=min_groups)
     w.spec = replace(w.spec, allocation=replace(w.spec.allocation, wait_for_all=wait_for_all))
     w.host()

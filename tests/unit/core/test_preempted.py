@@ -1,4 +1,4 @@
-"""`decide`: an allocation that the engine gives to somebody else, after a grace, is left as one near its time limit is."""
+"""`decide`: an allocation that the engine gives to another job, after a grace, is left like one near its time limit."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_grace_that_ends_before_another_node_came_is_nobodys_fault() -> None:
 
 
 def test_a_successor_that_is_preempted_soon_is_replaced_within_its_grace() -> None:
-    """Else its end would look like a spare's that the engine took, which is paid for."""
+    """Else its end would look like that of a spare which the engine took, which is paid for."""
     w = world(spares=1)
     limit(w, 3)
     w.round()
@@ -79,7 +79,7 @@ def test_a_successor_that_is_preempted_soon_is_replaced_within_its_grace() -> No
     assert w.memory.spent == {}
 
 
-# --- told apart from a time limit ---
+# --- distinguished from a time limit ---
 
 
 def test_the_engines_word_counts_more_than_a_signal() -> None:

@@ -12,7 +12,7 @@ WORDS = "QOSMaxJobsPerUserLimit"
 
 
 def lost_and_refused(spares: int = 0) -> World:
-    """Group 0 has lost its node, and the engine refuses another."""
+    """A world in which group 0 has lost its node, and the engine refuses another."""
     w = World(groups=2, spares=spares).bring_up()
     w.lapse("n1")
     w.hear(0, "gone")
@@ -74,7 +74,7 @@ def test_with_nothing_left_that_trains_it_halts_with_the_engines_words() -> None
 
 
 def test_a_refused_refill_stops_nobody_and_is_not_asked_again() -> None:
-    """The group has the spare; the next loss asks for itself, once."""
+    """The group has the spare; the next loss makes one request of its own."""
     w = World(groups=2, spares=1).bring_up()
     w.lapse("n1")
     w.hear(0, "gone")

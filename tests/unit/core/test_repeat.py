@@ -1,4 +1,4 @@
-"""The same end again and again: when it is the program's fault, when another node is tried, and when it is forgotten."""
+"""The same end again and again: when the program is at fault, when another node is tried, and when it is forgotten."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def why_halted(w: World) -> Reason:
 
 
 def trains(groups: int = 1, **about: Any) -> World:
-    """One group and a spare; group 0 has saved step 8."""
+    """A world of one group and a spare; group 0 has saved step 8."""
     w = World(groups=groups, **{"spares": 1, **about}).bring_up()
     w.save(0, step=8)
     w.round()
@@ -38,7 +38,7 @@ def trains(groups: int = 1, **about: Any) -> World:
 
 
 def fails(w: World, error: str = BUG, step: int = 20, group: int = 0, commits: int = 3) -> Rung:
-    """An error at a step, and what is done about it."""
+    """Ends a group with an error at a step; returns the rung that follows."""
     w.fail(group, 1, error, step=step, commits=commits)
     w.round(61.0)
     return w.incident.rung
@@ -184,7 +184,7 @@ def test_without_a_spare_three_times_in_place_are_enough() -> None:
 
 
 def test_not_so_when_it_may_be_the_node() -> None:
-    """A file that is not mounted there, a library that is not installed."""
+    """The node may lack a mounted file, or an installed library."""
     w = starts(spares=0)
     missing = "FileNotFoundError: [Errno 2] No such file or directory: '/data'"
     for rung in (Rung.RESTART, Rung.RESTART, Rung.RESTART, Rung.REALLOCATE):
@@ -302,14 +302,14 @@ def test_in_every_group_addresses_do_not_make_it_another() -> None:
 
 
 def end_all(w: World, error: str, step: int = 40, commits: int = 1) -> None:
-    """Every group ends with an error, and what is decided about it."""
+    """Ends every group with an error, and lets it be decided about."""
     for group in w.memory.groups:
         w.fail(group, 1, error, step=step, commits=commits)
     w.round(1.0)
 
 
 def start_all(w: World) -> None:
-    """Every group is started again, whatever its pause."""
+    """Starts every group again, after any pause."""
     for group in w.memory.groups:
         w.start_again(group)
 
@@ -432,7 +432,7 @@ def test_a_lone_group_tries_one_other_node_and_then_waits() -> None:
 
 
 def test_who_finds_no_peer_then_is_waited_for_too_but_not_for_ever() -> None:
-    """It was started to heal from another, which has ended by it as well meanwhile."""
+    """It was started to heal from another, which has since ended by it as well."""
     w = World(groups=2, spares=1).bring_up()
     end_all(w, AWAY)
     start_all(w)
@@ -466,7 +466,7 @@ def test_in_every_group_another_place_is_another_error() -> None:
 
 
 def test_in_every_group_also_when_the_first_ones_had_started_again_meanwhile() -> None:
-    """A node may say late how its group ended. The others run again, and have not come past that step."""
+    """A node may report late how its group ended. The others run again, and have not come past that step."""
     w = World(groups=2).bring_up()
     w.fail(0, 1, BUG, step=40)
     w.round()

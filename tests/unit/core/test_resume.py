@@ -1,16 +1,17 @@
-"""Out of a halt by a person's word: everything starts again, above all earlier generations."""
+"""A run leaves a halt by a person's word: everything starts again, above all earlier generations."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from supervisor.core.model import ControlView, GateView, Kind, Lighthouse
+from supervisor.core.reason import Code, Reason
 from supervisor.core.resume import fresh_start
 from tests.unit.core.world import World
 
 
 def halted(groups: int = 2) -> World:
-    """The same error at the same step in every group: rung 4."""
+    """A world that was halted (rung 4) by the same error at the same step in every group."""
     w = World(groups=groups, budget={"restart": 9}).bring_up()
     w.save(0, step=50)
     w.round()
@@ -33,7 +34,8 @@ def test_a_halted_run_stays_halted_until_a_person_says_why_it_may_go_on() -> Non
     assert w.verbs(after=1e6) == []
     w.control = ControlView(resumes=1, because="the data set is mended")
     decision = w.round()
-    assert [(a.verb, a.reason) for a in decision.actions] == [("resume", "a person resumes it: the data set is mended")]
+    resumes = Reason.of(Code.PERSON_RESUMES, because="the data set is mended")
+    assert [(a.verb, a.reason) for a in decision.actions] == [("resume", resumes)]
 
 
 def test_it_starts_again_from_its_checkpoint_above_all_generations_with_full_budgets() -> None:
@@ -90,7 +92,7 @@ def test_a_restored_memory_starts_everything_anew() -> None:
 
 
 def test_a_run_that_is_resumed_long_after_it_began_waits_for_its_nodes() -> None:
-    """Its first allocations are older than one may take to come: they are not what it waits for now."""
+    """Its first allocations are older than an allocation may take to come, but it does not wait for them now."""
     w = World(groups=2, spares=0).bring_up()
     w.now += 10 * w.spec.policy.allocation_timeout_s
     for group in (0, 1):

@@ -1,4 +1,4 @@
-"""Who has the lighthouse's seat, when it is taken away, and what proves that two never serve at once (ADR 6)."""
+"""The lighthouse's seat: its holder, its removal, and the proof that two never serve at once (ADR 6)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHER = "other-host"
 
 
 def world(**about: Any) -> World:
-    """Two groups train, with a second service host to move to."""
+    """A world in which two groups train, with a second service host to move to."""
     w = World(**about).bring_up()
     w.nodes[OTHER] = NodeView(name=OTHER, registered=True, role="service")
     for g in w.memory.groups:
@@ -24,7 +24,7 @@ def world(**about: Any) -> World:
 
 
 def cut_off(w: World, *groups: int, gate: str | None = "") -> None:
-    """The forwarders of these groups do not reach the gate (and, as asked, have cut)."""
+    """Cuts these groups' forwarders off from the gate (and they have cut, if asked)."""
     for g in groups:
         w.commit(g, gate=gate, reaches_gate=False, quorum_id=40 + g)
 
@@ -117,7 +117,7 @@ def test_a_fenced_rank_that_will_not_die_does_not_hold_it() -> None:
 
 
 def test_when_all_groups_are_on_its_side_nothing_is_opened_here() -> None:
-    """They may be training there: the gate hears them all, and goes on without etcd."""
+    """The groups may be training there: the gate hears them all, and goes on without etcd."""
     w = world()
     lose_host(w)
     for node in ("n1", "n2"):
@@ -223,7 +223,7 @@ def test_a_host_that_dies_before_its_gate_ever_listened_is_given_up() -> None:
 
 
 def test_a_host_that_comes_back_after_its_gate_was_given_up_before_it_listened_does_not_hold_the_seat() -> None:
-    """Nobody starts that lighthouse any more, so no shim will ever say that it ended."""
+    """The lighthouse is never started again, so no shim will ever report its end."""
     w = world()
     w.nodes[HOST] = replace(w.nodes[HOST], lighthouses_ended=(1,))
     assert w.verbs() == ["lighthouse"]

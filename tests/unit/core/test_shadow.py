@@ -1,4 +1,4 @@
-"""Where the policy is only to observe: what would be done is written down, and nothing is done."""
+"""A policy that only observes: the decisions are written down, and nothing is done."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_hang_is_written_down_and_left_alone() -> None:
     hangs(w)
     decision = w.round()
     assert [action.verb for action in decision.actions] == ["observe"]
-    assert "would restart" in decision.actions[0].reason
+    assert "would restart" in say(decision.actions[0].reason)
     assert (w.incident.kind, w.incident.rung, w.incident.shadow) == (Kind.HANG, Rung.RESTART, True)
     assert "would restart, but the policy is only to observe" in w.waits()
     assert [w.group(g).generation for g in range(3)] == [1, 1, 1]
@@ -107,7 +107,7 @@ def test_neither_a_lost_node_nor_a_crash_is_acted_on(kind: str) -> None:
 
 
 def test_a_hiccup_is_ridden_through_and_its_end_is_observed() -> None:
-    """Silent first, which is nothing to be done about; then for too long; then heard again."""
+    """It is silent first, which needs no action; then for too long; then heard again."""
     w = observing()
     w.hear(1, "silent")
     w.round()
@@ -121,7 +121,7 @@ def test_a_hiccup_is_ridden_through_and_its_end_is_observed() -> None:
 
 
 def not_finite(w: World, *whose: str) -> None:
-    """All groups end because of a number that is not finite; whose it was, by group."""
+    """Ends all groups because of a number that is not finite; `whose`: its owner in each group's report."""
     for group, word in enumerate(whose):
         w.fail(group, error="NotFinite: loss is nan at step 51", numerics=word, step=50, commits=1)
     w.round(0.1)
@@ -138,7 +138,7 @@ def untouched(w: World) -> bool:
 
 @pytest.mark.parametrize("names", [("error",), ("same_error",)])
 def test_the_same_error_everywhere_halts_nobody_who_observes_errors(names: tuple[str, ...]) -> None:
-    """What comes of an error is observed with it: the halt that it would lead to, too."""
+    """The consequences of an error are observed with it, also the halt that it would lead to."""
     w = observing(observe=names)
     for group in range(3):
         w.fail(group, error="ValueError: no batch", step=40)
@@ -198,7 +198,7 @@ def test_also_where_every_group_computed_it() -> None:
 
 
 def test_whose_it_was_is_not_forgotten_when_the_others_have_started_again() -> None:
-    """A person restarts them: nobody says any more that its own loss was finite."""
+    """A person restarts them, so no group reports any more that its own loss was finite."""
     w = observing(observe=("numerics",))
     not_finite(w, "peers", "own", "peers")
     w.control = replace(w.control, restarts={0: 1, 2: 1})
@@ -227,18 +227,18 @@ def test_a_crash_whose_gpu_is_said_to_be_well_again_is_still_that_gpus() -> None
 
 
 def test_who_observes_errors_alone_has_the_others_act() -> None:
-    """The echo of a number that is not finite is an error and stays; the one whose number it was is moved."""
+    """The echo of a number that is not finite is an error and stays; the group whose number it was is moved."""
     w = observing(observe=("error",))
     not_finite(w, "peers", "own", "peers")
     w.round(60.0)
     assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
 
 
-# --- what has ended and is left so ---
+# --- groups that have ended and are left so ---
 
 
 def ended_and_saved(**about: object) -> World:
-    """Group 0 has crashed and is left so; step 50 is on disk."""
+    """A world in which group 0 has crashed and is left so; step 50 is on disk."""
     w = World(**(about or {"groups": 2, "observe": ("crash",)})).bring_up()  # type: ignore[arg-type]
     w.save(1, step=50)
     w.round(1.0)

@@ -1,4 +1,4 @@
-"""Spares that are of no use any more are asked for again, and not in a loop."""
+"""Spares that have become useless are replaced by a new request, and not in a loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.core.world import World
 
 
 def _spare(w: World) -> str:
-    """Key of the allocation that holds no group."""
+    """The key of the allocation that holds no group."""
     used = {w.nodes[g.node].allocation for g in w.memory.groups.values()}
     (key,) = {a.key for a in w.memory.allocations.values() if a.state == "wanted"} - used
     return key
@@ -26,7 +26,7 @@ def test_a_spare_that_the_engine_took_is_asked_for_again_once_it_had_time_to_com
     w.now = due + 0.01
     decision = w.round()
     assert [a.verb for a in decision.actions] == ["release", "acquire"]
-    assert "preempted" in decision.actions[1].reason
+    assert "preempted" in say(decision.actions[1].reason)
     assert len(w.memory.spent["reallocate"]) == 1
     assert w.verbs() == [], "once"
 
@@ -68,7 +68,7 @@ def test_a_spare_that_is_taken_again_and_again_leaves_the_last_of_the_budget_to_
 
 
 def test_what_is_gone_is_released_and_not_renewed_beside_what_came_in_its_place() -> None:
-    """The group asked for another at once; when the spare's time is over the run has as many nodes as it should."""
+    """The group asked for another at once. When the spare's time is over, the run has as many nodes as it should."""
     w = World(groups=2, spares=0).bring_up()
     w.grant(1, "gone", reason="preempted")
     w.node(1, registered=False)
@@ -116,7 +116,7 @@ def test_a_node_that_does_not_register_in_time_is_given_back_and_its_host_not_as
     assert [(a.verb, a.key) for a in decision.actions] == [
         ("release", "release:run-a3"), ("acquire", "acquire:run-a4"),
     ]  # fmt: skip
-    assert "did not register within 600 s" in decision.actions[0].reason
+    assert "did not register within 600 s" in say(decision.actions[0].reason)
     assert w.memory.allocations["run-a4"].exclude == ("n3",)
     assert w.memory.cordons == {}
     assert len(w.memory.spent["reallocate"]) == 2

@@ -1,5 +1,5 @@
-"""Budgets are spent while others train: those are not halted for one group. It is left out, a person is told, and it is tried again
-once a budget has one left."""
+"""A group whose budgets are spent while others train does not halt them. It is left out, a person is notified, and it
+is tried again once a budget has one left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from supervisor.core.model import ControlView, Kind, Rung
 from supervisor.core.notice import due
 from supervisor.core.reason import Code, Reason
 from supervisor.core.words import say
-from tests.helpers.reasons import spent
+from tests.helpers.reasons import held_against, spent
 from tests.unit.core.world import World, replace
 
 SPENT = Reason.of(Code.NOTHING_LEFT, passed=(spent("reallocate"),))
@@ -21,14 +21,14 @@ def _passed(out: Reason | None) -> tuple[Reason, ...]:
 
 
 def taken(w: World, group: int) -> None:
-    """The engine takes the group's allocation, and its agent is gone."""
+    """Lets the engine take the group's allocation; its agent is gone."""
     node, number = w.group(group).node, int(w.group(group).allocation.removeprefix("run-a"))
     w.grant(number, "gone", "preempted")
     w.nodes[node] = replace(w.nodes[node], registered=False)
 
 
 def twice_taken(**about: int) -> World:
-    """One allocation was taken from each of two groups, and the budget is for one."""
+    """A world in which one allocation was taken from each of two groups, and the budget is for one."""
     w = World(groups=4, **{"spares": 0, **about}, budget={"reallocate": 1}).bring_up()
     for group in (0, 1):
         taken(w, group)
@@ -84,7 +84,7 @@ def test_it_is_tried_again_once_the_budget_has_one_left() -> None:
 
 
 def test_not_in_the_round_in_which_its_old_generation_is_shut_out() -> None:
-    """What is said of a generation then is said of the one that holds."""
+    """A record about a generation then must be about the current one."""
     w = World(groups=4, spares=0, budget={"reallocate": 0}).bring_up()
     taken(w, 0)
     w.round(1.0)
@@ -127,7 +127,7 @@ def test_its_host_is_held_to_it_as_if_it_had_moved() -> None:
     w.crash(1)
     w.round(1.0)
     assert _passed(w.group(1).left_out)[0].about["rung"] == "restart"
-    assert w.memory.cordons == {"n2": "incident i2: crash"}
+    assert w.memory.cordons == {"n2": held_against("i2", Kind.CRASH)}
     assert w.memory.allocations["run-a2"].state == "released"
 
 

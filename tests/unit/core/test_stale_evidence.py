@@ -1,4 +1,4 @@
-"""What was seen of a generation ends with it: a sign that stays in a record, or that comes late, never fails the next one."""
+"""Evidence about a generation ends with it: a sign that stays recorded, or comes late, never fails the next one."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ RANKS: dict[str, tuple[Kind, dict[str, Any]]] = {
     ),
     "hang": (Kind.HANG, {"stuck": HANGS}),
 }
-"""What a rank's own record shows."""
+"""Signs in a rank's own record: the expected kind, and the record."""
 
 HALF_AN_HOUR_S = 1800.0
 
 
 def trains(**policy: Any) -> World:
-    """Three groups."""
+    """A world of three groups that train."""
     return World(groups=3, spares=3, **policy).bring_up()
 
 
@@ -92,13 +92,13 @@ MADE: dict[str, tuple[Kind, Callable[[], World]]] = {
     "slow": (Kind.STRAGGLER, stays_slow),
     "Xid": (Kind.GPU, loses_its_gpu),
 }
-"""What is seen of it by others, or by comparing."""
+"""Signs that others see, or that a comparison shows: the expected kind, and the maker of a world with it."""
 
 SIGNS = [*RANKS, *MADE]
 
 
 def ailing(sign: str) -> tuple[World, Kind]:
-    """Three groups, of which group 1 shows the sign and is judged by it."""
+    """A world of three groups, of which group 1 shows the sign and is judged by it; and the sign's kind."""
     kind, w = (MADE[sign][0], MADE[sign][1]()) if sign in MADE else (RANKS[sign][0], shown_by_a_rank(sign))
     w.round(0.1)
     w.round(LOCAL_WORD_S)
@@ -114,8 +114,8 @@ def test_it_fails_its_own_generation(sign: str) -> None:
 
 @pytest.mark.parametrize("sign", SIGNS)
 def test_it_never_fails_the_next_one(sign: str) -> None:
-    """All records of the old generation stay where they were, or come once more: of its ranks, of its node's GPUs (where the next
-    one runs too, as if on the same node), and the gate's."""
+    """All records of the old generation stay where they were, or come once more: of its ranks, the gate's, and of its
+    node's GPUs. The next one runs beside these too, as if on the same node."""
     w, _ = ailing(sign)
     old, gate = w.nodes["n2"], w.gate
     w.go_on()

@@ -1,4 +1,4 @@
-"""A run that is told to stop ends within its bound, whatever state it is in."""
+"""A run with an order to stop ends within its bound, in any state."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from supervisor.core import detect, wind_down
 from supervisor.core.measured import NOTHING
+from supervisor.core.words import say
 from tests.unit.core.world import World
 
 
@@ -15,7 +16,7 @@ def stop(w: World) -> None:
 
 
 def spinning() -> World:
-    """Both train, and neither comes to the last step."""
+    """A world in which both groups train, and neither comes to the last step."""
     w = World(groups=2, start_timeout_s=60.0).bring_up()
     stop(w)
     return w
@@ -30,7 +31,7 @@ def test_groups_that_do_not_come_to_the_last_step_are_ended_when_the_drain_is_ov
     assert w.last.look_again_at <= w.now + 1.0
     done = w.round(1.0)
     assert [a.verb for a in done.actions] == ["stop", "stop", *["release"] * 3]
-    assert "group 0 did not end after step" in done.actions[0].reason
+    assert "group 0 did not end after step" in say(done.actions[0].reason)
     w.round()
     assert w.memory.phase == "stopped"
 

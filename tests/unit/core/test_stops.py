@@ -1,4 +1,4 @@
-"""A rank that the kernel shows as stopped is a fact: it is ended at once, and no other group has to take too long first."""
+"""The kernel shows a rank as stopped: it is ended at once, and no other group must take too long first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from supervisor.core.model import Confidence, Kind, Rung, StuckView
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import HangSpec
-from supervisor.shell.waiting import held
+from supervisor.shell.inspect.pending_reasons import held
 from tests.helpers.reasons import values
 from tests.unit.core.world import World
 

@@ -1,4 +1,4 @@
-"""Groups that take longer for a step than the others are named; and acted on only where the policy says so."""
+"""Groups that take longer for a step than the others are named, and acted on only where the policy allows it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import Confidence, Kind, Rung, StuckView
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
-from supervisor.shell.waiting import held
+from supervisor.shell.inspect.pending_reasons import held
 from tests.helpers.reasons import values
 from tests.unit.core.world import World
 
@@ -90,7 +90,7 @@ def test_the_slowest_rank_counts_and_five_are_named_at_most() -> None:
 
 
 def began(*computes: float, past: float = 0.4, data: float = 0.0) -> World:
-    """All took so long for a step, to compute, when their generations began."""
+    """A world whose groups compute for these seconds now, and for `past` seconds when their generations began."""
     w = World(groups=len(computes)).bring_up()
     for group, seconds in enumerate(computes):
         w.commit(group, step=500, compute_s=seconds, compute_past_s=past, data_s=data)
@@ -129,7 +129,7 @@ def test_that_all_wait_for_their_data_is_told_from_that_they_compute() -> None:
 
 
 def test_of_most_of_them_their_number_is_said() -> None:
-    """None of the others is unusual among so many that are slow."""
+    """None of the others is unusual among as many slow ones."""
     w = began(0.8, 0.8, 0.8, 0.4, 0.4)
     assert w.waits().startswith("3 of 5 groups compute about 2 times as long as when they began")
     assert "they began" not in began(0.8, 0.8, 0.4, 0.4).waits(), "half of them are told one by one, or not at all"
@@ -159,7 +159,7 @@ def test_who_was_started_a_moment_ago_has_nothing_to_be_compared_with() -> None:
 
 
 def acting(*computes: float, rung: Any = "restart", **policy: Any) -> World:
-    """Where stragglers are acted on; they were slow for as long as that takes, and the last steps are not in yet."""
+    """A world that acts on stragglers; they were slow for long enough, but the last steps are not in yet."""
     first = FirstRungSpec(straggler=rung)
     w = world(*computes, first_rung=first, straggler_for_s=FOR_S, **policy)
     assert w.last.look_again_at == w.now + FOR_S
@@ -167,7 +167,7 @@ def acting(*computes: float, rung: Any = "restart", **policy: Any) -> World:
 
 
 def stays(w: World, *computes: float, **about: float) -> None:
-    """The same for long enough, with steps committed."""
+    """Keeps the groups at this pace for long enough, with steps committed."""
     says(w, *computes, step=50 + 64, **about)
     w.round(FOR_S + 1.0)
 
@@ -330,7 +330,7 @@ def test_a_paused_run_and_one_that_drains_are_left_alone() -> None:
 
 
 def moved(*computes: float, **policy: Any) -> World:
-    """Group 1 was slow, was replaced, and trains on n4 (of as many groups as there are numbers)."""
+    """A world in which group 1 was slow, was replaced, and trains on n4 (of as many groups as there are numbers)."""
     w = acting(*computes, rung="replace", spares=4, **policy)
     stays(w, *computes)
     assert w.incident.rung == Rung.REPLACE
@@ -340,7 +340,7 @@ def moved(*computes: float, **policy: Any) -> World:
 
 
 def slow_again(w: World, *computes: float) -> None:
-    """For long enough to be acted on."""
+    """Makes the groups slow again, for long enough to be acted on."""
     says(w, *computes, step=200)
     w.round(1.0)
     says(w, *computes, step=264)

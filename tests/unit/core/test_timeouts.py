@@ -1,4 +1,4 @@
-"""The chain of timeouts: what is refused, what is proposed, and that the one fits the other."""
+"""The chain of timeouts: the refused values, the proposed ones, and that no proposal is refused."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.gate_etcd import GATE_LEASE_S
+from agents.gate.etcd import GATE_LEASE_S
 from supervisor.core import timeouts
 from supervisor.core.bounds import Row
 from supervisor.core.measured import NOTHING, Measured, remembered, together
 from supervisor.core.spec import AllocationSpec, GroupsSpec, RunSpec
-from supervisor.shell import runfile
+from supervisor.shell.runfile import parse
 from tests.unit.core.world import World
 
 SPEC = RunSpec(name="run")
@@ -50,14 +50,14 @@ def row(key: str, spec: RunSpec = SPEC, seen: Measured = NOTHING) -> Row:
 
 
 def proposal(spec: RunSpec, seen: Measured, keep_longer: bool) -> RunSpec:
-    """With the most sensible value of everything, all at once; or of what is wrong or short alone."""
+    """`spec` with every proposed value at once, or (`keep_longer`) with those for wrong or short values alone."""
     for each in timeouts.rows(spec, seen):
         if each.settable and not (keep_longer and each.state == "fits"):
             spec = with_value(spec, each.key, each.best.value)
     return spec
 
 
-# --- what is refused ---
+# --- refused values ---
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_an_engine_whose_word_comes_too_late_is_named_though_no_key_would_help()
     assert all(each.settable for each in timeouts.unsafe(SPEC, Measured(engine_word_s=12.0)))
 
 
-# --- what is sensible ---
+# --- sensible values ---
 
 
-@pytest.mark.parametrize("spec", [SPEC, SLURM, *(runfile.load(path) for path in EXAMPLES)], ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", [SPEC, SLURM, *(parse.load(path) for path in EXAMPLES)], ids=lambda s: s.name)
 @pytest.mark.parametrize("seen", [NOTHING, SEEN], ids=["new", "seen"])
 def test_the_defaults_and_the_examples_fit(spec: RunSpec, seen: Measured) -> None:
     assert [each.sentence for each in timeouts.rows(spec, seen) if each.state != "fits"] == []
@@ -195,7 +195,7 @@ def test_every_row_has_a_reason_and_is_a_key_of_the_run_file() -> None:
     for each in timeouts.rows(SLURM, SEEN):
         assert each.best.why
         assert each.measured or each.best.why.startswith("a choice") or each.key == "policy.cut_off_stop_s"
-        assert not each.settable or each.key in runfile.all_keys()
+        assert not each.settable or each.key in parse.all_keys()
 
 
 # --- the solver against itself ---
@@ -241,7 +241,7 @@ def test_what_takes_longer_never_needs_a_shorter_time(spec: RunSpec, seen: Measu
         assert after.best.value >= before.best.value, before.key
 
 
-# --- what was seen ---
+# --- measurements ---
 
 
 def test_of_several_the_longest_counts_and_an_unknown_one_takes_nothing_away() -> None:

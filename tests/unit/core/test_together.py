@@ -1,4 +1,8 @@
-"""Where several things come together: a rank that has finished beside one that has not, a dead group that is left so, many at once."""
+"""Combined situations: a rank that has finished beside one that has not, a dead group that is left so, many failures at
+once.
+
+A test's docstring describes the failure that it prevents.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from supervisor.core.engines import TRAITS
 from supervisor.core.model import CordonView, GpuFact, RankView, StuckView
 from supervisor.core.round import MAX_CHANGES
 from supervisor.core.spec import SlurmSpec
-from supervisor.shell.waiting import held
+from supervisor.shell.inspect.pending_reasons import held
 from tests.unit.core.world import World
 
 LOCAL_WORD_S = TRAITS["local"].word_s
@@ -42,7 +46,7 @@ def the_others_finish(w: World) -> None:
 
 @pytest.mark.parametrize("sign", ["hang", "silent"])
 def test_a_rank_that_still_saves_is_not_ended_with_the_run(sign: str) -> None:
-    """In observe mode the last checkpoint's writer is killed: the run is `finished` and its nodes are given back under it."""
+    """Otherwise observe mode kills the last checkpoint's writer: the run `finished`, and its nodes were given back."""
     w = World(groups=2, ranks=2, mode="observe").bring_up()
     rank_0_has_finished(w)
     w.report(0, 1, commits=1, step=100, stuck=SAVES if sign == "hang" else None)
@@ -56,7 +60,7 @@ def test_a_rank_that_still_saves_is_not_ended_with_the_run(sign: str) -> None:
 
 
 def test_its_hang_is_one_incident() -> None:
-    """An incident a second round, each closed as `recovered by itself`: `incidents --shadow` counts hundreds that were none."""
+    """Otherwise each second round has an incident, `recovered by itself`: `incidents --shadow` counts hundreds."""
     w = World(groups=2, ranks=2, mode="observe").bring_up()
     rank_0_has_finished(w)
     w.report(0, 1, commits=1, step=100, stuck=SAVES)
@@ -67,12 +71,12 @@ def test_its_hang_is_one_incident() -> None:
     assert len(w.incidents) == 1
 
 
-# --- blame without the dead group: who waits legitimately for it is to blame ---
+# --- blame without the dead group: a group that rightly waits for it is blamed ---
 
 
 @pytest.mark.parametrize("how", ["fact", "stacks"])
 def test_who_waits_because_too_few_are_left_is_not_ended(how: str) -> None:
-    """Healthy processes are killed, by budget up to a halt, for waiting for a group that policy leaves dead."""
+    """Otherwise healthy processes are killed, up to a halt, for waiting for a group that policy leaves dead."""
     w = World(groups=3, ranks=2, min_groups=3, observe=("crash",)).bring_up()
     w.crash(0)
     w.round(1.0)
@@ -91,7 +95,8 @@ def test_who_waits_because_too_few_are_left_is_not_ended(how: str) -> None:
 
 
 def test_a_run_is_not_halted_while_the_gate_hears_another_group_train() -> None:
-    """The whole run is halted as `the program's fault` though the same program trains beside it (only its agent is away)."""
+    """Otherwise the run is halted as `the program's fault` though the program trains beside it (only its agent is
+    away)."""
     w = World(groups=2, observe=("node_lost",)).bring_up()
     w.save(1, step=50)
     w.commit(0, step=50)
@@ -113,7 +118,7 @@ def test_a_run_is_not_halted_while_the_gate_hears_another_group_train() -> None:
 
 
 def test_a_group_is_not_taken_off_while_another_node_is_coming() -> None:
-    """It is ended with nowhere to go: placing waits for the pending allocation, up to its time limit, and not on its node."""
+    """Otherwise it is ended with nowhere to go: placing waits for the pending allocation, up to its time limit."""
     w = World(groups=3, spares=1).bring_up()
     w.node(4, facts={"disk_full": "/run: No space left on device"})
     for number in (1, 2):
@@ -130,7 +135,7 @@ def test_a_group_is_not_taken_off_while_another_node_is_coming() -> None:
 
 
 def test_a_drain_has_no_deadline_so_no_group_is_moved_to_a_full_disk() -> None:
-    """A healthy group is killed to be started where it cannot save; before, the drain waited for a good node."""
+    """Otherwise a healthy group is killed to start it where it cannot save; it must wait for a good node."""
     w = World(groups=2, spares=1).bring_up()
     w.node(3, facts={"disk_full": "/run: No space left on device"})
     w.cordons["n1"] = CordonView(why="maintenance", drain="maintenance")
@@ -178,8 +183,8 @@ def once(what: Callable[[int, RankView], RankView], groups: int, monkeypatch: py
 def test_a_round_is_not_quadratic_in_the_groups(
     what: Callable[[int, RankView], RankView], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A NaN ends all groups, and a round follows for every 15 of them: it must not take longer the more they are. Nor may one
-    where all wait. Four times as many may take four times as long; by the square it would be sixteen."""
+    """A NaN ends all groups, and a round follows for every 15 of them: it must not take longer the more they are. Nor
+    may one where all wait. Four times as many may take four times as long; by the square it would be sixteen."""
     assert once(what, 1600, monkeypatch) < 8.0 * once(what, 400, monkeypatch)
 
 
@@ -188,8 +193,8 @@ def test_a_round_is_not_quadratic_in_the_groups(
 
 @pytest.mark.parametrize("stop", [False, True])
 def test_one_that_waits_when_all_others_have_finished_is_found(stop: bool) -> None:
-    """It was away for the last steps (stopped, cut off). It waits for nobody for ever; its nodes are paid for until a person looks.
-    `supervisor stop` does not end either."""
+    """It was away for the last steps (stopped, cut off). Undetected, it would wait for ever, and its nodes would cost
+    until a person looks. `supervisor stop` would not end either."""
     w = World(groups=3).bring_up()
     for g in range(3):
         w.commit(g, step=50)
@@ -206,7 +211,7 @@ def test_one_that_waits_when_all_others_have_finished_is_found(stop: bool) -> No
 
 
 def test_a_single_group_that_waits_in_the_quorum_waits_for_nobody() -> None:
-    """A run of one group that hangs in TorchFT's manager hangs for ever: `not known for whom`."""
+    """Undetected, a run of one group that hangs in TorchFT's manager hangs for ever: `not known for whom`."""
     w = World(groups=1).bring_up()
     w.report(0, commits=1, step=50, stuck=WAITS)
     for _ in range(3):
@@ -234,12 +239,13 @@ def with_a_dead_one(*leaving: int) -> World:
 
 
 def test_nobody_can_heal_from_it_so_the_others_save_before_they_are_taken() -> None:
-    """All that trains is ended by its time limit without a last checkpoint: the steps since the last one are lost."""
+    """Otherwise its time limit ends all that trains without a last checkpoint: the steps since the last one are
+    lost."""
     assert with_a_dead_one(2, 3).memory.handover_at_step is not None
 
 
 def test_a_handover_does_not_wait_for_it() -> None:
-    """All have ended; the run stands still for policy.start_timeout_s (300 s) more, waiting for a dead group to end."""
+    """Otherwise the run stands still for policy.start_timeout_s (300 s) more, waiting for a dead group to end."""
     w = with_a_dead_one(1, 2, 3)
     for g in (1, 2):
         w.fail(g, code=0, step=w.memory.handover_at_step, commits=9)
@@ -262,7 +268,7 @@ def not_finite(w: World, *own: int) -> None:
 
 
 def test_nobody_else_pays_where_the_gpu_is_known_to_be_the_cause() -> None:
-    """With an Xid the incident is `gpu`: the groups that are judged in later rounds pay for it neither."""
+    """With an Xid the incident is `gpu`: the groups that are judged in later rounds do not pay for it either."""
     w = World(groups=60, spares=1).bring_up()
     w.node(1, gpus=(GpuFact(kind="gpu_xid", xid=48, evidence="Xid 48", during=frozenset({(0, 1)})),))
     not_finite(w, 0)
@@ -273,8 +279,8 @@ def test_nobody_else_pays_where_the_gpu_is_known_to_be_the_cause() -> None:
 
 
 def test_what_most_groups_computed_is_no_hosts_fault() -> None:
-    """A model that diverges while one group's batch is still finite: three healthy hosts of four are cordoned, for 3 replaces
-    (the ADR says `one group's alone`; spikes in the same file are judged by `fewer than half`)."""
+    """A model diverges while one group's batch is still finite. Otherwise three healthy hosts of four are cordoned, for
+    3 replaces. The ADR's rule is `one group's alone`; spikes in the same file are judged by `fewer than half`."""
     w = World(groups=4, spares=4).bring_up()
     not_finite(w, 0, 1, 2)
     assert w.memory.cordons == {}
@@ -284,8 +290,8 @@ def test_what_most_groups_computed_is_no_hosts_fault() -> None:
 
 
 def test_what_others_did_while_it_was_stopped_says_nothing_of_its_wait() -> None:
-    """A person pauses the run, stops a trainer to debug it and lets it go on: it waits in the quorum
-    while the others evaluate, and is killed at `unpause` for the steps they made while it was stopped."""
+    """A person pauses the run, stops a trainer to debug it and lets it go on. It waits in the quorum while the others
+    evaluate. It must not be killed at `unpause` for the steps they made while it was stopped."""
     w = World(groups=3).bring_up()
     w.control = replace(w.control, paused=True)
     for step in (52, 60):
@@ -302,7 +308,8 @@ def test_what_others_did_while_it_was_stopped_says_nothing_of_its_wait() -> None
 
 
 def test_steps_that_are_told_late_were_made_before() -> None:
-    """Others' reports are up to 5 s old (agents/settings.py, report_s): that of before the wait, then that of the steps between."""
+    """Others' reports are up to 5 s old (agents/shim/settings.py, report_s): first the one before the wait, then the one of
+    the steps between."""
     w = World(groups=3).bring_up()
     for g in (0, 2):
         w.commit(g, step=104)
@@ -314,11 +321,11 @@ def test_steps_that_are_told_late_were_made_before() -> None:
     assert not w.incidents
 
 
-# --- status tells another story than the incidents ---
+# --- status must agree with the incidents ---
 
 
 def test_status_says_what_decide_says() -> None:
-    """Beside the incident that names group 1 it does not say that it is not known who hangs."""
+    """Beside the incident that names group 1, status does not report that it is unknown who hangs."""
     w = World(groups=3, mode="observe").bring_up()
     w.report(1, commits=1, step=50, stuck=WAITS)
     for step in range(52, 64, 2):
@@ -333,8 +340,8 @@ def test_status_says_what_decide_says() -> None:
 
 
 def test_a_rank_that_still_saves_is_not_restarted_because_the_other_has_finished() -> None:
-    """Rank 0's manager beats for the group. Where rank 1 saves for 30 s longer it is killed in the middle of it, and the end of
-    the run is done again from an older checkpoint."""
+    """Rank 0's manager heartbeats for the group. If rank 1 saves for 30 s longer and is killed meanwhile, the end of
+    the run is repeated from an older checkpoint."""
     w = World(groups=2, ranks=2).bring_up()
     rank_0_has_finished(w)
     w.report(0, 1, commits=1, step=100, phase="checkpoint")

@@ -1,4 +1,4 @@
-"""A run that trains and whose checkpoints are not written: it is said, and nothing is done."""
+"""A run that trains and whose checkpoints are not written: it is reported, and nothing is done."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core import unsaved
+from supervisor.core.reason import Code
 from supervisor.core.unsaved import BEHIND
-from supervisor.shell.waiting import held
+from supervisor.core.words import say
+from supervisor.shell.inspect.pending_reasons import held
 from tests.unit.core.world import World
 
 EVERY = 50
@@ -16,7 +18,7 @@ DISK = "checkpoint of step 250 failed: No space left on device (0 bytes left in 
 
 
 def trains(w: World, step: int, began: int = 0, **about: str) -> None:
-    """All groups have committed this step, and all since they began. `about`: what the ranks of group 0 say besides."""
+    """All groups commit this step, and all steps since they began. `about`: further fields of group 0's ranks."""
     for number, group in w.memory.groups.items():
         for rank in range(w.ranks):
             w.report(number, rank, commits=step - began, step=step, **(about if group.group == 0 else {}))
@@ -24,9 +26,9 @@ def trains(w: World, step: int, began: int = 0, **about: str) -> None:
 
 
 def said(w: World) -> str:
-    """What status says, and the journal too, but for what the writer says."""
+    """The text that status shows; the journal has the same, without the writer's own words."""
     shown = " | ".join(held(w.memory, w.observed(), w.spec))
-    assert "".join(wait for wait in w.last.waits if wait.startswith("no checkpoint ")) == shown.partition("; ")[0]
+    assert "".join(say(why) for why in w.last.waits if why.code == Code.UNSAVED) == shown.partition("; ")[0]
     return shown
 
 
@@ -128,7 +130,7 @@ def test_of_who_does_not_train_nothing_is_known() -> None:
 
 
 def test_gone_back_behind_the_newest_nothing_is_unsaved(w: World) -> None:
-    """As where it cannot be read, and the one before it was taken."""
+    """The newest could not be read, for example, and the one before it was taken."""
     saved(w, 100)
     trains(w, 60)
     assert unsaved.steps(w.memory.groups, w.memory.checkpoint, w.observed()) == 0

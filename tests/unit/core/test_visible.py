@@ -1,4 +1,4 @@
-"""What others wrote is shown, not obeyed."""
+"""Text from outside is shown, not obeyed."""
 
 from __future__ import annotations
 

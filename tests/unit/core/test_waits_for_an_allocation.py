@@ -1,5 +1,5 @@
-"""A group that waits for an allocation, for hours it may be, is not there: nobody waits for it, and that it does not fail says
-nothing of what the others end by."""
+"""A group that waits for an allocation, perhaps for hours, is absent: no group waits for it, and that it does not fail
+is no evidence about the others' ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ AWAY = "ConnectionError: store:9000: connection refused"
 
 
 def one_waits(trains: int) -> World:
-    """So many groups train; the next one's node is lost, and its allocation has been pending for ten minutes and more."""
+    """A world in which `trains` groups train; the next one's node is lost, and its allocation has been pending for ten
+    minutes and more."""
     w = World(groups=trains + 1, spares=0).bring_up()
     w.hear(trains, "absent")
     w.lapse(f"n{trains + 1}")
@@ -25,7 +26,7 @@ def one_waits(trains: int) -> World:
 
 
 def all_end_by(error: str, w: World, trains: int, for_s: float) -> None:
-    """Each group ends by it as soon as it has started, for so long."""
+    """Ends each group by this error as soon as it has started, for these seconds."""
     until = w.now + for_s
     while w.now < until and w.memory.phase == "running":
         for g in range(trains):
@@ -89,7 +90,7 @@ def test_a_store_that_is_away_for_all_others_halts_nothing_and_costs_no_host() -
 def test_who_waits_for_one_that_moves_to_a_spare_is_not_ended() -> None:
     w = World(groups=2, spares=2).bring_up()
     w.hear(1, "absent")
-    hangs(w, 0, "collective")  # told before the loss was mended, and not taken back yet
+    hangs(w, 0, "collective")  # reported before the loss was mended, and not taken back yet
     w.lapse("n2")
     w.round()
     w.recover(1)

@@ -1,4 +1,4 @@
-"""How evidence is worded: the one test that holds the sentences, which a person reads in an incident."""
+"""The wording of evidence: the one test that fixes the sentences, which a person reads in an incident."""
 
 from __future__ import annotations
 
@@ -196,3 +196,21 @@ def test_the_wording_of_every_piece_of_evidence_is_held() -> None:
 
 def test_every_code_has_words() -> None:
     assert words._WORDS.keys() == set(Code)
+
+
+@pytest.mark.parametrize(
+    ("code", "about", "sentence"),
+    [
+        (
+            Code.FIRST_ITS_INCIDENT,
+            {"node": "n1", "why": "drained", "incident": "i2"},
+            "its node n1 is leaving (drained); first its incident i2",
+        ),
+        (Code.HUNG_TOGETHER, {"groups": (0, 2)}, "groups 0, 2 hang, as all groups did a moment ago"),
+        (Code.HOST_FREE_AGAIN, {"host": "h"}, "it was asked for without host h, which is free again"),
+    ],
+)
+def test_what_no_decision_of_the_corpus_waits_for_is_worded_so(
+    code: Code, about: dict[str, Any], sentence: str
+) -> None:
+    assert say(Reason.of(code, **about)) == sentence

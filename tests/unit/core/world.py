@@ -1,4 +1,4 @@
-"""A scripted cluster for the tests of `decide`: the test says what is seen, the world keeps what was decided.
+"""A scripted cluster for the tests of `decide`: the test sets the observations, the world keeps the decisions.
 
 Every round checks the invariants and that the same input gives the same output again.
 """
@@ -21,6 +21,7 @@ from supervisor.core.model import (
     Grant,
     GroupMemory,
     Incident,
+    Kind,
     Memory,
     NodeView,
     Observed,
@@ -29,6 +30,8 @@ from supervisor.core.model import (
     Suspicion,
 )
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
+from supervisor.core.words import said
+from tests.helpers.reasons import held_against
 
 LOCAL_WORD_S = TRAITS["local"].word_s
 
@@ -63,7 +66,7 @@ class World:
         self.control = ControlView()
         self.disk: DiskView | None = None
         self.cordons: dict[str, CordonView] = {}
-        """What persons, and incidents of all runs, say of hosts."""
+        """Cordons and suspicions of hosts, by persons and by incidents of all runs."""
         self.suspicions: list[Suspicion] = []
         self.engine_word_s = 0.0
         self.engine_away = False
@@ -90,7 +93,7 @@ class World:
         )
 
     def round(self, after: float = 0.0) -> Decision:
-        """One decision, `after` seconds later."""
+        """Makes one decision, `after` seconds later."""
         self.now += after
         self.rounds += 1
         observed = self.observed()
@@ -111,7 +114,7 @@ class World:
         return decision
 
     def _give_back(self) -> None:
-        """The engine takes what is released before the next look, unless it is away."""
+        """The engine takes released allocations before the next look, unless it is away."""
         for key, allocation in self.memory.allocations.items():
             grant = self.grants.get(key)
             live = grant is not None and grant.state in ("pending", "granted")
@@ -119,7 +122,7 @@ class World:
                 self.grants[key] = replace(grant, state="gone", reason="given back")
 
     def verbs(self, after: float = 0.0) -> list[str]:
-        """What one decision does."""
+        """The actions of one decision."""
         return [a.verb for a in self.round(after).actions]
 
     def group(self, number: int = 0) -> GroupMemory:
@@ -127,28 +130,28 @@ class World:
 
     @property
     def incident(self) -> Incident:
-        """The newest."""
+        """The newest incident."""
         return self.incidents[f"i{len(self.incidents)}"]
 
     def waits(self) -> str:
-        return " | ".join(self.last.waits)
+        return " | ".join(said(self.last.waits))
 
-    # --- what is seen ---
+    # --- observations ---
 
     def hold(self, host: str) -> None:
-        """The record that an incident of this run is held against a host."""
+        """Records that an incident of this run is held against a host."""
         self.cordons[host] = replace(self.cordons.get(host, CordonView()), ours=True)
 
     def cordon(self, host: str) -> None:
-        """An incident of this run was held against a host some time ago."""
+        """Records that an incident of this run was held against a host some time ago."""
         self.hold(host)
-        self.memory = replace(self.memory, cordons={**self.memory.cordons, host: "incident i1: node_lost"})
+        self.memory = replace(self.memory, cordons={**self.memory.cordons, host: held_against("i1", Kind.NODE_LOST)})
 
     def host(self) -> None:
         self.nodes[HOST] = NodeView(name=HOST, registered=True, role="service")
 
     def open_gate(self, **about: Any) -> None:
-        """The gate says that it admits what memory names and hears what runs."""
+        """Makes the gate report that it admits the generations in memory and hears those that run."""
         generations = {g: m.generation for g, m in self.memory.groups.items() if m.generation}
         hearing = {g: "beating" if self.memory.groups[g].phase == "running" else "absent" for g in generations}
         self.gate = GateView(
@@ -160,7 +163,7 @@ class World:
         )
 
     def mute(self) -> None:
-        """The gate's lease lapses; what it said last stays."""
+        """Lapses the gate's lease; its last report stays."""
         assert self.gate is not None
         self.gate = replace(self.gate, present=False)
 
@@ -169,7 +172,7 @@ class World:
         self.gate = replace(self.gate, hearing={**self.gate.hearing, group: hearing})
 
     def grant(self, number: int, state: Any = "granted", reason: str = "") -> None:
-        """What the engine says of allocation run-a<number>, which brings node n<number>."""
+        """Sets the engine's answer about allocation run-a<number>, which brings node n<number>."""
         key = f"run-a{number}"
         nodes = (f"n{number}",) if state in ("granted", "gone") else ()
         self.grants[key] = Grant(key=key, state=state, nodes=nodes, engine_id=f"job-{number}", reason=reason)
@@ -180,18 +183,18 @@ class World:
         self.nodes[name] = replace(view, **{"registered": True, **about})
 
     def bring(self, number: int) -> None:
-        """The engine grants allocation <number> and its node comes up."""
+        """Makes the engine grant allocation <number>; its node comes up."""
         self.grant(number)
         self.node(number)
 
     def lapse(self, node: str) -> None:
-        """Its lease is gone, that was seen, and the engine had time to say whether its allocation is too."""
+        """Removes the node's lease; that was seen, and the engine had time to report if its allocation is gone too."""
         self.nodes[node] = replace(self.nodes[node], registered=False)
         self.round()
         self.now += LOCAL_WORD_S + 0.01
 
     def report(self, group: int, rank: int = 0, **about: Any) -> None:
-        """What the agent says of one rank of the group's current generation; others of the group there stay."""
+        """Sets the agent's report of one rank of the group's current generation; the group's other ranks there stay."""
         memory = self.group(group)
         self.report_on(memory.node, group, about.pop("generation", memory.generation), rank, **about)
 
@@ -204,7 +207,7 @@ class World:
         self.nodes[node] = replace(view, ranks=(*kept, seen))
 
     def others_wait(self, group: int, step: int = 50) -> None:
-        """All other groups that run wait for this one for longer than a step may take."""
+        """Makes all other running groups wait for this one for longer than a step may take."""
         waits = StuckView(activity="collective", activity_s=31.0, bound_s=30.0, usual_s=1.5)
         for other, memory in self.memory.groups.items():
             if other != group and memory.phase == "running":
@@ -212,7 +215,7 @@ class World:
                     self.report(other, rank, commits=1, step=step, stuck=waits)
 
     def go_on(self, step: int = 51) -> None:
-        """All that run step again."""
+        """Makes all running groups step again."""
         for group, memory in self.memory.groups.items():
             if memory.phase == "running":
                 self.commit(group, step=step)
@@ -238,7 +241,7 @@ class World:
     # --- stories ---
 
     def start_up(self) -> World:
-        """Everything granted and started; no group has committed."""
+        """Grants and starts everything; no group has committed."""
         self.host()
         while len(self.memory.allocations) < self.spec.allocation.nodes + self.spec.allocation.spares:
             self.round()
@@ -251,7 +254,7 @@ class World:
         return self
 
     def bring_up(self) -> World:
-        """Everything granted, started, committed: the run trains."""
+        """Grants and starts everything, and commits: the run trains."""
         self.start_up()
         for group in self.memory.groups:
             self.commit(group)
@@ -264,7 +267,7 @@ class World:
         return self
 
     def recover(self, group: int = 0, after: float = 1.0, step: int = 10) -> None:
-        """The group is started (fence and backoff included) and commits."""
+        """Starts the group (fence and backoff included) and lets it commit."""
         self.start_again(group, after)
         self.commit(group, step=step)
         self.round(after)
@@ -272,16 +275,16 @@ class World:
         assert self.group(group).phase == "running"
 
     def start_again(self, group: int = 0, after: float = 1.0) -> None:
-        """The group is started (fence and backoff included)."""
+        """Starts the group (fence and backoff included)."""
         self.admit(group)
         for _ in range(5):
             if self.group(group).phase == "starting":
                 break
             self.round(max(after, self.group(group).not_before - self.now))
-        assert self.group(group).phase == "starting", (self.group(group), self.last.waits)
+        assert self.group(group).phase == "starting", (self.group(group), self.waits())
 
     def admit(self, group: int = 0) -> None:
-        """The gate has taken the newest admission: every older generation is shut out."""
+        """Makes the gate take the newest admission: every older generation is shut out."""
         assert self.gate is not None
         self.gate = replace(
             self.gate,

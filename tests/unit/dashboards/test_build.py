@@ -1,4 +1,4 @@
-"""The committed dashboards and rules are the generated ones, and ask only for what is exported."""
+"""The committed dashboards and rules are the generated ones, and query only exported metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dashboards import build
 from dashboards.boards import BOARDS, VARIABLES, Board
 from dashboards.panels import Panel
 from supervisor.core.model import Verdict
-from supervisor.shell.catalogue import CAUSES, GROUP_PHASES
+from supervisor.shell.metrics.catalogue import CAUSES, GROUP_PHASES
 
 ALL = build.files()
 PANELS = [pytest.param(panel, id=f"{board.title}: {panel.title}") for board in BOARDS for panel in board.panels]
@@ -118,7 +118,7 @@ def panel(expression: str, legend: str = "") -> Panel:
     ],
 )
 def test_an_unknown_metric_stops_the_build(name: str) -> None:
-    """Of a histogram Prometheus keeps only the parts."""
+    """Prometheus keeps only the parts of a histogram."""
     wrong = replace(BOARDS[0], rows={"Row": (panel(f"max({name})"),)})
     with pytest.raises(KeyError, match=f"the catalogue has no metric '{name}'"):
         build.board(wrong)
@@ -149,7 +149,7 @@ def test_the_parts_of_a_histogram_are_known() -> None:
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_series_are_told_apart(panel: Panel) -> None:
-    """Several series of one panel with the same name are one colour and no answer."""
+    """Several series of one panel with the same name would have one colour, and give no answer."""
     for expression, legend in panel.queries:
         outer = expression.partition("(")[0]
         assert ("by" in outer.split()) <= ("{{" in legend), expression

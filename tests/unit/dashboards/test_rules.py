@@ -11,14 +11,14 @@ import pytest
 from dashboards import rules
 from dashboards.expressions import BRIDGED
 from dashboards.rules import Alert
-from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S, Level
+from supervisor.shell.web.calls import AWAY_S, CALLS, STILL_S, Level
 
 ROOT = Path(__file__).parents[3]
 ALERTS = rules.alerts()
 SECTIONS = ("What it means", "What the supervisor has already done", "What to check", "When to get up")
 
 NIGHT_LINES = 60
-"""More is not read at three in the morning."""
+"""No one reads more at three in the morning."""
 
 
 def test_names_are_different() -> None:
@@ -41,7 +41,7 @@ BEGINS: Mapping[Level, str] = {"now": "Now", "soon": "In the morning", "no": "Wh
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)
 def test_rule_page_and_runbook_call_a_person_at_the_same_time(alert: Alert) -> None:
-    """What the page says of each is asked of it in tests/unit/shell/page/test_snapshot.py."""
+    """tests/unit/shell/page/test_snapshot.py checks the page's text for each."""
     answer = (ROOT / alert.runbook).read_text().partition("## When to get up\n\n")[2]
     assert re.match(rf"{BEGINS[CALLS[alert.name]]}\b", answer), answer
     committed = {r["alert"]: r for r in rules.build()["groups"][0]["rules"]}
@@ -86,7 +86,7 @@ def test_speed_divides_every_duration() -> None:
 
 
 def _durations(rule: dict[str, str]) -> list[str]:
-    # how long a gap is bridged is no window
+    # the length of a bridged gap is no window
     inside = re.findall(r"\[(\w+):?\]|offset (\w+)", rule["expr"].replace(f"[{BRIDGED}] offset", " offset"))
     return ([rule["for"]] if "for" in rule else []) + [a or b for a, b in inside]
 

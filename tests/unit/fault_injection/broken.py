@@ -1,4 +1,4 @@
-"""The story of `files`, as that of a run that was broken on purpose: with its faults, and what was left in the end."""
+"""The story of `files` as a run that was broken on purpose: with its faults, and its final state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fault_injection.history import FaultDone, History, Left, Seen, Setting
+from supervisor.shell.history.files import FaultDone, History, Left, Seen, Setting
 from tests.unit.fault_injection.files import Files, story
 
 SETTING = Setting(
@@ -45,10 +45,10 @@ def broken(files: Files) -> History:
 
 
 def a_broken_run(folder: Path) -> History:
-    """As it went well."""
+    """The run as it went well."""
     return broken(story(folder))
 
 
 def fault(history: History, number: int, **change: Any) -> None:
-    """Change one fault."""
+    """Changes one fault."""
     history.faults[number - 1] = replace(history.faults[number - 1], **change)

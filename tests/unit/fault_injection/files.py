@@ -1,6 +1,6 @@
 """A small run as the files it leaves: two groups, a restart on the same node, a move to another, a clean end.
 
-Times are seconds since nothing in particular. All lines are kept in lists, so that a test can plant a violation before
+Times are seconds since an arbitrary instant. All lines are kept in lists, so that a test can plant a violation before
 they are written and read.
 """
 
@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fault_injection import checkers
+from fault_injection.checkers import consistency
+from fault_injection.checkers.history_file import load
 from fault_injection.faults.acts import Injected
-from fault_injection.history import History, read
-from fault_injection.recorded import load
+from supervisor.shell.history.files import History, read
 
 RUN = "run"
 
@@ -59,7 +59,7 @@ class Files:
         self.journal.append({"t": t, "entry": "outcome", "epoch": epoch, "decision": number, **body})
 
     def decide(self, t: float, number: int, groups: dict[int, int], *args: Any, epoch: int = 1) -> None:
-        """An intent, committed a tenth of a second later."""
+        """Adds an intent, committed a tenth of a second later."""
         self.intent(t, number, groups, *args, epoch=epoch)
         self.outcome(round(t + 0.1, 3), number, epoch)
 
@@ -81,12 +81,12 @@ class Files:
         return line
 
     def leftover_killed(self, t: float) -> None:
-        """The process of generation 2 ends then, and so its node's next shim begins."""
+        """Ends the process of generation 2 at that time, and so starts its node's next shim."""
         self.of_shim("n2", "leftover_killed", 1, 2)["t"] = t
         self.shims["n2"][-1]["t"] = t + 0.005
 
     def nobody_saw_it_end(self) -> None:
-        """Generation 2 was lost with its node, where no shim began again."""
+        """Loses generation 2 with its node, where no shim begins again."""
         del self.shims["n2"][-2:]
 
     # --- written and read ---
@@ -108,7 +108,7 @@ class Files:
         return self.folder / "system" / "nodes" / node / "ranks" / f"{RUN}.{group}.{generation}.0" / "steps.jsonl"
 
     def load(self) -> History:
-        """Read what is on disk."""
+        """Reads the files on disk."""
         return read(RUN, self.folder / RUN, self.folder / "system")
 
     def history(self) -> History:
@@ -121,7 +121,7 @@ class Files:
 
 
 def answers(history: History) -> dict[str, str]:
-    return {v.checker: v.answer for v in checkers.check(history)}
+    return {v.checker: v.answer for v in consistency.check(history)}
 
 
 def _write(path: Path, lines: list[dict[str, Any]]) -> None:
@@ -130,7 +130,7 @@ def _write(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def of_quorum(group: int, body: dict[str, Any]) -> dict[str, Any]:
-    """A step line with its quorum, unless it says another: that changes when a group is lost and when it is back."""
+    """A step line with the quorum of its time, which changes when a group is lost or back, unless it names another."""
     if body.get("event") != "step" or "start" not in body:
         return body
     middle = (body["start"] + body["t"]) / 2
@@ -145,7 +145,7 @@ def of_quorum(group: int, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def recorded(folder: Path) -> History:
-    """Of a real run: `recorded_run`."""
+    """The history of a real run: `recorded_run`."""
     path = folder / "history.jsonl"
     path.write_bytes(gzip.decompress((Path(__file__).parent / "recorded_run" / "history.jsonl.gz").read_bytes()))
     history = load(path)
@@ -208,8 +208,9 @@ def seconds(first: float, number: int, count: int) -> list[dict[str, Any]]:
 
 
 def resumed(folder: Path) -> Files:
-    """One group trains from 5 s on and ends by an error at 10.6 s, for which the run is halted at 11 s; a person resumes it eight hours
-    later, at 28811 s. It is placed at 28812 s, steps from 28814 s to 28864 s, and the run has finished then."""
+    """One group trains from 5 s on and ends by an error at 10.6 s, for which the run is halted at 11 s. A person
+    resumes it eight hours later, at 28811 s. It is placed at 28812 s and steps from 28814 s to 28864 s, when the run
+    has finished."""
     f = Files(folder)
     f.decide(1.0, 1, {0: 1}, [place(0, 1, "n1")])
     f.decide(11.0, 2, {0: 1}, [], [incident("i1", "error", 0, 1, 1, "halted", rung=4)])
@@ -228,8 +229,8 @@ def resumed(folder: Path) -> Files:
 
 
 def story(folder: Path) -> Files:
-    """Both groups start at 2 s. Group 1 is killed at 10.5 s and restarted on n2, which is lost at 18.25 s; it moves to n3.
-    Both finish at 23 s with step 17."""
+    """Both groups start at 2 s. Group 1 is killed at 10.5 s and restarted on n2, which is lost at 18.25 s; it moves to
+    n3. Both finish at 23 s with step 17."""
     f = Files(folder)
     f.journal.append({"t": 0.5, "entry": "event", "event": "term", "epoch": 1})
     f.decide(1.0, 1, {0: 1, 1: 1}, [place(0, 1, "n1"), place(1, 1, "n2")])

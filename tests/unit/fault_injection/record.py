@@ -1,7 +1,8 @@
-"""A real run as one file, for test_numbers_agree.py: `python -m tests.unit.fault_injection.record` (a minute).
+"""Records a real run as one file, for test_numbers_agree.py: `python -m tests.unit.fault_injection.record` (a minute).
 
-Toys that step in a real TorchFT quorum, under a real supervisor, agents and etcd. A trainer is killed, then a node, then an allocation is
-taken away. What etcd held when the run was over is kept, with the report and the files from which `supervisor ledger` counts.
+Toys step in a real TorchFT quorum, under a real supervisor, agents and etcd. A trainer is killed, then a node, then an
+allocation is taken away. It keeps etcd's records at the end of the run, the report, and the files from which
+`supervisor ledger` counts.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fault_injection import checkers
-from fault_injection.badput import Span
+from fault_injection.checkers import consistency
 from fault_injection.demo import report
 from fault_injection.faults.acts import Injected
-from fault_injection.ledger import from_start_to_end
+from supervisor.cli.ledger import from_start_to_end
 from supervisor.core.model import Memory
 from supervisor.core.restored import ENDED
 from supervisor.core.spec import TitanSpec
+from supervisor.shell.history.goodput import Span
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 from tests.helpers.waiting import eventually
@@ -33,7 +34,7 @@ RECORD = Path(__file__).parent / "recorded_run" / "numbers.json.gz"
 FILES = ("toy/journal.jsonl", ".supervisor/nodes/*/shim.jsonl", ".supervisor/nodes/*/ranks/toy.*/steps.jsonl")
 
 VICTIM, STEPS = 1, 12
-"""The group that is broken, and how many steps are made between two faults."""
+"""The group that is broken, and the number of steps between two faults."""
 
 
 def main() -> None:
@@ -50,7 +51,7 @@ def main() -> None:
         records = {key: item.value.decode() for key, item in w.mirror().items.items()}
         history = w.history(record)
         span = from_start_to_end(Path(record.run_dir), Span(0.0, time.time()))
-        told = report.build(history, made, span, record.spec.groups.count, checkers.check(history))
+        told = report.build(history, made, span, record.spec.groups.count, consistency.check(history))
         found = {str(p.relative_to(w.runs)): p.read_text() for pattern in FILES for p in sorted(w.runs.glob(pattern))}
     body = {"records": records, "files": found, "report": told, "faults": [asdict(fault) for fault in made]}
     RECORD.write_bytes(gzip.compress(json.dumps(body, sort_keys=True).encode(), mtime=0))
@@ -95,7 +96,7 @@ def _steps(w: World, record: RunRecord) -> None:
 
 
 def unpack(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Lay the run's files out below a folder. Returns the run's own folder, and what else was kept."""
+    """Lays the run's files out below a folder. Returns the run's own folder, and the other kept data."""
     told: dict[str, Any] = json.loads(gzip.decompress(RECORD.read_bytes()))
     for name, text in told["files"].items():
         path = folder / name

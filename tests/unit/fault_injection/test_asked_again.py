@@ -1,5 +1,5 @@
-"""Every decision of the real loop about an incident is the same when `decide` is asked again from what
-the journal kept. The world is the simulator's; journal, inputs and digests are real files and records."""
+"""Every decision of the real loop about an incident is the same when `decide` is asked again from the journal's inputs.
+The world is the simulator's; journal, inputs and digests are real files and records."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from fault_injection.sim import leaders, run
 from fault_injection.sim.faults import Fault
-from supervisor.shell import why
-from supervisor.shell.journal import Journal
+from supervisor.shell.control.journal import Journal
+from supervisor.shell.inspect import decision_replay
 
 BREAKS = ("crash", "error", "freeze", "node_lost", "unplugged", "allocation_taken", "split")
 """Faults that have an incident."""
@@ -19,7 +19,7 @@ BREAKS = ("crash", "error", "freeze", "node_lost", "unplugged", "allocation_take
 @pytest.mark.parametrize("kind", BREAKS)
 def test_each_incident_of_a_simulated_run(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Kept(leaders._Kept):
-        """In the world's memory, for the checks of the simulator, and on disk."""
+        """Keeps decisions in the world's memory, for the checks of the simulator, and on disk."""
 
         def __init__(self, world: object) -> None:
             super().__init__(world)  # type: ignore[arg-type]
@@ -33,10 +33,10 @@ def test_each_incident_of_a_simulated_run(kind: str, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(leaders, "_Kept", Kept)
     assert run.run(1, 4, [Fault(20.0, kind, 1, 6.0)]).broken == ()
-    found = why.incidents(tmp_path / "journal.jsonl")
+    found = decision_replay.incidents(tmp_path / "journal.jsonl")
     assert found
     for incident in found.values():
-        told = why.why(incident, tmp_path / "journal.jsonl")
+        told = decision_replay.why(incident, tmp_path / "journal.jsonl")
         assert told.decided
-        assert told.same, "\n".join(why.page(told))
+        assert told.same, "\n".join(decision_replay.page(told))
         assert {a.verdict for a in told.again} == {"same"}

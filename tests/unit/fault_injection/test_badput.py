@@ -1,7 +1,7 @@
-"""The ledger of a run: of a story told in files, and of a real run against its trainers' own records.
+"""The ledger of a run: of a story in files, and of a real run against its trainers' own records.
 
-`recorded_run/history.jsonl.gz`: the first 640 s of a run of two groups on one machine that was broken 28 times, with hangs, and a
-moment at which both groups were lost; the records of its shims and trainers and what its supervisor decided.
+`recorded_run/history.jsonl.gz`: the first 640 s of a run of two groups on one machine. It was broken 28 times, with
+hangs, and once both groups were lost. It has the records of its shims and trainers and its supervisor's decisions.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fault_injection.badput import Span, does_not_add_up, ledger, windows
-from fault_injection.history import History
 from supervisor.core.ledger import Cause, Interval, ratios, totals
+from supervisor.shell.history.files import History
+from supervisor.shell.history.goodput import Span, does_not_add_up, ledger, windows
 from tests.unit.fault_injection.files import Files, incident, line, place, recorded, seconds, step, story
 
 SPAN = Span(1.0, 30.0)
@@ -35,7 +35,7 @@ def overlap(interval: Interval, begin: float, end: float) -> float:
 
 
 def lines(history: History, group: int) -> list[dict[str, Any]]:
-    """What a group's trainers wrote, one after the other."""
+    """The lines of a group's trainers, one after the other."""
     return [x for s in history.of_group(group) for x in s.lines]
 
 
@@ -51,7 +51,7 @@ def test_every_second_of_a_real_run_is_under_one_cause(run: History, group: int)
 
 
 def test_so_is_every_second_of_the_run(run: History) -> None:
-    """And ETTR is what the trainers computed and committed, the first time, of all that there was."""
+    """ETTR is the time that the trainers computed and committed, the first time, of all that there was."""
     span = whole(run)
     ledgers = {g: ledger(run, g, span) for g in (0, 1)}
     assert does_not_add_up(run, ledgers, span) == []
@@ -70,8 +70,8 @@ def test_so_is_every_second_of_the_run(run: History) -> None:
 
 @pytest.mark.parametrize("group", [0, 1])
 def test_it_is_what_the_trainers_wrote_of_their_steps(run: History, group: int) -> None:
-    """Within 1% of the time: data, quorum, heal and checkpoints second by second; the steps' own seconds, whatever they are
-    counted as, are all of those that the trainers computed and committed."""
+    """Both agree within 1% of the time: data, quorum, heal and checkpoints second by second. The steps' own seconds,
+    under any causes, are all of those that the trainers computed and committed."""
     span = whole(run)
     found = totals(ledger(run, group, span))
     steps = [x for x in lines(run, group) if x["event"] == "step" and x["committed"]]
@@ -106,8 +106,8 @@ def test_what_torchft_did_not_commit_is_failed_or_hung(run: History, group: int)
 
 
 def test_steps_that_were_committed_twice_are_recomputed(run: History) -> None:
-    """Both groups were lost once: what they had committed since the checkpoint came again. Counted here by the steps'
-    numbers alone."""
+    """Both groups were lost once, and repeated the steps that they had committed since the checkpoint. Counted here by
+    the steps' numbers alone."""
     for group in (0, 1):
         newest, twice = 0, 0.0
         for x in (x for x in lines(run, group) if x["event"] == "step" and x["committed"]):
@@ -135,7 +135,7 @@ def test_a_hang_is_hung_for_as_long_as_it_lasted(run: History) -> None:
 
 
 def crash(folder: Path) -> Files:
-    """Group 0 trains from 5 on; its process ends at 9.5, which is seen at 10; it is decided on at 15, and started at 15.6."""
+    """Group 0 trains from 5 on; its process ends at 9.5, seen at 10, decided on at 15, and started again at 15.6."""
     f = Files(folder)
     f.decide(1.0, 1, {0: 1}, [place(0, 1, "n1")])
     one = ("i1", "crash", 0, 1)
@@ -165,7 +165,7 @@ def test_what_was_detected_and_not_decided_on_waits_for_the_decision(tmp_path: P
 
 
 def test_a_lost_node_is_waited_for_before_that_is_decided(tmp_path: Path) -> None:
-    """Silent at 9, missed at 10, given up at 15, fenced until 16, started elsewhere at 16.6."""
+    """It is silent at 9, missed at 10, given up at 15, fenced until 16, started elsewhere at 16.6."""
     f = Files(tmp_path)
     f.decide(1.0, 1, {0: 1}, [place(0, 1, "n1")])
     f.decide(9.9, 2, {0: 1}, [], [incident("i1", "silent", 0, 1, 1, "acting", rung=0)])
@@ -188,7 +188,7 @@ def test_a_lost_node_is_waited_for_before_that_is_decided(tmp_path: Path) -> Non
 
 
 def test_a_store_that_was_away_is_told_as_the_cause(tmp_path: Path) -> None:
-    """While a group has no process; one that trains goes on."""
+    """This holds while a group has no process; one that trains goes on."""
     f = crash(tmp_path)
     f.journal += [
         {"t": 8.0, "entry": "event", "event": "store", "up": False, "silent_s": 2.0},
@@ -209,7 +209,7 @@ def test_a_store_that_was_away_is_told_as_the_cause(tmp_path: Path) -> None:
 def test_what_the_others_waited_for_it_beyond_an_ordinary_step(
     tmp_path: Path, kind: str, cause: Cause, own: float
 ) -> None:
-    """Steps of a second; one of three seconds, while the incident lasts."""
+    """Steps take a second, except one of three seconds, while the incident lasts."""
     f = Files(tmp_path)
     f.decide(1.0, 1, {0: 1, 1: 1}, [place(0, 1, "n1"), place(1, 1, "n2")])
     about = {"took_s": 2.0}
@@ -238,7 +238,7 @@ def test_what_the_others_waited_for_it_beyond_an_ordinary_step(
 def test_parts_that_fall_short_of_their_step_are_found(
     tmp_path: Path, parts: dict[str, float], committed: bool
 ) -> None:
-    """Else the ledger would stretch them to its length: of a millisecond's wait it would make a second's."""
+    """Else the ledger would stretch them to the step's length, and a millisecond's wait would become a second's."""
     files = story(tmp_path)
     (lines,) = (x for (_, group, _), x in files.steps.items() if group == 0)
     lines[5] |= {"seconds": parts, "committed": committed}

@@ -1,4 +1,4 @@
-"""fault_injection/before.sh: a command on what was before a mend."""
+"""fault_injection/before.sh: runs a command on the code before a mend."""
 
 from __future__ import annotations
 

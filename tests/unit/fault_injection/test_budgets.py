@@ -1,4 +1,4 @@
-"""The checker `within_budgets`: what is said to be free is so only as far as something else bears it out."""
+"""The checker `within_budgets`: an uncharged restart is accepted only as far as other evidence supports it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fault_injection.budgets import within_budgets
+from fault_injection.checkers.budgets import within_budgets
 from tests.unit.fault_injection.broken import SETTING, broken
 from tests.unit.fault_injection.files import incident, story
 
 ANOTHERS = "another group is the cause: its own numbers were finite, those of group 0 were not"
-"""As versions before codes wrote it."""
+"""The text that versions before codes wrote."""
 
 
 def opened(kind: str, group: int = 0, **about: Any) -> dict[str, Any]:
@@ -26,10 +26,10 @@ def opened(kind: str, group: int = 0, **about: Any) -> dict[str, Any]:
         (opened("numerics"), 2, "error", False),
         (opened("gpu"), 2, "error", False),
         (None, 2, "error", True),
-        (opened("hang"), 2, "error", True),  # nobody's numbers are spoilt by it
-        (opened("numerics"), 2, "crash", True),  # whom another's numbers end is told an error
+        (opened("hang"), 2, "error", True),  # its numbers spoil no other's
+        (opened("numerics"), 2, "crash", True),  # a group that another's numbers end gets an error
         (opened("numerics", group=1), 2, "error", True),  # its own
-        (opened("error", reason=ANOTHERS), 2, "error", True),  # each says that it was the other
+        (opened("error", reason=ANOTHERS), 2, "error", True),  # each blames the other
         (opened("numerics"), 1, "error", True),  # before this one's process began
         (opened("numerics"), 3, "error", True),  # after it was started again
     ],

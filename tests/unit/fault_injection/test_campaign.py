@@ -1,4 +1,4 @@
-"""From a schedule to the files that are left, on a run that is played; also when it is interrupted or given up."""
+"""From a schedule to the resulting files, on a run that is played; also when it is interrupted or given up."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fault_injection.chaos import certificate, own, runner
 from fault_injection.chaos.campaign import Campaign, versions
 from fault_injection.chaos.runner import Look
 from fault_injection.chaos.schedule import FaultAt, Planned, Schedule, load
-from fault_injection.checkers import check
+from fault_injection.checkers.consistency import check
+from fault_injection.checkers.history_file import load as read
+from fault_injection.checkers.recovery import ALL
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Fault, Target
-from fault_injection.history import Left, Seen
-from fault_injection.promises import ALL
-from fault_injection.recorded import load as read
 from fault_injection.sim.lane import commit
 from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell.history.files import Left, Seen
 from supervisor.wire.records import RunRecord
 from tests.unit.fault_injection.files import RUN, story
 
@@ -44,7 +44,7 @@ class Played:
         self.step, self.stopped, self.healed = 0, False, False
         self.at_stop: BaseException | None = None
         self.at_end: BaseException | None = None
-        """What comes while it stops, and while the system ends."""
+        """The exception raised while it stops, and while the system ends."""
         self.ended = ""
 
     def look(self) -> Look:
@@ -211,7 +211,7 @@ def test_what_cannot_be_healed_is_said_and_the_files_are_left(
 
 
 def happened(folder: Path) -> tuple[str, ...]:
-    """What `supervisor chaos check` says of it."""
+    """Sentences of `supervisor chaos check` about it."""
     verdicts = {v.checker: v for v in check(read(folder / "out" / "history.jsonl"), ALL)}
     assert verdicts["every_fault_happened"].answer == "fail"
     return verdicts["every_fault_happened"].sentences

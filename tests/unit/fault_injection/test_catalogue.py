@@ -1,4 +1,4 @@
-"""The catalogue of faults: whole, honest about what cannot be made here, and each that can is made for real."""
+"""The catalogue of faults: complete, with a reason for each that cannot be made here; the others are made for real."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from fault_injection import causes
-from fault_injection.causes import Order
+from fault_injection.doubles.gpus import Gpus
 from fault_injection.faults import control, processes
 from fault_injection.faults.catalogue import FAULTS, obeying
 from fault_injection.faults.fault import Site, Target
-from fault_injection.gpus import Gpus
-from fault_injection.obeying import BIT, Obeying
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Order
+from fault_injection.in_rank.hooks import BIT, Obeying
 from supervisor.core.model import Grant
 from supervisor.core.spec import AllocationSpec
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.store.errors import OutOfSpace
+from supervisor.shell.etcd.errors import OutOfSpace
 from supervisor.wire.checkpoints import MARKER
 from supervisor.wire.records import CheckpointMark, encode
 from tests.helpers.waiting import eventually
@@ -108,7 +108,7 @@ class OneProcess:
     phases: list[str] = field(default_factory=list)
     facts: set[str] = field(default_factory=set)
     asks: int | None = None
-    """How often it waits before it gives up."""
+    """The number of waits before it gives up."""
     allocation: AllocationSpec = field(default_factory=AllocationSpec)
 
     def nodes(self) -> dict[int, str]:
@@ -176,7 +176,7 @@ class OneProcess:
 
 
 class TheHouse:
-    """A house that notes what is done to it. `leads`: who leads of its three members, one after the other."""
+    """A house that notes its calls. `leads`: the leaders of its three members, one after the other."""
 
     def __init__(self, folder: Path, *leads: int) -> None:
         self.done: list[str] = []
@@ -277,7 +277,7 @@ def test_a_killed_agent_has_a_successor(tmp_path: Path, victim: Any) -> None:
 
 
 ASKS = 200
-"""So often is asked for what never comes: two seconds, in which a thread reads its order."""
+"""Looks for an expected state that never comes: two seconds, in which a thread reads its order."""
 
 
 def records(folder: Path, lines: list[dict[str, Any]]) -> None:
@@ -532,7 +532,7 @@ def checkpoint(run_dir: Path, step: int) -> Path:
 def test_a_torn_checkpoint_is_not_begun_from(
     tmp_path: Path, victim: Any, begins: int, other: int | None, well: bool
 ) -> None:
-    """Whichever group is back first; the next one heals from it."""
+    """Any group may be back first; the next one heals from it."""
     checkpoint(tmp_path, 25)
     newest = checkpoint(tmp_path, 50)
     node = tmp_path / "nodes" / "n1"
@@ -574,7 +574,7 @@ def obey_once(folder: Path, cause: str) -> None:
 
 
 class Base:
-    """As ReplicaTrainer calls itself."""
+    """Has the attributes that ReplicaTrainer calls."""
 
     def forward_backward_step(self, **batch: Any) -> str:
         return f"stepped {batch}"
@@ -693,7 +693,7 @@ def test_a_nan_and_a_flipped_bit(tmp_path: Path) -> None:
 
 
 def test_a_bit_flips_before_all_of_a_steps_batches(tmp_path: Path) -> None:
-    """Ordered between two of them it waits for the next step."""
+    """If ordered between two of them, it waits for the next step."""
     rank = Rank(tmp_path)
     rank.forward_backward_step()
     causes.order(tmp_path, 1, 2, 0, Order(cause=causes.FLIP_BIT))

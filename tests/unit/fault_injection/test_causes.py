@@ -1,4 +1,4 @@
-"""Orders reach the rank that they are for, at their step and place; what a rank does to itself is real."""
+"""Orders reach the right rank, at their step and place; the effects of a rank's fault on itself are real."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import causes
-from fault_injection.causes import EVERY, EXIT, RAISE, Order, Orders, done_at, order, withdraw
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import EVERY, EXIT, RAISE, Order, Orders, done_at, order, withdraw
 
 
 def test_an_order_is_of_one_rank_of_one_generation_and_of_its_place(tmp_path: Path) -> None:
@@ -85,5 +85,5 @@ def test_what_holds_a_rank(tmp_path: Path, cause: str) -> None:
 
 
 def suffers(folder: Path, cause: str, within_s: float) -> int:
-    code = f"from fault_injection import causes; from pathlib import Path; causes.suffer(causes.Order(cause={cause!r}), Path({str(folder)!r}))"
+    code = f"from fault_injection.in_rank import causes; from pathlib import Path; causes.suffer(causes.Order(cause={cause!r}), Path({str(folder)!r}))"
     return subprocess.run([sys.executable, "-c", code], timeout=within_s, check=False, capture_output=True).returncode

@@ -1,4 +1,4 @@
-"""The certificate of a run: its numbers, its page, and what a person sees when something was not kept."""
+"""The certificate of a run: its numbers, its page, and its text when a promise was not kept."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 from fault_injection.chaos import certificate
 from fault_injection.chaos.campaign import summary
-from fault_injection.chaos.twin import parity as twin_parity
-from fault_injection.chaos.twin import unknown
-from fault_injection.history import History, Left, Outage, Seen
-from fault_injection.promises import ALL
-from fault_injection.recorded import load, save
+from fault_injection.checkers.history_file import load, save
+from fault_injection.checkers.recovery import ALL
+from fault_injection.parity.twin import parity as twin_parity
+from fault_injection.parity.twin import unknown
 from supervisor.core.ledger import Cause
+from supervisor.shell.history.files import History, Left, Outage, Seen
 from tests.unit.fault_injection.broken import a_broken_run, broken, fault
 from tests.unit.fault_injection.files import incident, note, step, story
 from titan_actor.twin import NoTwin
@@ -80,7 +80,7 @@ def without(name: str) -> Callable[[dict[str, Any]], object]:
 def test_what_cannot_be_computed_leaves_a_certificate(
     history: History, tmp_path: Path, plant: Callable[[dict[str, Any]], object], parts: set[str]
 ) -> None:
-    """Whatever came past the reader. The checkers are said to pass: it is red for what is unknown."""
+    """The values came past the reader. All checkers pass: the certificate is red for its unknown parts."""
     plant(history.of_group(0)[0].committed()[3])
     assert twin_parity(history, lambda _: None)["answer"] == "unknown"
     passed = certificate.build(history, [], SAME)
@@ -143,7 +143,7 @@ def test_how_long_a_group_healed_and_what_the_control_plane_did(tmp_path: Path) 
 
 
 def test_steps_that_a_resume_from_disk_threw_away_are_lost(tmp_path: Path) -> None:
-    """Group 1 was killed at 10.5 s; and then both went on from step 5, of 8 that were committed."""
+    """Group 1 was killed at 10.5 s; then both went on from step 5, of 8 that were committed."""
     files = story(tmp_path)
     kill = certificate.build(broken(files))["faults"][0]
     for lines in files.steps.values():
@@ -155,7 +155,7 @@ def test_steps_that_a_resume_from_disk_threw_away_are_lost(tmp_path: Path) -> No
 
 
 def test_the_curve_has_the_newest_loss_of_a_step_that_is_made_again(history: History) -> None:
-    """Whatever the order of the files: the older generation's may be read last."""
+    """The files may have any order: the older generation's may be read last."""
     for steps in history.steps:
         for line in steps.lines:
             line["loss"] = float(line["t"])
@@ -187,7 +187,8 @@ def test_one_about_which_nothing_was_to_be_done(history: History) -> None:
 
 
 def test_each_incident_is_in_it(tmp_path: Path) -> None:
-    """What another group suffered from a fault, and what was ridden through: no group that is left out, and nothing that is undecided."""
+    """The page has another group's echoes of a fault, and silences that were ridden through. It has no group that is
+    left out, and nothing undecided."""
     files = story(tmp_path)
     files.decide(11.0, 21, {0: 1, 1: 2}, [], [incident("i8", "error", 0, 1, 2, "acting")])
     files.decide(11.1, 22, {0: 1, 1: 2}, [], [incident("i9", "silent", 1, 2, 2, "acting", rung=0, decided=1.1)])
@@ -206,7 +207,7 @@ def test_each_incident_is_in_it(tmp_path: Path) -> None:
 
 
 def test_times_are_of_the_incident_that_is_named(tmp_path: Path) -> None:
-    """Of the same group another was opened first, and nothing was done about it."""
+    """Another incident of the same group was opened first, and nothing was done about it."""
     files = story(tmp_path)
     files.decide(10.55, 20, {0: 1, 1: 1}, [], [incident("i0", "straggler", 1, 1, 1, "recovered", rung=0, decided=0.55)])
     files.journal.sort(key=lambda entry: entry["t"])
@@ -305,7 +306,7 @@ def test_it_is_the_same_from_the_file(history: History, tmp_path: Path) -> None:
 
 
 class Page(HTMLParser):
-    """What a browser would show, and load."""
+    """The text that a browser would show, and the files that it would load."""
 
     def __init__(self) -> None:
         super().__init__()

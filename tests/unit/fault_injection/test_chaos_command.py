@@ -1,4 +1,4 @@
-"""`supervisor chaos`, as far as it needs no run."""
+"""The parts of `supervisor chaos` that need no run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from fault_injection import commands
 from fault_injection.chaos import command
 from fault_injection.chaos.schedule import load
+from fault_injection.checkers.history_file import save
+from fault_injection.checkers.recovery import ALL
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
 from fault_injection.faults.site import no_collective
-from fault_injection.not_here import no_command
-from fault_injection.promises import ALL
-from fault_injection.recorded import save
+from fault_injection.testbed.unavailable import no_command
 from tests.unit.fault_injection.broken import a_broken_run, fault
 
 pytestmark = pytest.mark.usefixtures("able")
@@ -166,7 +166,7 @@ def test_how_many_is_not_said_of_a_schedule_that_names_them(tmp_path: Path) -> N
 def test_a_name_that_no_run_can_have_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dry: bool
 ) -> None:
-    monkeypatch.setattr(command, "Campaign", None)  # nothing is started, whatever happens
+    monkeypatch.setattr(command, "Campaign", None)  # nothing is started in any case
     (tmp_path / "s.toml").write_text(SCHEDULE + "group = 1\nrank = 0\n")
     given = [str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"), f"--name={name}"]
     (sentence,) = said(2, "run", *given, *(["--dry-run"] if dry else [])).splitlines()

@@ -1,4 +1,5 @@
-"""A consistent history passes; each planted violation is found by its own checker, and by no other that is not named."""
+"""A consistent history passes; each planted violation is found by its own checker, and by no other that is not
+named."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fault_injection.checkers import CHECKERS, OF_STEPS, check
-from fault_injection.history import History
+from fault_injection.checkers.consistency import CHECKERS, OF_STEPS, check
+from supervisor.shell.history.files import History
 from tests.unit.fault_injection.broken import KILL
 from tests.unit.fault_injection.files import Files, answers, incident, line, note, place, seconds, step, story
 
@@ -28,7 +29,8 @@ def of_step(f: Files, node: str, group: int, generation: int, number: int) -> di
 
 
 def late_line_of_an_old_leader(f: Files) -> dict[str, Any]:
-    """Epoch 1 committed decision 5, at revision 191, and was frozen; epoch 200 decided 6 and 7; then the old one wrote its line."""
+    """Epoch 1 committed decision 5, at revision 191, and froze; epoch 200 decided 6 and 7; then the old leader
+    wrote."""
     for body in f.journal:
         if body.get("decision", 0) > 5:
             body["epoch"] = 200
@@ -39,7 +41,7 @@ def late_line_of_an_old_leader(f: Files) -> dict[str, Any]:
 
 
 def node_ended(f: Files) -> None:
-    """Whoever gave the node ends it: TERM to its shim."""
+    """The node's owner ends it: TERM to its shim."""
     f.shims["n1"].append({"t": 22.4, "event": "shim_stopping", "pid": 1})
     f.shim(22.45, "signalled", "n1", 0, 1, signal=15)
 
@@ -108,13 +110,13 @@ def commits_after_its_end(f: Files) -> None:
 
 
 def commits_after_the_next_shim_began(f: Files) -> None:
-    """Generation 2 takes part in step 14 of quorum 4 until 20 s; a shim of its node began at 18.38 s, with nothing left."""
+    """Generation 2 takes part in step 14 of quorum 4 until 20 s; its node's next shim began at 18.38 s, empty."""
     f.steps["n2", 1, 2].append(step(18.0, 20.0, 14, quorum_id=4, participants=2, participating_rank=1))
     of_step(f, "n1", 0, 1, 14).update(quorum_id=4, participants=2, participating_rank=0)
 
 
 def goes_on_after_its_fence(f: Files) -> None:
-    """Where generation 3 begins is decided at 19 s; generation 2 makes step 14, which is in flight, and then step 15."""
+    """Generation 3 is decided at 19 s. Generation 2 makes step 14, which is in flight, and then step 15."""
     f.nobody_saw_it_end()
     for start, t, number in ((18.0, 20.0, 14), (20.0, 21.0, 15)):
         f.steps["n2", 1, 2].append(step(start, t, number, quorum_id=4, participants=2, participating_rank=1))
@@ -214,7 +216,7 @@ def two_at_one_place(f: Files) -> None:
 
 
 def wherever(f: Files, number: int) -> list[tuple[list[dict[str, Any]], int]]:
-    """Where a step was committed: (lines, place)."""
+    """The places where a step was committed: (lines, place)."""
     found = ((lines, at) for lines in f.steps.values() for at, _ in enumerate(lines))
     return [(lines, at) for lines, at in found if lines[at].get("committed") and lines[at]["step"] == number]
 
@@ -226,19 +228,19 @@ def made_twice_in_one_quorum(f: Files) -> None:
 
 
 def left_out_by_all(f: Files) -> None:
-    """From 11 to 13, with no process ended: 12 was lost, or never made."""
+    """Both groups go from step 11 to 13, with no process ended: 12 was lost, or never made."""
     for lines, at in wherever(f, 12):
         del lines[at]
 
 
 def left_out_by_one_that_lives(f: Files) -> None:
-    """Group 1 goes from 11 to 13 without healing; group 0 says that it took part in 12."""
+    """Group 1 goes from 11 to 13 without healing; group 0 reports that it took part in 12."""
     lines, at = wherever(f, 12)[1]
     del lines[at]
 
 
 def resumed_behind_the_newest_checkpoint(f: Files) -> None:
-    """Both groups go on from step 10 when 15 is complete on disk. Twin and digests agree with them: it is what the run did."""
+    """Both groups go on from step 10 when 15 is complete on disk. Twin and digests agree, for the run did so."""
     resume(f)
     f.decide(24.0, 9, {0: 1, 1: 3}, [{"verb": "checkpoint", "key": "checkpoint:15", "reason": "r", "group": 0}])
     f.journal[-4:] = [*f.journal[-2:], *f.journal[-4:-2]]
@@ -263,9 +265,9 @@ def moved_before_the_fence(f: Files) -> None:
 
 
 def fenced_because_it_was_gone(f: Files) -> None:
-    """It was not."""
+    """A fence claims that generation 2 was gone, but it was not."""
     lives_on(f)
-    f.of_decision(4, "intent")["actions"][0]["reason"] = "node n2 says that its processes are gone"
+    f.of_decision(4, "intent")["actions"][0]["code"] = "node_has_none"
 
 
 def started_before_it_was_decided(f: Files) -> None:
@@ -308,7 +310,7 @@ def killed_as_cut_off_while_it_trained(f: Files) -> None:
 
 
 def a_quorum_whose_id_goes_back(f: Files) -> None:
-    """That of both until 10 s is given again at 21 s, as by a lighthouse that counts from one."""
+    """The id of the quorum of both until 10 s comes again at 21 s, as from a lighthouse that counts from one."""
     for number in (16, 17):
         for lines, at in wherever(f, number):
             lines[at] |= {"quorum_id": 1, "participants": 2}
@@ -402,7 +404,7 @@ ALSO: dict[Callable[[Files], None], dict[str, str]] = {
     # no shim of n4 has spawned it
     committed_on_two_nodes: {"one_actuation_per_decision": "fail"},
 }
-"""What another checker rightly says of a violation too."""
+"""Answers that other checkers rightly give to a violation too."""
 
 
 @pytest.mark.parametrize(("plant", "checker", "says"), PLANTS, ids=[p.__name__ for p, _, _ in PLANTS])
@@ -436,7 +438,7 @@ def test_what_a_start_from_disk_found_is_the_newest_from_then_on(tmp_path: Path)
 
 
 def test_a_decision_count_that_goes_back_is_found(tmp_path: Path) -> None:
-    """Number 20 is followed by 4: the memory of what was between is lost."""
+    """Number 20 is followed by 4: the memory of the decisions between is lost."""
     files = story(tmp_path)
     for entry in ("intent", "outcome"):
         files.of_decision(3, entry)["decision"] = 20
@@ -473,7 +475,7 @@ def test_but_not_when_it_does_not_say_at_which_revision(tmp_path: Path) -> None:
 
 
 def test_after_a_restore_a_late_commit_is_found_all_the_same(tmp_path: Path) -> None:
-    """Its epochs are far above its revisions. Those of before it are of another store."""
+    """Its epochs are far above its revisions. Those from before the restore are of another store."""
     far = 10**9
     for restored, answer in ((1, "pass"), (far, "fail")):
         files = story(tmp_path / str(restored))
@@ -539,7 +541,7 @@ def test_a_signal_with_a_reason_is_fine(tmp_path: Path, reason: Callable[[Files]
 
 
 def test_a_node_that_does_not_say_whose_it_is_is_unknown(tmp_path: Path) -> None:
-    """As an older shim: it does not say when it is told to end either."""
+    """An older shim names no allocation, and does not record the order to end either."""
     files = story(tmp_path)
     killed_without_a_decision(files)
     del files.shims["n1"][0]["allocation"]
@@ -573,7 +575,7 @@ def test_who_heals_gives_its_own_copy_of_the_step_up(tmp_path: Path) -> None:
 
 
 def test_after_a_resume_from_disk_ids_may_be_given_again(tmp_path: Path) -> None:
-    """By a new lighthouse, which nobody could tell how far they had come."""
+    """The ids come from a new lighthouse, which could not learn the last ones."""
     files = story(tmp_path)
     resume(files)
     for lines in files.steps.values():
@@ -645,7 +647,7 @@ def test_after_a_resume_steps_may_not_go_back_again(tmp_path: Path) -> None:
 
 
 def test_an_end_that_nobody_saw_does_not_forbid_a_resume(tmp_path: Path) -> None:
-    """n2 was lost with its shim: nobody wrote down when the process there ended."""
+    """n2 was lost with its shim, so no record has the end of the process there."""
     files = resume(story(tmp_path))
     files.nobody_saw_it_end()
     assert set(files.answers().values()) == {"pass"}
@@ -659,7 +661,7 @@ def test_two_groups_apart_at_the_same_pace_are_found(tmp_path: Path) -> None:
 
 
 def test_a_group_that_goes_back_at_once_is_found(tmp_path: Path) -> None:
-    """As trainers write it: an attempt begins where the one before ended."""
+    """The lines are as trainers write them: an attempt begins where the one before ended."""
     files = story(tmp_path)
     files.steps["n3", 1, 3][3] = step(22.0, 23.0, 3)
     assert files.answers()["steps_not_lost"] == "fail"
@@ -714,7 +716,7 @@ def test_a_torn_checkpoint_is_no_newest_one(tmp_path: Path, began: float, made: 
 
 
 def alone(f: Files) -> tuple[list[dict[str, Any]], int]:
-    """Group 1 is away, and group 0 says that two took part."""
+    """Group 1 is away, and group 0 reports that two took part."""
     ((lines, at),) = wherever(f, 7)
     lines[at] |= {"quorum_id": 2, "participants": 2, "participating_rank": 0}
     return lines, at

@@ -1,4 +1,5 @@
-"""What an engine does to a run: on the local one made with the real engine, on Slurm as far as it needs none (tests/slurm/test_chaos.py)."""
+"""Faults of an engine: on the local one made with the real engine, on Slurm as far as it needs none
+(tests/slurm/test_chaos.py)."""
 
 from __future__ import annotations
 
@@ -14,26 +15,26 @@ from typing import Any
 
 import pytest
 
-from fault_injection import slurm
 from fault_injection.chaos.runner import bounds
 from fault_injection.faults import engine as faults
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Target
-from fault_injection.slurm import SlurmHere, filling, reasons, takes_jobs
+from fault_injection.testbed import slurm
+from fault_injection.testbed.slurm import SlurmHere, filling, reasons, takes_jobs
 from supervisor.core.model import Grant
 from supervisor.core.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
-from supervisor.shell.engines.slurm_commands import Node
+from supervisor.shell.engines.slurm.commands import Node
 from tests.helpers.waiting import eventually
 from tests.integration.world import toy_spec
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Of an engine with four nodes, each of which is a sleeping process."""
+    """The home of an engine with four nodes, each of which is a sleeping process."""
     real, processes = subprocess.Popen, []
 
     def start(command: list[str], **about: Any) -> Any:
@@ -50,8 +51,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @dataclass
 class Supervised:
-    """A run of two groups and a spare. Its supervisor asks for another allocation when that of group 1 is gone, and places it
-    there; `asks`: and has no wish for one if it does not."""
+    """A run of two groups and a spare. Its supervisor asks for another allocation when that of group 1 is gone, and
+    places it there. `asks`: false for one that asks for none."""
 
     engine: LocalEngine
     system: Path
@@ -154,13 +155,13 @@ def test_who_takes_the_spares_too_is_given_the_time_until_they_are_asked_for_aga
     assert bounds(spec, pending).others_within_s == bounds(spec, FAULTS["allocation_gone"]).others_within_s
 
 
-# --- what of a Slurm can be broken from here ---
+# --- the parts of a Slurm that can be broken from here ---
 
 HERE = {"SlurmctldHost[0]": f"{socket.gethostname()}(127.0.0.1)", "SlurmdTimeout": "300 sec", "ClusterName": "lab"}
 
 
 class Cell(SlurmHere):
-    """Of a Slurm that is configured so. `said`: what a command prints, by its first two words."""
+    """A Slurm with this configuration. `said`: the output of a command, by its first two words."""
 
     def __init__(self, config: dict[str, str], **said: str) -> None:
         super().__init__()
@@ -180,7 +181,7 @@ def slurmctld(tmp_path: Path) -> Iterator[Path]:
     program.symlink_to("/bin/sleep")
     with subprocess.Popen([program, "60"]) as process:
         name = Path(f"/proc/{process.pid}/comm")
-        eventually(lambda: name.read_text().strip() == "slurmctld", 5)  # the kernel tells of an exec a little before it
+        eventually(lambda: name.read_text().strip() == "slurmctld", 5)  # the kernel reports an exec a little before it
         (tmp_path / "slurmctld.pid").write_text(f"{process.pid}\n")
         yield tmp_path / "slurmctld.pid"
         process.kill()
@@ -210,7 +211,8 @@ DATABASE = {**HERE, "SlurmUser": "slurm(64030)", "AccountingStorageType": "accou
 
 
 def test_nodes_are_changed_by_root_slurms_user_and_its_administrators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As slurmctld decides it; it notes a security violation of who only tries, and the user is told without."""
+    """slurmctld decides so. It notes a security violation by one who merely tries, so the user is refused
+    beforehand."""
     no = "only root, slurm and Slurm's administrators may, and user nobody is none of them"
     monkeypatch.setattr(slurm.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="nobody"))
     for uid, level, why in (

@@ -1,8 +1,8 @@
-"""What a fault leaves elsewhere; the violations are in test_promises."""
+"""Traces that a fault leaves elsewhere; the violations are in test_promises."""
 
 from __future__ import annotations
 
-from fault_injection.evidence import ENDS_BY, LEADER_DIES, LIGHTHOUSE_DIES
+from fault_injection.checkers.evidence import ENDS_BY, LEADER_DIES, LIGHTHOUSE_DIES
 from fault_injection.faults.catalogue import FAULTS
 
 

@@ -1,4 +1,4 @@
-"""What is read from the files of a run, and what is made of what is missing in them."""
+"""The history read from a run's files, and the treatment of missing parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.journal import Journal
+from supervisor.shell.control.journal import Journal
 from tests.unit.fault_injection.files import Files, answers, place, story
 
 
@@ -120,7 +120,7 @@ def test_a_line_of_a_shim_with_something_else_in_it_is_unknown(
 
 
 def test_a_line_that_a_killed_supervisor_left_torn_is_no_loss_either(tmp_path: Path) -> None:
-    """The next one ends the line before it writes its own."""
+    """The next supervisor ends the line before it writes its own."""
     files = story(tmp_path)
     files.write()
     with files.journal_file().open("a") as opened:
@@ -166,7 +166,7 @@ def test_one_that_a_later_epoch_repeated_did_not(tmp_path: Path) -> None:
 
 
 def test_one_that_its_own_epoch_repeated_after_an_outage_did_not(tmp_path: Path) -> None:
-    """The store went away during the transaction: nobody knows the outcome, the memory is read again, and the same
+    """The store went away during the transaction, so the outcome is unknown. The memory is read again, and the same
     supervisor decides the same number once more."""
     files = story(tmp_path)
     files.intent(18.9, 5, {0: 1, 1: 3}, [place(1, 3, "n4")])
@@ -209,7 +209,7 @@ def test_one_whose_number_a_decision_without_actions_took_did_not(tmp_path: Path
 def test_one_whose_number_was_given_to_a_decision_without_actions_and_without_an_outcome_did_not(
     tmp_path: Path,
 ) -> None:
-    """Two supervisors died, the first before the commit of what it had written down, the second after that of its own."""
+    """Two supervisors died: the first before it committed its noted decision, the second after it committed its own."""
     files = story(tmp_path)
     files.intent(14.0, 3, {0: 1, 1: 7}, [place(1, 7, "n7")])
     files.journal = [x for x in files.journal if x.get("decision") != 3 or x["t"] == 14.0]
@@ -221,13 +221,13 @@ def test_one_whose_number_was_given_to_a_decision_without_actions_and_without_an
     files.journal.sort(key=lambda x: x["t"])
     assert [d.number for d in files.history().committed()] == [1, 2, 4, 5, 6, 7]
     next(x for x in files.journal if x["t"] == 14.2)["changed"] = (
-        False  # it says what it waits for, and has found the first
+        False  # it reports what it waits for, and has found the first
     )
     assert [d.number for d in files.history().committed()] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_later_decision_that_acts_on_nothing_tells_of_the_one_before_too(tmp_path: Path) -> None:
-    """The last thing that was done has no outcome; after it the new leader only saw the group run."""
+    """The last action has no outcome; after it the new leader only saw the group run."""
     files = story(tmp_path)
     files.journal = [x for x in files.journal if x.get("decision", 0) < 5]
     files.intent(19.0, 5, {0: 1, 1: 3}, [place(1, 3, "n3")])
@@ -238,7 +238,7 @@ def test_a_later_decision_that_acts_on_nothing_tells_of_the_one_before_too(tmp_p
 
 
 def test_what_a_dead_shim_left_had_ended_when_the_next_one_began(tmp_path: Path) -> None:
-    """Nobody saw its end; a generation that begins there afterwards has no second owner beside it."""
+    """No one saw its end; a generation that begins there afterwards has no second owner beside it."""
     files = story(tmp_path)
     files.shims["n2"].remove(files.of_shim("n2", "exited", 1, 1))
     assert files.answers()["single_owner"] == "fail"

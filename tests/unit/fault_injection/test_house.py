@@ -1,4 +1,4 @@
-"""What only a system has that is started to be broken: its etcds, its network, its GPUs, its failpoints."""
+"""Faults on parts of a system that is started to be broken: its etcds, its network, its GPUs, its failpoints."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from fault_injection import etcds, netns
-from fault_injection.clocks import Clocks
-from fault_injection.gpus import FOLDER, Gpus
-from fault_injection.house import SPACE_WITHIN_S, House
-from fault_injection.netns import Network
-from fault_injection.not_here import no_command
+from fault_injection.doubles.clocks import Clocks
+from fault_injection.doubles.gpus import FOLDER, Gpus
+from fault_injection.testbed import etcds, netns
+from fault_injection.testbed.netns import Network
+from fault_injection.testbed.system import SPACE_WITHIN_S, House
+from fault_injection.testbed.unavailable import no_command
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import failpoints
 
@@ -26,7 +26,7 @@ NETWORK = Network(hub="sv1-hub", hub_address="10.77.0.254", nodes=(("sv1-n1", "1
 
 
 class Members:
-    """Three that run, are killed and are started again. `refuses`: how often it makes no space."""
+    """Three members that run, are killed and are started again. `refuses`: attempts to make space that fail."""
 
     endpoints = ("10.77.0.254:1001", "10.77.0.254:1002", "10.77.0.254:1003")
 
@@ -69,7 +69,7 @@ def test_a_member_that_ends_is_started_again_unless_it_was_lost_on_purpose(tmp_p
 
 def test_space_is_asked_for_until_etcd_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house(tmp_path, Members(refuses=2)).make_space(5)
-    monkeypatch.setattr("fault_injection.house.SPACE_WITHIN_S", 0.05)
+    monkeypatch.setattr("fault_injection.testbed.system.SPACE_WITHIN_S", 0.05)
     with pytest.raises(Fatal, match="etcd has no space again: no leader"):
         house(tmp_path, Members(refuses=1000)).make_space(5)
     assert SPACE_WITHIN_S > 1
@@ -120,7 +120,7 @@ def test_what_is_started_while_a_failpoint_is_armed_dies_there_once(tmp_path: Pa
 ASKS = """
 import sys, time
 from pathlib import Path
-from fault_injection import gpus
+from fault_injection.doubles import gpus
 gpus.stand_in(["--node=n1"])
 import pynvml
 pynvml.nvmlInit()

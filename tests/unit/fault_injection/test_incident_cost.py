@@ -1,4 +1,4 @@
-"""What an incident cost: of a real run, and of stories in which two may have the same seconds."""
+"""The cost of an incident: of a real run, and of stories in which two may have the same seconds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection.badput import Span, ledger, windows
-from fault_injection.history import History
-from fault_injection.incident_cost import of_incidents
 from supervisor.core.ledger import Cause, Interval, totals
+from supervisor.shell.history.files import History
+from supervisor.shell.history.goodput import Span, ledger, windows
+from supervisor.shell.history.incident_cost import of_incidents
 from tests.unit.fault_injection.files import Files, incident, line, place, recorded, seconds, step, story
 from tests.unit.fault_injection.test_badput import crash, whole
 
@@ -36,7 +36,7 @@ def badput(ledgers: Ledgers) -> dict[Cause, float]:
 
 
 def no_second_twice(history: History, ledgers: Ledgers) -> dict[str, dict[Cause, float]]:
-    """The costs, of which no cause has more than the run."""
+    """The costs, after a check that no cause has more seconds than the run."""
     costs, all_of_it = of_incidents(history, ledgers), badput(ledgers)
     for cause, s in summed(costs).items():
         assert s <= all_of_it.get(cause, 0.0) + 1e-6, cause
@@ -57,7 +57,7 @@ def test_incidents_have_no_second_twice_and_none_that_the_run_has_not(run: Histo
 
 
 def test_a_crash_costs_what_was_under_way_in_all_groups_until_it_steps_again(run: History) -> None:
-    """i11, of group 1 while group 0 trained."""
+    """The incident is i11, of group 1 while group 0 trained."""
     span = whole(run)
     ledgers = ledgers_of(run, span)
     cost = of_incidents(run, ledgers)["i11"]
@@ -106,7 +106,7 @@ def test_the_others_failed_step_is_its_cost(tmp_path: Path) -> None:
 
 
 def paused(folder: Path) -> Files:
-    """Groups 0 and 1 end at 9.5 and at 10.5, and nothing is decided; group 2 fails a step and waits for a quorum until 30."""
+    """Groups 0 and 1 end at 9.5 and 10.5, undecided. Group 2 fails a step and waits for a quorum until 30."""
     f = Files(folder)
     f.decide(1.0, 1, {0: 1, 1: 1, 2: 1}, [place(g, 1, f"n{g}") for g in range(3)])
     f.decide(9.9, 2, {0: 1}, [], [incident("i1", "crash", 0, 1, 1, "open")])
@@ -136,7 +136,7 @@ def test_of_two_that_last_at_one_time_each_has_its_own_group_and_the_newest_the_
 
 
 def test_a_wait_is_of_the_one_that_had_begun(tmp_path: Path) -> None:
-    """Groups 1 and 2 wait for group 0, which ended at 9.5; group 1 ends at 28.5, and has not committed since 9 either."""
+    """Groups 1 and 2 wait for group 0, which ended at 9.5; group 1 ends at 28.5, also without a commit since 9."""
     f = paused(tmp_path)
     for entry in f.journal[-2:]:
         entry["t"] += 18.0
@@ -161,7 +161,8 @@ def test_a_wait_is_of_the_one_that_had_begun(tmp_path: Path) -> None:
 
 
 def test_so_is_what_was_waited_for_two_that_hang(tmp_path: Path) -> None:
-    """Group 0 from 10 to 15.1, and group 1 from 14 to 19.1; group 2 tries a step from 9 to 20, of which a second is an ordinary one's."""
+    """Group 0 hangs from 10 to 15.1, and group 1 from 14 to 19.1. Group 2 tries a step from 9 to 20, of which one
+    second is ordinary."""
     f = Files(tmp_path)
     f.decide(1.0, 1, {0: 1, 1: 1, 2: 1}, [place(g, 1, f"n{g}") for g in range(3)])
     for number, (t, took_s, about) in enumerate(
@@ -208,8 +209,8 @@ def test_a_group_that_is_slow_costs_only_what_is_beyond_an_ordinary_step_until_i
 
 
 def observed(folder: Path, lost: tuple[float, ...] = ()) -> Files:
-    """Two groups train from 5 s to 195 s, and a fault of group 1's GPU is only observed from 12 s on. Steps that end at one of `lost`
-    are not there: the group stands still, and the other waits."""
+    """Two groups train from 5 s to 195 s, and a fault of group 1's GPU is only observed from 12 s on. Steps that end at
+    one of `lost` are missing: the group stands still, and the other waits."""
     f = Files(folder)
     f.decide(1.0, 1, {0: 1, 1: 1}, [place(0, 1, "n1"), place(1, 1, "n2")])
     f.decide(12.0, 2, {0: 1, 1: 1}, [], [incident("i1", "gpu", 1, 1, 1, "open", shadow=True)])
@@ -224,7 +225,7 @@ def observed(folder: Path, lost: tuple[float, ...] = ()) -> Files:
 
 
 def test_what_was_only_observed_costs_nothing_while_its_group_trains(tmp_path: Path) -> None:
-    """It stays open: the data, the quorums and the rest of all steps are theirs."""
+    """The incident stays open: the data, the quorums and the rest of all steps belong to the groups."""
     history = observed(tmp_path).history()
     assert no_second_twice(history, ledgers_of(history, Span(2.0, 195.0))) == {"i1": {}}
 
@@ -239,7 +240,7 @@ def test_it_costs_what_its_group_stood_still_for(tmp_path: Path) -> None:
 
 
 def test_an_ordinary_steps_quorum_is_of_no_incident(tmp_path: Path) -> None:
-    """Of the others, which go on while a group is restarted: only what they wait beyond."""
+    """The others go on while a group is restarted: only their longer waits count."""
     f = story(tmp_path)
     for (node, _, _), lines in f.steps.items():
         for x in lines:
@@ -252,7 +253,7 @@ def test_an_ordinary_steps_quorum_is_of_no_incident(tmp_path: Path) -> None:
 
 
 def test_what_a_group_left_of_its_own_will_costs_from_then_on(tmp_path: Path) -> None:
-    """Its node is to be taken away: it trains until it moves."""
+    """The engine will take its node away: the group trains until it moves."""
     f = crash(tmp_path)
     for entry in f.journal:
         for about in entry.get("incidents", ()):

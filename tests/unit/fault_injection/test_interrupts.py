@@ -1,4 +1,4 @@
-"""What ends a command that has broken something."""
+"""Signals that end a command which has broken something."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fault_injection.interrupts import finished_first, interruptible
+from fault_injection.testbed.interrupts import finished_first, interruptible
 
 ALL = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

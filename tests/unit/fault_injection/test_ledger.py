@@ -14,7 +14,7 @@ from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fault_injection import ledger
+from supervisor.cli import ledger
 from tests.unit.fault_injection.files import RUN, Files, resumed, seconds, step, story
 
 app = typer.Typer()
@@ -27,7 +27,7 @@ def asked(*arguments: str) -> Result:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of the story's run, laid out as `supervisor up` does."""
+    """The folder of the story's run, laid out as `supervisor up` does."""
     files = story(tmp_path)
     for entry in files.journal:
         for group, says in entry.get("groups", {}).items():
@@ -80,7 +80,7 @@ def test_it_is_told_in_tables(folder: Path) -> None:
 
 @pytest.mark.parametrize("columns", [60, 70])
 def test_a_row_is_a_line(folder: Path, columns: int) -> None:
-    """What has no room is left out as whole causes, the smallest first."""
+    """Without room, whole causes are left out, the smallest first."""
 
     def told(width: int) -> list[str]:
         with (console := Console(width=width, soft_wrap=True)).capture() as said:
@@ -103,7 +103,7 @@ def test_files_that_are_on_another_machine_are_missed(folder: Path) -> None:
 
 
 def test_a_folder_may_be_called_as_one_likes(folder: Path) -> None:
-    """As a copy that is kept: the run's name is what its journal says, or its ranks' folders alone."""
+    """It may be a copy that is kept: the run's name comes from its journal, or from its ranks' folders alone."""
     whole = ledger.of_run(folder)
     copy = folder.rename(folder.parent / "archived")
     assert ledger.of_run(copy) == whole
@@ -119,7 +119,7 @@ def test_a_folder_may_be_called_as_one_likes(folder: Path) -> None:
 
 
 def test_what_has_trained_and_left_no_file_is_missed(folder: Path) -> None:
-    """Nothing of it is counted as trained then."""
+    """Its time does not count as trained then."""
     system = folder.parent / ".supervisor"
     for path in system.glob("nodes/*/ranks"):
         shutil.rmtree(path)
@@ -194,7 +194,7 @@ def test_what_stands_still_costs_until_now(folder: Path) -> None:
 
 
 def test_what_nobody_supervises_is_counted_until_it_was_last_heard_of(folder: Path) -> None:
-    """Its machine lost its power: nobody knows what came of it."""
+    """Its machine lost its power, and the run's end is unknown."""
     live(folder, 22.0)
     found = ledger.of_run(folder, now=100_000.0)
     assert (found["over"], found["silent_since_unix_s"], found["seconds"], found["wrong"]) == (False, 23.2, 22.2, [])
@@ -253,7 +253,7 @@ def written(files: Files) -> Path:
 
 
 def test_what_a_person_takes_to_resume_it_is_left_out(tmp_path: Path) -> None:
-    """As in the leader's accounts (`test_live_accounts`): eight hours of a halt were `detect`."""
+    """It is as in the leader's accounts (`test_live_accounts`): eight hours of a halt were once counted as `detect`."""
     folder = written(resumed(tmp_path))
     found = ledger.of_run(folder)
     assert (found["phase"], found["over"], found["wrong"]) == ("finished", True, [])
@@ -272,7 +272,7 @@ def test_what_a_person_takes_to_resume_it_is_left_out(tmp_path: Path) -> None:
 
 
 def test_who_is_told_to_end_commits_its_step(tmp_path: Path) -> None:
-    """A halt ends the groups that are well, each after the step that it is in: the rest of it is not counted, and that is right."""
+    """A halt ends the healthy groups, each after its current step. The rest of that step is rightly not counted."""
     files = resumed(tmp_path)
     last = files.steps["n1", 0, 1][-1]
     assert last["t"] <= 11.0
@@ -281,7 +281,7 @@ def test_who_is_told_to_end_commits_its_step(tmp_path: Path) -> None:
 
 
 def test_a_step_in_a_halt_is_wrong(tmp_path: Path) -> None:
-    """Nothing begins then: what a trainer says of it is not counted."""
+    """Nothing begins then, so a trainer's record of it is not counted."""
     files = resumed(tmp_path)
     files.steps["n1", 0, 1] += seconds(11.1, 6, 2)
     wrong = ledger.of_run(written(files))["wrong"]
@@ -305,7 +305,7 @@ def test_a_halt_that_was_never_committed_is_none() -> None:
     assert ledger.lasts(lines, 50.0) == ledger.Lasted(1.0, 50.0, "running", False)
     waits = lines[0] | {"t": 9.0, "changed": False}  # since the one before it
     assert ledger.lasts([*lines[:2], waits, lines[2]], 50.0) == ledger.Lasted(1.0, 50.0, "running", False)
-    lines[2]["changed"] = False  # it has found it, and says what it waits for
+    lines[2]["changed"] = False  # it has found it, and reports what it waits for
     assert ledger.lasts(lines, 50.0) == ledger.Lasted(1.0, 50.0, "running", False, halts=((5.0, 40.0),))
 
 
@@ -321,7 +321,7 @@ def test_a_decision_that_was_refused_ends_no_run() -> None:
 
 
 def test_a_ledger_that_leaves_out_some_of_the_run_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever covers the time that it is given covers all of it: the journal says how much there is."""
+    """A ledger that covers its given time covers all of it, so the journal determines how much there is."""
     live(folder, 22.95)
     monkeypatch.setattr(ledger, "_span", lambda history, lasted: (ledger.Span(1.0, 23.0), 2.0))
     assert ledger.of_run(folder, now=60.0)["wrong"] == [

@@ -1,4 +1,4 @@
-"""A live run as the runner sees it, from records in a store; and what may not be broken."""
+"""A live run as the runner sees it, from records in a store; and the parts that may not be broken."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from fault_injection import causes
-from fault_injection.causes import Orders
 from fault_injection.chaos import own
 from fault_injection.chaos.campaign import Campaign, refuse_unless_allowed, setting
 from fault_injection.chaos.live import LEARNED_STEPS, LiveRun
@@ -25,11 +23,13 @@ from fault_injection.chaos.schedule import Planned, Schedule, drawn, unfold
 from fault_injection.chaos.watch import Watcher
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
-from fault_injection.history import Left
+from fault_injection.in_rank import causes
+from fault_injection.in_rank.causes import Orders
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Incident, Kind, Lighthouse, Memory, Rung
 from supervisor.ports.errors import Fatal
-from supervisor.shell import runfile
+from supervisor.shell.history.files import Left
 from supervisor.shell.processes import pid_namespace, start_ticks
+from supervisor.shell.runfile import parse
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Fact,
@@ -44,6 +44,7 @@ from supervisor.wire.records import (
     encode,
 )
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import STARTS
 from tests.helpers.waiting import eventually
 from tests.unit.shell.records import MEMORY, SPEC, registration, run_values
 
@@ -56,7 +57,7 @@ WELL = Memory(
         for g in (0, 1)
     },
     allocations={
-        f"run-a{i}": AllocationMemory(key=f"run-a{i}", state="wanted", since=1.0, reason="r") for i in (1, 2, 3)
+        f"run-a{i}": AllocationMemory(key=f"run-a{i}", state="wanted", since=1.0, reason=STARTS) for i in (1, 2, 3)
     },
     lighthouse=Lighthouse(node="host", generation=1, address="host:1"),
 )  # fmt: skip
@@ -132,7 +133,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def after(world: World, values: dict[str, bytes]) -> str:
-    """What is not well, once these are in the store."""
+    """The runner's reason why the run is not well, after these puts."""
     world.put(values)
     world.watcher.stop()
     world.watcher = Watcher(world.store, "run")
@@ -155,7 +156,7 @@ def test_what_the_engine_says_of_what_the_run_wants(world: World) -> None:
         "run-a1": ("n1",), "run-a2": ("n2",), "run-a3": ("n3",),
     }  # fmt: skip
     given_back = replace(WELL.allocations["run-a3"], state="released")
-    asked = AllocationMemory(key="run-a4", state="wanted", since=2.0, reason="r")
+    asked = AllocationMemory(key="run-a4", state="wanted", since=2.0, reason=STARTS)
     groups = {**WELL.groups, 1: replace(WELL.groups[1], node="", phase="placing", allocation="")}
     memory = replace(WELL, groups=groups, allocations={**WELL.allocations, "run-a3": given_back, "run-a4": asked})
     pending = Grant(key="run-a2", state="pending", reason="Resources")
@@ -218,7 +219,7 @@ def test_faults_are_told_for_the_metrics_and_counted_on(world: World) -> None:
 def test_a_fault_of_etcd_is_told_when_it_answers_again(world: World) -> None:
     world.live.look()
     watch = world.store.watch(keys.faults("run"), world.store.list(keys.PREFIX).revision)
-    world.store.fail_next(2)  # a look at what is there would take one of these
+    world.store.fail_next(2)  # a look at the current records would take one of these
     world.live.made("etcd_killed")
     told = eventually(lambda: (changes := watch.poll(0.1)) is not None and changes.puts, 10)
     assert [decode(item.value, FaultsMade).made for item in told] == [{"etcd_killed": 1}]
@@ -274,7 +275,7 @@ def test_a_victim_that_is_not_there(world: World) -> None:
 def test_what_can_be_broken_of_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     site = world.live.site()
     assert site.not_here == ""
-    assert site.not_obeying == "rank 0 of group 0 does not look for orders (fault_injection/trainer.py)"
+    assert site.not_obeying == "rank 0 of group 0 does not look for orders (fault_injection/in_rank/trainer.py)"
     assert "its etcd is not one that was started in" in site.no_own_etcd
     for group in (0, 1):
         Orders(world.record.run_dir, group, 1, 0)
@@ -303,7 +304,7 @@ def test_pids_of_the_control_plane(world: World) -> None:
 
 
 def test_a_leader_to_be_broken_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that comes with another may come right after a leader has died: its record stays until its lease lapses."""
+    """It may come right after a leader has died, beside another fault: the record stays until its lease lapses."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     after(world, {keys.LEADER: encode(led_by(ended.pid))})
@@ -406,8 +407,8 @@ def test_what_is_left(world: World) -> None:
 
 
 def test_an_allocation_that_a_live_run_does_not_want_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a while: what was given back a moment ago is not put away yet, and what was asked for is not in the mirror yet."""
-    given_back = AllocationMemory(key="run-a4", state="released", since=1.0, reason="r")
+    """The runner waits: a returned allocation is not cleared at once, and a requested one not at once in the mirror."""
+    given_back = AllocationMemory(key="run-a4", state="released", since=1.0, reason=STARTS)
     after(world, run_values_of(replace(WELL, allocations={**WELL.allocations, "run-a4": given_back})))
     (world.system / "local").mkdir()
     for key in ("run-a3", "run-a4", "run-a9"):
@@ -440,7 +441,7 @@ def test_what_comes_is_noted_once_and_in_order(world: World) -> None:
     assert [s.what for s in world.live.seen()].count("leader") == 1
 
 
-# --- what may be broken ---
+# --- parts that may be broken ---
 
 
 def test_a_run_that_does_not_allow_it_is_refused(world: World) -> None:
@@ -471,7 +472,7 @@ def test_a_run_that_does_not_allow_it_is_refused(world: World) -> None:
 
 def test_the_run_that_is_started_to_be_broken_can_be_launched_and_allows_it() -> None:
     made = own.spec("chaos")
-    assert runfile.contradictions(made) == []
+    assert parse.contradictions(made) == []
     assert made.chaos == "allowed"
     assert made.titan.digest_interval_steps > 0, "the groups' states are compared"
 

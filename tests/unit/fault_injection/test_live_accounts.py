@@ -1,4 +1,4 @@
-"""What the leader counts while a run goes on, against the ledger that is made of its files afterwards: a real run with forty faults."""
+"""The leader's counts during a run agree with the ledger made of its files afterwards: a real run with forty faults."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from fault_injection import recorded
-from fault_injection.badput import Span, ledger
-from fault_injection.history import Decided, History, Steps
+from fault_injection.checkers import history_file
 from supervisor.core.ledger import Cause, of_lines, totals
 from supervisor.core.model import GroupMemory, Incident, Kind, Memory, NodeView, Observed, RankView, Rung
-from supervisor.shell.accounts import Accounts
-from supervisor.shell.telemetry import LOOK_S
+from supervisor.shell.history.files import Decided, History, Steps
+from supervisor.shell.history.goodput import Span, ledger
+from supervisor.shell.metrics.live_goodput import Accounts
+from supervisor.shell.metrics.telemetry import LOOK_S
 from tests.unit.fault_injection.files import resumed
 
 RECORDED = Path(__file__).parent / "recorded_run" / "history.jsonl.gz"
 
 
 class Told:
-    """What rank 0 of one generation had told, and when: at the end of each step."""
+    """The reports of rank 0 of one generation, with their times: the end of each step."""
 
     def __init__(self, steps: Steps) -> None:
         self.name = (steps.group, steps.generation)
@@ -48,7 +48,7 @@ class Told:
 
 
 class Followed:
-    """The run as a leader saw it: its own decisions, and what the trainers had told."""
+    """The run as a leader saw it: its own decisions, and the trainers' reports."""
 
     def __init__(self, history: History) -> None:
         self.told = [Told(s) for s in history.steps if s.rank == 0]
@@ -128,7 +128,7 @@ def test_neither_counts_a_halt(tmp_path: Path) -> None:
 def test_the_leader_counts_what_the_ledger_finds(tmp_path: Path) -> None:
     file = tmp_path / "history.jsonl"
     file.write_bytes(gzip.decompress(RECORDED.read_bytes()))
-    history = recorded.load(file)
+    history = history_file.load(file)
     assert history.setting is not None
     begin, end = history.setting.began, max(line["t"] for s in history.steps for line in s.committed())
     followed = Followed(history)

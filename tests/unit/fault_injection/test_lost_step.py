@@ -15,7 +15,7 @@ from fault_injection.sim.world import World, spec
 
 @pytest.mark.parametrize(("kind", "seconds", "least", "most"), [("crash", 0.0, 2.0, 2.0), ("freeze", 30.0, 2.0, 3.1)])
 def test_the_others_stand_still_for_one_step_more(kind: str, seconds: float, least: float, most: float) -> None:
-    """Of a second each: the one that is lost; of one that is frozen the heartbeat is missed for a second, wherever in a step that is."""
+    """Steps take a second: one is lost. A frozen member's heartbeat is missed for a further second, at any point."""
     world = World(spec(4), 1, replace(pace(), gate_tick_s=0.02, heal_s=(0.0, 0.0)))
     world.clock.run_until(world.clock.now + 60.0, world.healthy)
     began = world.clock.now

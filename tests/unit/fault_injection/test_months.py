@@ -13,16 +13,16 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import simulate_months
-from fault_injection.sim import command
-from fault_injection.sim.months import ByChance, Months, Outcome
-from fault_injection.sim.rates import known, rates, times
+from fault_injection.whatif import command
+from fault_injection.whatif.months import ByChance, Months, Outcome
+from fault_injection.whatif.rates import known, rates, times
 
 DAY_S = 86_400.0
 GPUS = 256
 
 
 def simulated(seed: int, days: float = 30.0, many: float = 50.0, **policy: object) -> Outcome:
-    """Failures come so many times as often as published, so that a short run has some."""
+    """Failures come `many` times as often as published, so that a short run has some."""
     spec = command.spec(GPUS // 8, 1, None)
     spec = replace(spec, policy=replace(spec.policy, **policy))  # type: ignore[arg-type]
     published = rates("llama3")
@@ -51,7 +51,7 @@ def test_rates_that_are_not_known() -> None:
 
 def test_ettr_and_badput_add_up_and_what_was_published_comes() -> None:
     out = simulated(1)
-    # Poisson: within five standard deviations of what the rate says
+    # Poisson: within five standard deviations of the expected number
     wanted = 30 * DAY_S / (rates("llama3").mttf_s(GPUS) / 50)
     assert abs(out.failures - wanted) < 5 * wanted**0.5
     total = out.seconds * out.groups
@@ -76,14 +76,14 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 def test_a_longer_lease_is_paid_until_the_decision() -> None:
-    """The gate hears a lost node's silence at once, which opens the incident; that it is lost says its lease."""
+    """The gate hears a lost node's silence at once, which opens the incident; only its lease shows that it is lost."""
     quick, slow = (simulated(5, many=20.0, node_lease_s=lease) for lease in (5, 60))
     assert slow.by_look["node"] > quick.by_look["node"]
     assert slow.badput["decide"] > quick.badput["decide"]
 
 
 def only_group(interval_s: float) -> Outcome:
-    """One group, whose failures stop everybody."""
+    """A run of one group, whose failures stop the whole run."""
     spec, published = command.spec(1, 30, None), rates("rsc")
     often = replace(published, mttf=((8, 4.0),))
     return Months(spec, ByChance(often, 8), replace(times(), whole_interval_s=interval_s), 7).run(20 * DAY_S)
@@ -93,7 +93,7 @@ def test_where_nobody_is_left_what_was_trained_since_the_checkpoint_is_trained_a
     never, often = only_group(0.0), only_group(1800.0)
     assert never.badput["recompute"] == 0.0
     assert never.failures == often.failures > 50
-    # half an interval each time, within what chance makes of so many
+    # half an interval each time, within the chance deviation of that number
     assert often.badput["recompute"] / often.failures == pytest.approx(900.0, rel=0.25)
     assert often.seconds * (never.ettr - often.ettr) == pytest.approx(often.badput["recompute"])
     assert sum(often.by_look.values()) == pytest.approx(sum(often.badput.values()))

@@ -1,4 +1,4 @@
-"""One real run, as everything that tells of it prints it: the same ETTR, start, end, recoveries and durations."""
+"""One real run, as every command prints it: the same ETTR, start, end, recoveries and durations."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fault_injection import ledger
-from fault_injection.badput import Span
 from fault_injection.demo import report
 from fault_injection.faults.acts import Injected
-from fault_injection.history import read
 from supervisor import cli
-from supervisor.cli import look
-from supervisor.shell import views
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page.snapshot import Live, snapshot
-from supervisor.shell.page.terminal import ENDLESS, Drawing, clock, lasted
+from supervisor.cli import ledger, look
+from supervisor.shell.control import observe
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.history.files import read
+from supervisor.shell.history.goodput import Span
+from supervisor.shell.web.snapshot import Live, snapshot
+from supervisor.shell.web.terminal import ENDLESS, Drawing, clock, lasted
 from supervisor.wire import keys
 from tests.helpers.memory_store import MemoryStore
 from tests.integration.world import LEASE_S
@@ -32,11 +31,11 @@ from tests.unit.fault_injection.record import unpack
 INCIDENTS = ("i1", "i2", "i3")
 
 BEAT_S = 1.0
-"""How soon an agent reports what its ranks did, or the gate that it hears one no more, on a machine that is busy."""
+"""Seconds until an agent reports its ranks' ends, or the gate a silence, on a busy machine."""
 
 
 class Told:
-    """All that tell of the run."""
+    """All reports of the run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, kept = unpack(folder)
@@ -44,17 +43,17 @@ class Told:
         for key, value in kept["records"].items():
             store.put(key, value.encode())
         self.mirror = Mirror(store.list(keys.PREFIX))
-        self.page = snapshot(self.mirror, views.runs(self.mirror)["toy"], Live(now=2e9))
+        self.page = snapshot(self.mirror, observe.runs(self.mirror)["toy"], Live(now=2e9))
         self.ledger = ledger.of_run(self.folder)
         self.report: dict[str, Any] = kept["report"]
         self.faults = [Injected(**fault) for fault in kept["faults"]]
 
     def top(self) -> str:
-        """As `supervisor top` prints it into a pipe."""
+        """The output of `supervisor top` into a pipe."""
         return "\n".join(line.plain for line in Drawing(self.page, ENDLESS).lines("", ENDLESS))
 
     def incidents(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-        """What `supervisor incidents` prints."""
+        """The output of `supervisor incidents`."""
 
         @contextlib.contextmanager
         def opened(*_: Any) -> Iterator[Mirror]:
@@ -91,7 +90,7 @@ def test_there_is_one_ettr(told: Told) -> None:
 
 
 def test_the_leaders_count_is_what_the_files_say(told: Told) -> None:
-    """Which were not asked for it: within the moments that only they have."""
+    """They were not asked for it: they agree within the moments that only the files have."""
     groups = told.ledger["groups"].values()
     share = sum(g["productive"] for g in groups) / sum(sum(g.values()) for g in groups)
     assert share == pytest.approx(told.ledger["ettr"], abs=0.01)
@@ -128,7 +127,8 @@ def test_there_is_one_recovery_of_each_incident_and_one_duration(told: Told, mon
 
 
 def test_an_incident_lasts_from_the_fault_on(told: Told) -> None:
-    """As whoever made it knows, but for the moment until it was seen; of a lost node its last renewal was up to a lease earlier."""
+    """The fault's author knows its time, except for the moment until it was seen. A lost node's last renewal was up to
+    a lease earlier."""
     kinds = [i["kind"] for i in told.report["incidents"]]
     assert kinds == ["crash", "node_lost", "allocation_lost"]
     for incident in told.report["incidents"]:

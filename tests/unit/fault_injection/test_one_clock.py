@@ -1,4 +1,4 @@
-"""A leader's clock is hours off those of the nodes: the ledger of its run is what it would be."""
+"""A leader's clock is hours off those of the nodes: the ledger of its run does not change."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from fault_injection import ledger
-from fault_injection.history import read
-from fault_injection.one_clock import retimed
+from supervisor.cli import ledger
+from supervisor.shell.history.files import read
+from supervisor.shell.history.one_clock import retimed
 from tests.unit.fault_injection.files import RUN, story
 
 HOUR_S = 3600.0
 
 BORN = {(0, 1): 2.0, (1, 1): 2.0, (1, 2): 11.0, (1, 3): 19.5}
-"""When the story's generations were."""
+"""Times at which the story's generations were born."""
 
 
 def told(tmp_path: Path, clock: Callable[[float], float]) -> Path:
-    """The story's run, with the run clock in its journal; `clock`: what its leader's wall clock shows at a time of the nodes'."""
+    """The story's run, with the run clock in its journal; `clock`: the leader's wall clock at a time of the nodes'."""
     files = story(tmp_path)
     files.decide(23.5, 8, {0: 1, 1: 3})
     for line in files.journal:
@@ -51,7 +51,7 @@ def right(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("off_s", [HOUR_S, -HOUR_S, 40 * 24 * HOUR_S])
 def test_a_leaders_clock_that_is_off_changes_no_second(tmp_path: Path, right: dict[str, Any], off_s: float) -> None:
-    """Beyond the moment between the quickest decision and its process, which is not known better: two tenths of a second here."""
+    """Except for the moment between the quickest decision and its process, known no better: two tenths of a second."""
     found = counted(told(tmp_path / "off", lambda t: t + off_s))
     assert (found["wrong"], found["seconds"]) == ([], right["seconds"])
     assert found["ettr"] == pytest.approx(right["ettr"], abs=0.02)

@@ -1,4 +1,4 @@
-"""When nobody can heal from a process any more, though it has not ended: what is a resume from disk then."""
+"""When no group can heal from a process that has not ended; and which start is a resume from disk then."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from fault_injection.owners import without_life
+from fault_injection.checkers.ownership import without_life
 from tests.unit.fault_injection.broken import KILL
 
 
 def history(*faults: Any) -> Any:
-    """Group 0 commits until 10 s and ends at 30 s; group 1 is killed at 11 s, and its next generation, of 12 s, reads the disk."""
+    """Group 0 commits until 10 s and ends at 30 s. Group 1 is killed at 11 s; its next generation, of 12 s, reads the
+    disk."""
     lives = {(0, 1): (1.0, 30.0, (5.0, 10.0)), (1, 1): (1.0, 11.0, (5.0, 10.0)), (1, 2): (12.0, None, (31.0, 40.0))}
     process = [
         SimpleNamespace(group=g, generation=n, rank=0, spawned=begin, exited=end)
@@ -31,7 +32,7 @@ FAULT = replace(KILL, group=0, generation=1, began=9.0, made=9.5)
 
 @pytest.mark.parametrize("kind", ["hang", "node_lost", "gpu"])
 def test_who_hangs_is_silent_or_has_lost_its_gpu_gives_its_state_to_nobody(kind: str) -> None:
-    """So the other's end leaves the run without it: compound faults of two groups."""
+    """So the other's end leaves the run without its state: compound faults of two groups."""
     assert without_life(history(replace(FAULT, kinds=(kind,)))) == [11.0]
 
 

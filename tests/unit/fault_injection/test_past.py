@@ -1,4 +1,4 @@
-"""What befell a run, played again under another policy."""
+"""The failures of a past run, played again under another policy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fault_injection import history, recorded
-from fault_injection.checkers import check
-from fault_injection.promises import ALL
-from fault_injection.sim import command, past
-from fault_injection.sim.months import Months, Outcome
-from fault_injection.sim.rates import times
+from fault_injection.checkers import history_file
+from fault_injection.checkers.consistency import check
+from fault_injection.checkers.recovery import ALL
+from fault_injection.whatif import command, past
+from fault_injection.whatif.months import Months, Outcome
+from fault_injection.whatif.rates import times
+from supervisor.shell.history import files
 from tests.unit.fault_injection.broken import a_broken_run
 
 LAUNCHED, TRAINS, ENDS = 1000.0, 1020.0, 1620.0
@@ -29,7 +30,7 @@ LAUNCHED, TRAINS, ENDS = 1000.0, 1020.0, 1620.0
 
 
 def incident(number: int, kind: str, opened: float, group: int = 0, **more: Any) -> dict[str, Any]:
-    """Of a wall-clock time; it was decided a second later, acted on 2 s later and over after 12 s."""
+    """An incident opened at a wall-clock time, decided 1 s later, acted on 2 s later and over after 12 s."""
     at = opened - LAUNCHED
     return {
         "id": f"i{number}", "kind": kind, "group": group, "opened": at, "decided": at + 1, "acted": at + 2, "recovered": at + 12,
@@ -38,7 +39,7 @@ def incident(number: int, kind: str, opened: float, group: int = 0, **more: Any)
 
 
 def journal_of(folder: Path, *incidents: dict[str, Any]) -> Path:
-    """Two groups and a spare; each incident is decided 1 s after it was opened."""
+    """The journal of two groups and a spare; each incident is decided 1 s after it was opened."""
 
     def intent(t: float, number: int, actions: list[Any], found: list[Any], phase: str) -> dict[str, Any]:
         groups = {str(g): {"generation": 1, "node": f"n{g}", "phase": phase} for g in (0, 1)}
@@ -79,8 +80,8 @@ def test_a_journal_tells_its_failures_and_how_long_things_took(tmp_path: Path) -
 
 def test_a_history_of_a_broken_run_tells_the_same(tmp_path: Path) -> None:
     path = journal_of(tmp_path, incident(1, "crash", 1120.0))
-    told = history.read("run", tmp_path, tmp_path / "none")
-    recorded.save(told, tmp_path / "history.jsonl")
+    told = files.read("run", tmp_path, tmp_path / "none")
+    history_file.save(told, tmp_path / "history.jsonl")
     from_history, from_journal = past.read(tmp_path / "history.jsonl"), past.read(path)
     assert from_history.failures == from_journal.failures
     assert from_history.spares == 1
@@ -174,11 +175,11 @@ def test_what_a_line_lacks_is_named_with_it(tmp_path: Path, change: Callable[[di
 
 
 ELSE = (None, -1, 0, 1.5, "x", "5", [], {}, True, 10**6, [1], {"a": 1}, 1e308, 10**400, math.inf, math.nan)
-"""What may be where something else should."""
+"""Values that may stand in the place of a right one."""
 
 
 def places(body: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to every value of a JSON body."""
+    """The path to every value of a JSON body."""
     inside = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
     for name, value in inside:
         yield (*way, name)
@@ -186,7 +187,7 @@ def places(body: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(lines: Sequence[dict[str, Any]], dice: random.Random) -> str:
-    """With one value of one line changed, or left out; each kind of line as often as the others."""
+    """The lines, with one value of one line changed, or left out; each kind of line as often as the others."""
     kinds = [line.get("type") or line["entry"] for line in lines]
     kind = dice.choice(sorted(set(kinds)))
     at = dice.choice([at for at, each in enumerate(kinds) if each == kind])
@@ -201,9 +202,9 @@ def changed(lines: Sequence[dict[str, Any]], dice: random.Random) -> str:
 
 
 def a_file(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Of a run with every kind of line."""
+    """The lines of a file of a run with every kind of line; writes it."""
     if kind == "history":
-        recorded.save(a_broken_run(folder), folder / "history.jsonl")
+        history_file.save(a_broken_run(folder), folder / "history.jsonl")
         lines = [json.loads(row) for row in (folder / "history.jsonl").read_text().splitlines()]
         for body in (body for line in lines for body in line.get("incidents", ())):
             body["opened"] = 10.6
@@ -236,7 +237,7 @@ def test_whatever_is_in_a_history_is_judged(tmp_path: Path) -> None:
     lines, path, dice = a_file(tmp_path, "history"), tmp_path / "changed.jsonl", random.Random("judged")
     for _ in range(200):
         path.write_text(changed(lines, dice))
-        assert check(recorded.load(path), ALL)
+        assert check(history_file.load(path), ALL)
 
 
 def test_times_that_are_years_apart_are_refused(tmp_path: Path) -> None:
@@ -264,7 +265,7 @@ def test_what_is_no_file_of_a_run_is_said_plainly(tmp_path: Path, text: str, say
 
 
 def test_the_recorded_run_of_the_tests_is_named_for_what_it_lacks(tmp_path: Path) -> None:
-    """It was made lean for the page."""
+    """It was shortened for the page."""
     path = tmp_path / "history.jsonl"
     path.write_bytes(gzip.decompress((Path(__file__).parent / "recorded_run/history.jsonl.gz").read_bytes()))
     with pytest.raises(ValueError, match=r"line 3: actions\.0\.key: Field required"):

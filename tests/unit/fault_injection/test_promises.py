@@ -1,5 +1,5 @@
-"""A run that was broken and mended as promised passes; each planted violation is found by its own checker, and by no other that is
-not named."""
+"""A run that was broken and mended as promised passes. Each planted violation is found by its own checker, and by no
+other that is not named."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 from pydantic_core import to_jsonable_python
 
-from fault_injection import promises
-from fault_injection.checkers import check
+from fault_injection.checkers import recovery
+from fault_injection.checkers.consistency import check
+from fault_injection.checkers.history_file import load, save
+from fault_injection.checkers.recovery import ALL, PROMISES
 from fault_injection.faults.catalogue import FAULTS
-from fault_injection.history import FaultDone, History, Left, Steps
-from fault_injection.incidents import incidents
-from fault_injection.promises import ALL, PROMISES
-from fault_injection.recorded import load, save
 from supervisor.core.ledger import Interval
 from supervisor.core.reason import Code, Reason
 from supervisor.core.words import say
+from supervisor.shell.history.files import FaultDone, History, Left, Steps
+from supervisor.shell.history.incidents import incidents
 from tests.unit.fault_injection.broken import KILL, LOSE, SETTING, broken, fault
 from tests.unit.fault_injection.files import Files, digest, incident, note, of_quorum, place, story
 
 
 def judged(history: History, folder: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """By way of the file, as `supervisor chaos check` does."""
+    """Judges the history by way of its file, as `supervisor chaos check` does."""
     save(history, folder / "history.jsonl")
     return {v.checker: (v.answer, v.sentences) for v in check(load(folder / "history.jsonl"), ALL)}
 
@@ -37,7 +37,7 @@ def answers(history: History, folder: Path) -> dict[str, str]:
 
 PASS = dict.fromkeys(ALL, "pass")
 OTHER_KINDS = PASS | {"every_fault_happened": "fail"}
-"""Where a test gives a fault other right incidents than those of the catalogue."""
+"""Answers where a test gives a fault other right incidents than those of the catalogue."""
 
 
 def test_what_went_as_promised_passes(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def an_echo_that_is_never_over(files: Files) -> History:
 
 
 def right_by_its_own_word(files: Files) -> History:
-    """Its incident is taken for another kind, and the history says that this one is right."""
+    """Its incident is taken for another kind, and the history claims that this one is right."""
     for number in (2, 3):
         files.of_decision(number, "intent")["incidents"][0]["kind"] = "oom"
     history = broken(files)
@@ -277,7 +277,7 @@ def over_before_it_was_made(files: Files) -> History:
 
 
 def not_back_when_all_is_said_to_be_well(files: Files) -> History:
-    """Fault 1 is over at 14.3 s, says who broke it; group 1 commits its first step since at 18 s."""
+    """Fault 1 is over at 14.3 s by its author's report; group 1 commits its first step since at 18 s."""
     lines = files.steps["n2", 1, 2]
     lines[:] = [x for x in lines if not (x["event"] == "step" and x["step"] in (9, 10, 11, 12))]
     return broken(files)
@@ -290,7 +290,7 @@ def a_bound_that_is_no_number(files: Files) -> History:
 
 
 def later(files: Files, after: float, seconds: float) -> History:
-    """All that comes after an instant comes so much later."""
+    """Delays everything after an instant by these seconds."""
 
     def moved(t: float) -> float:
         return t + seconds if t > after else t
@@ -321,7 +321,7 @@ def stood_still_after_the_last_fault(files: Files) -> History:
 
 
 def a_step_that_was_under_way_is_none_since(files: Files) -> History:
-    """Fault 1 came while group 1 was in its step 5, which it committed; no other of it, until 18 s."""
+    """Fault 1 came while group 1 was in its step 5, which it committed; it commits no other until 18 s."""
     history = not_back_when_all_is_said_to_be_well(files)
     fault(history, 1, began=9.5, made=9.6)
     return history
@@ -367,7 +367,7 @@ def an_end_that_nobody_saw(files: Files) -> History:
 
 
 def an_allocation_that_nobody_gave_back(files: Files) -> History:
-    """The run was stopped; what it had acquired it never released."""
+    """The run was stopped, but never released its allocations."""
     files.of_decision(5, "intent")["actions"].append({"verb": "acquire", "key": "acquire:run-a4", "reason": "r"})
     return broken(files)
 
@@ -396,7 +396,7 @@ def two_lines_for_the_same_seconds(files: Files) -> History:
 
 
 def beside(history: History, **about: Any) -> History:
-    """A third fault, at once with the first."""
+    """Adds a third fault, at once with the first."""
     third = {"number": 3, "began": 10.6, "made": 10.65, "healed": 10.7}
     history.faults.append(replace(KILL, **(third | about)))
     planned = f"  3  at once with it: {history.faults[-1].name}, group 1 rank 0"
@@ -553,17 +553,17 @@ PLANTS: list[tuple[Callable[[Files], History], str, str]] = [
 ]  # fmt: skip
 
 ALSO: dict[Callable[[Files], History], dict[str, str]] = {
-    # group 1 stands still for no fault that anybody made
+    # group 1 stands still without a fault that was made
     not_made: {"others_go_on": "fail"},
     one_of_another_group: {"every_fault_happened": "fail"},  # nor was it the one that was planned
-    an_incident_without_a_fault: {"every_fault_happened": "fail"},  # no such fault causes what it says
+    an_incident_without_a_fault: {"every_fault_happened": "fail"},  # no such fault causes that incident
     two_echoes_in_one_group: {"every_fault_happened": "fail"},
     an_echo_that_is_never_over: {"every_fault_happened": "fail"},
     a_leader_was_killed_after_the_last_decision: {
         "digests_equal": "unknown"
     },  # it came before the states were compared
 }
-"""What another checker rightly says of a violation too."""
+"""Answers that other checkers rightly give to a violation too."""
 
 
 @pytest.mark.parametrize(("plant", "checker", "says"), PLANTS, ids=[p.__name__ for p, _, _ in PLANTS])
@@ -578,20 +578,20 @@ def test_every_promise_has_a_violation() -> None:
 
 
 def test_seconds_under_no_cause_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = promises.ledger
+    real = recovery.ledger
 
     def loses_one(*args: object) -> list[Interval]:
         found = real(*args)  # type: ignore[arg-type]
         return [i for i in found if i.end < 10] + [i for i in found if i.start > 12]
 
-    monkeypatch.setattr(promises, "ledger", loses_one)
+    monkeypatch.setattr(recovery, "ledger", loses_one)
     answer, sentences = judged(broken(story(tmp_path)), tmp_path)["badput_adds_up"]
     assert answer == "fail"
     assert any("s of 22.0 s are under a cause" in s for s in sentences)
     assert any("under no cause" in s for s in sentences)
 
 
-# --- what is no violation ---
+# --- no violations ---
 
 
 def test_what_a_person_asked_for_draws_no_budget(tmp_path: Path) -> None:
@@ -638,7 +638,7 @@ def test_a_run_of_nobody_is_judged_by_nobody(tmp_path: Path, size: dict[str, int
 
 
 def test_of_a_step_that_was_made_again_the_newest_state_counts(tmp_path: Path) -> None:
-    """In whatever order the generations' records are read: by the names of their nodes."""
+    """The generations' records may be read in any order: by the names of their nodes."""
     files = story(tmp_path)
     files.steps["n1", 0, 1].append(digest(13.8, 9, "c"))
     files.steps["n2", 1, 2].append(digest(13.8, 9, "c"))
@@ -652,7 +652,7 @@ def test_a_step_that_is_made_again_after_a_resume_from_disk_was_compared_all_the
     """Also when the fault before it has no other comparison: found by `make chaos`, whose torn checkpoint came next."""
     files = story(tmp_path)
     history = broken(files)
-    shared = promises.digests(history, 2)
+    shared = recovery.digests(history, 2)
     assert {stretch for stretch, _, _ in shared} == {0}
     at = max(at for at, _ in shared.values())
     (step,) = {step for (_, step, _), (t, _) in shared.items() if t == at}
@@ -664,7 +664,7 @@ def test_a_step_that_is_made_again_after_a_resume_from_disk_was_compared_all_the
         {"event": "digest", "t": at + 2.0, "step": step, "value": "z"},
     )
     history.steps += [Steps(group, 9, 0, "n1", lines) for group in (0, 1)]
-    found = {key: values for key, (_, values) in promises.digests(history, 2).items() if key[1] == step}
+    found = {key: values for key, (_, values) in recovery.digests(history, 2).items() if key[1] == step}
     assert found == {(0, step, 0): shared[0, step, 0][1], (1, step, 0): {"z"}}
 
 
@@ -708,7 +708,7 @@ def test_where_nothing_is_to_be_done_the_group_itself_has_to_go_on(tmp_path: Pat
 
 
 def test_what_comes_with_a_hang_may_last_as_long_as_the_hang(tmp_path: Path) -> None:
-    """Group 0 stands still for 2 s because group 1 hangs, of which 3 s are allowed; what comes with it (SIGKILL to the
+    """Group 0 stands still for 2 s because group 1 hangs, of which 3 s are allowed. The other fault (SIGKILL to the
     supervisor, of which 1.9 s are allowed) is not to blame."""
     history = the_next_leader_leads(story(tmp_path))
     fault(history, 3, others_within_s=1.9)
@@ -736,11 +736,11 @@ def test_how_a_process_ended_that_two_faults_broke_is_not_asked(tmp_path: Path) 
 
 
 def test_the_faults_of_whoever_writes_are_those_of_the_catalogue() -> None:
-    assert {name for name, fault in FAULTS.items() if fault.writers} == promises.WRITERS
+    assert {name for name, fault in FAULTS.items() if fault.writers} == recovery.WRITERS
 
 
 def test_an_incident_that_is_over_with_its_group_needs_no_generation(tmp_path: Path) -> None:
-    """The run is stopped while the group is being moved, and what is open is closed."""
+    """The run is stopped while the group is being moved, and all open incidents are closed."""
     files = story(tmp_path)
     files.of_decision(6, "intent")["t"] = 19.2
     files.of_decision(6, "intent")["groups"]["1"]["phase"] = "finished"
@@ -755,7 +755,7 @@ def test_who_was_slow_is_back_with_its_next_step(tmp_path: Path) -> None:
 
 
 def test_a_fault_that_makes_states_drift_apart_is_seen_to_do_so(tmp_path: Path) -> None:
-    """An order's mark is written before the act: what it did is told by the states alone."""
+    """An order's mark is written before the act: only the states show its effect."""
     files = story(tmp_path)
     for node, generation, group in (("n1", 1, 0), ("n2", 2, 1)):
         files.steps[node, group, generation].append(digest(14.0, 9, "a"))
@@ -774,7 +774,7 @@ def test_a_fault_that_makes_states_drift_apart_is_seen_to_do_so(tmp_path: Path) 
 
 
 def test_every_ranks_states_are_compared(tmp_path: Path) -> None:
-    """Of rank 1 there is no record anywhere."""
+    """No record of rank 1 exists."""
     history = broken(story(tmp_path))
     history.setting = replace(SETTING, ranks=2)
     answer, (says,) = judged(history, tmp_path)["digests_equal"]
@@ -801,7 +801,7 @@ HOLDS, AWAY = (to_jsonable_python(Reason.of(code)) for code in (Code.BREAKER_HOL
     ("reason", "answer"),
     [
         ("because", "fail"),
-        ("another group is the cause: it hung", "fail"),  # of no other was anything known
+        ("another group is the cause: it hung", "fail"),  # the causes of all others were unknown
         (HOLDS, "fail"),  # the breaker did not hold
         (AWAY, "fail"),  # one host alone has shown it
         ({"code": "of a newer version", "about": {}}, "fail"),
@@ -825,7 +825,7 @@ def for_one_cause(files: Files, reason: Any) -> History:
 def test_the_breaker_is_believed_where_the_journal_has_it_hold(
     tmp_path: Path, let_go: float | None, answer: str
 ) -> None:
-    """For its window after it has let go, too: group 1 is restarted at 10.8 s."""
+    """This includes its window after it has let go: group 1 is restarted at 10.8 s."""
     files = story(tmp_path)
     files.of_decision(1, "intent")["actions"].append({"verb": "hold", "key": "hold:0", "reason": "r"})
     if let_go is not None:
@@ -853,7 +853,7 @@ def test_what_nodes_share_is_believed_where_processes_ended_on_two_of_them(tmp_p
 
 
 def test_nobody_moves_for_one_cause(tmp_path: Path) -> None:
-    """Another node was taken, at no budget: it was said to be no node's fault."""
+    """Another node was taken, at no budget, though the reason names no node's fault."""
     files = story(tmp_path)
     files.of_decision(1, "intent")["actions"].append({"verb": "hold", "key": "hold:0", "reason": "r"})
     for number in (4, 6):
@@ -868,7 +868,7 @@ def test_nobody_moves_for_one_cause(tmp_path: Path) -> None:
 def test_what_a_person_gives_up_draws_no_budget_for_the_breakers_window(
     tmp_path: Path, window_s: float | None, answer: str
 ) -> None:
-    """Said at 14.2 s; a node is left at 18.4 s."""
+    """The person's order comes at 14.2 s; a node is left at 18.4 s."""
     files = story(tmp_path)
     history = replaced_too_often(files)
     assert answers(history, tmp_path)["within_budgets"] == "fail"
@@ -940,7 +940,7 @@ def test_budgets_that_are_not_said_are_unknown(tmp_path: Path) -> None:
 
 
 def test_an_incident_whose_last_word_may_not_have_been_committed_is_unknown(tmp_path: Path) -> None:
-    """Its supervisor died before it could say so, and none of the next decided anything."""
+    """Its supervisor died before it could report the outcome, and none of the next decided anything."""
     files = story(tmp_path)
     last = files.of_decision(6, "intent")
     del files.journal[files.journal.index(last) + 1 :]

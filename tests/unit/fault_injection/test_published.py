@@ -1,4 +1,4 @@
-"""What is published, held against the model that `supervisor simulate` plays."""
+"""Published results, compared with the model that `supervisor simulate` plays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def simulated(**more: Any) -> dict[str, Any]:
 
 
 def test_failures_that_are_counted_by_the_clock_come_as_often_as_they_are_counted() -> None:
-    """Five minutes of every twenty."""
+    """The count is of five minutes of every twenty."""
     told = simulated()
     assert told["minutes_between_failures"] == pytest.approx(20.0, rel=0.15)
     assert told["simulated"] == pytest.approx(0.75, abs=0.05)
@@ -37,7 +37,7 @@ def test_what_is_trained_a_second_time_costs() -> None:
 
 
 def test_of_replicas_one_alone_is_away() -> None:
-    """Those that go on lose what they are stopped for, and the step in flight."""
+    """The others lose the time for which they are stopped, and the step in flight."""
     told = simulated(replicas=8, stall_min=1.0)
     assert told["simulated"] == pytest.approx(1 - (5 / 8 + 7 / 8) / 20, abs=0.03)
 
@@ -71,14 +71,15 @@ def test_what_a_paper_does_not_state_is_not_compared() -> None:
 
 
 def test_the_expression_is_the_published_one() -> None:
-    """Kokolis and others: an hour between checkpoints, 5 minutes to restart, 16,000 GPUs: 0.7; every 5 minutes: 0.93."""
+    """Kokolis and others: an hour between checkpoints, 5 minutes to restart, 16,000 GPUs: 0.7; every 5 minutes:
+    0.93."""
     between = 1440 / (2000 * 0.0065)
     assert published.estimate(between, 5.0, 60.0) == pytest.approx(0.7, abs=0.02)
     assert published.estimate(between, 5.0, 5.0) == pytest.approx(0.93, abs=0.005)
 
 
 def test_the_data_file_has_a_source_for_each_and_what_is_not_found_is_said() -> None:
-    text = (resources.files("fault_injection.sim") / "data/papers/published.toml").read_text()
+    text = (resources.files("fault_injection.whatif") / "data/papers/published.toml").read_text()
     for body in tomllib.loads(text)["run"]:
         assert body["source"], body
         complete = {"gpus", "counted", "recovery_min"} <= body.keys()

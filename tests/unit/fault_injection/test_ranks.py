@@ -1,4 +1,4 @@
-"""Groups of two ranks: each has a record of its own, and they are held against each other."""
+"""Groups of two ranks: each has a record of its own, and the records are compared."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fault_injection.checkers import CHECKERS, check
-from fault_injection.history import History, Steps
+from fault_injection.checkers.consistency import CHECKERS, check
+from supervisor.shell.history.files import History, Steps
 from tests.unit.fault_injection.broken import KILL, SETTING, broken
 from tests.unit.fault_injection.files import answers, story
 
@@ -18,7 +18,7 @@ Line = dict[str, Any]
 
 
 def of_two_ranks(folder: Path) -> History:
-    """The story, with a second rank of each process that says and does what the first one does."""
+    """The story, with a second rank of each process that writes and does the same as the first."""
     history = broken(story(folder))
     history.setting = replace(SETTING, ranks=2)
     history.steps = [
@@ -31,7 +31,7 @@ def of_two_ranks(folder: Path) -> History:
 
 
 def of_rank_1(history: History, group: int, generation: int, change: Callable[[Line], Line | None]) -> None:
-    """Each line as it is changed; None: it is missing."""
+    """Changes each line of rank 1; None: the line is missing."""
 
     def changed(steps: Steps) -> Steps:
         if (steps.group, steps.generation, steps.rank) != (group, generation, 1):
@@ -67,7 +67,7 @@ def test_what_another_rank_than_the_first_tells_is_looked_at(tmp_path: Path, cha
 
 @pytest.mark.parametrize("change", [{"loss": 6.0 + 1e-6}, {"loss": None}, {"loss": -1.0}])
 def test_ranks_may_round_otherwise_and_may_have_no_loss(tmp_path: Path, change: Line) -> None:
-    """As one that has not the last part of a model which is cut into a pipeline."""
+    """A rank has no loss if it lacks the last part of a model which is cut into a pipeline."""
     history = of_two_ranks(tmp_path)
     of_rank_1(history, 0, 1, lambda x: x | change if x.get("step") == 12 else x)
     assert set(answers(history).values()) == {"pass"}

@@ -1,4 +1,4 @@
-"""A history is written to one file and read back as it was; what cannot be read there makes every checker answer unknown."""
+"""A history is written to one file and read back as it was; an unreadable part makes every checker answer unknown."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection.checkers import CHECKERS, check
-from fault_injection.history import History
-from fault_injection.promises import ALL
-from fault_injection.recorded import KINDS, NoHistory, load, save
+from fault_injection.checkers.consistency import CHECKERS, check
+from fault_injection.checkers.history_file import KINDS, NoHistory, load, save
+from fault_injection.checkers.recovery import ALL
+from supervisor.shell.history.files import History
 from tests.unit.fault_injection.broken import a_broken_run, broken
 from tests.unit.fault_injection.files import story
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fault_injection.badput import Span, ledger
-from fault_injection.checkers import CHECKERS, check
+from fault_injection.checkers.consistency import CHECKERS, check
 from fault_injection.demo.report import build, verdict
 from fault_injection.faults.acts import Injected
-from fault_injection.history import History
 from supervisor.core.ledger import Cause, totals
+from supervisor.shell.history.files import History
+from supervisor.shell.history.goodput import Span, ledger
 from tests.unit.fault_injection.files import KILL, LOSE, Files, digest, incident, line, place, seconds, step, story
 
 SPAN = Span(1.0, 23.0)
@@ -141,8 +141,8 @@ def test_after_a_clean_end_the_rest_is_end(files: Files) -> None:
 
 
 def test_the_end_of_a_silent_process_is_no_detection_any_more(files: Files) -> None:
-    """Its node was cut off at 18; the incident is there at 18.5; its process ends there by itself at 18.875, while the
-    move goes on. From 18 on it is detected, from 18.5 on placed: whenever the process ends."""
+    """Its node was cut off at 18; the incident opens at 18.5; its process ends there by itself at 18.875, while the
+    move goes on. It counts as detected from 18 on, and as placed from 18.5 on, wherever its process ends."""
     files.leftover_killed(18.875)
     found = totals(ledger(files.history(), 1, SPAN))
     assert found[Cause.DETECT] == pytest.approx(0.3 + 0.5)
@@ -151,7 +151,7 @@ def test_the_end_of_a_silent_process_is_no_detection_any_more(files: Files) -> N
 
 
 def test_what_a_fenced_process_does_after_the_decision_is_not_kept(files: Files) -> None:
-    """A failed attempt that ends only when the new generation was decided."""
+    """It is a failed attempt that ends only when the new generation was decided."""
     files.nobody_saw_it_end()
     files.steps["n2", 1, 2].append(step(18.0, 18.8, 14, committed=False))
     found = totals(ledger(files.history(), 1, SPAN))
@@ -182,7 +182,7 @@ def test_a_fault_without_an_incident(files: Files) -> None:
 
 
 def test_an_incident_that_has_not_recovered(files: Files) -> None:
-    """Though its group has committed steps: none of them was seen to be with the others."""
+    """Its group has committed steps, but none of them was seen to be with the others."""
     files.journal = [x for x in files.journal if x.get("decision") != 3]
     found = report(files.history(), KILL)["incidents"][0]
     assert (found["acted_s"], found["recovered_s"]) == (0.5, None)
@@ -196,7 +196,7 @@ def test_an_incident_that_was_open_before_is_not_the_faults(files: Files) -> Non
 
 
 def test_an_incident_that_passed_by_itself_has_no_times_before_the_fault(files: Files) -> None:
-    """Silent for a moment, and the same generation went on: nothing was spawned, and it recovered after the fault."""
+    """It was silent for a moment, and its generation went on: nothing was spawned; it recovered after the fault."""
     about = ("i9", "silent", 0, 1, 1)
     files.journal = [x for x in files.journal if x.get("decision") != 3]
     files.decide(14.6, 3, {0: 1, 1: 2}, [], [incident(*about, "acting")])

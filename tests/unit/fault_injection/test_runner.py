@@ -1,4 +1,4 @@
-"""The runner against a run that is played: one second passes at each look, and nothing is waited for."""
+"""The runner against a run that is played: one second passes at each look, without real waits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fault_injection.chaos.runner import PATIENCE_S, STEPS_ON, Look, Runner, bou
 from fault_injection.chaos.schedule import Plan, Planned
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Fault, Target
-from fault_injection.history import FaultDone
 from supervisor.core.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
+from supervisor.shell.history.files import FaultDone
 
 SPEC = RunSpec(
     name="run",
@@ -29,8 +29,8 @@ SPEC = RunSpec(
 
 
 class Played:
-    """A run that commits a step a second while it is well. A fault of a kind is mended `mended_s` after it, by an incident that
-    is acted on after one second."""
+    """A run that commits a step a second while it is well. A fault of a kind is mended `mended_s` after it, by an
+    incident that is acted on after one second."""
 
     def __init__(self, mended_s: float = 4.0) -> None:
         self.now = 1000.0
@@ -38,7 +38,7 @@ class Played:
         self.mended_s = mended_s
         self.broken: dict[int, float] = {}
         self.away: list[int] = []
-        """Faults that are made, of those that are to be healed by hand."""
+        """Made faults that must be healed by hand."""
         self.acted: set[tuple[str, int]] = set()
         self.ended = ""
         self.log: list[str] = []
@@ -46,7 +46,7 @@ class Played:
         """Faults that were made, for the metrics."""
         self.scene: Any = self
         self.nowhere_until = 0.0
-        """No group is placed until then."""
+        """The time until which no group is placed."""
 
     def pause(self, seconds: float) -> None:
         self.now += 1.0

@@ -1,4 +1,4 @@
-"""What a schedule says, what it unfolds into, and what is refused."""
+"""A schedule: its text, the plan that it unfolds into, and its refusals."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ together = "during"
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_comes_while_a_group_is_mended_is_made_to_another(seed: int) -> None:
-    """Who is being started again shows no rank that could be broken."""
+    """A group that is being started again shows no rank that could be broken."""
     first, beside, during = plan(f"seed = {seed}{DURING}", groups=2).faults
     assert during.group != first.group
     one = plan(f"seed = {seed}{DURING.replace('during', 'with')}", groups=2).faults
@@ -177,7 +177,7 @@ def pairs(made: Plan) -> list[tuple[Planned, Planned]]:
 def test_each_seed_of_the_lane_has_a_group_and_a_part_of_the_control_plane_that_fail_while_another_is_mended(
     seed: int,
 ) -> None:
-    """On two groups, as in the lane: then nobody is left that trains."""
+    """Two groups, as in the lane: then no group is left that trains."""
     made = unfold(drawn(seed, chaos_compound.FAULTS, 30, SITE), 2, 1, SITE)
     crashes = [(p, q) for p, q in pairs(made) if FAULTS[q.name].kinds]
     control = [(p, q) for p, q in pairs(made) if q.name in CONTROL and q.together == "during" and FAULTS[p.name].kinds]

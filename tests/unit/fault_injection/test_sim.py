@@ -1,4 +1,4 @@
-"""The simulator itself: that a seed is a seed, that its faults hit somebody, and that a failure is told well."""
+"""The simulator itself: a seed repeats its run, its faults hit something, and a failure is reported well."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection import history
-from fault_injection.incidents import incidents
 from fault_injection.sim import __main__ as command
 from fault_injection.sim import faults
 from fault_injection.sim.__main__ import read_plan
@@ -31,6 +29,8 @@ from fault_injection.sim.store import SimStore
 from fault_injection.sim.world import World, spec
 from supervisor.core import acting
 from supervisor.core.model import Kind
+from supervisor.shell.history import files
+from supervisor.shell.history.incidents import incidents
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, encode
 from tests.agents.nodes import trainer
@@ -42,12 +42,12 @@ NODES = 4
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_few_seeds(seed: int) -> None:
-    """Many more: tests/sim."""
+    """tests/sim plays many more."""
     assert run(seed, NODES).broken == ()
 
 
 def test_the_same_seed_is_the_same_trace_whatever_the_hash_of_strings() -> None:
-    """Every write with its virtual time, in two processes."""
+    """The trace has every write with its virtual time, in two processes."""
     code = "import sys; from fault_injection.sim.run import run; print(*(run(s, 4).digest for s in (1, 14)))"
     said = [
         subprocess.run(
@@ -68,7 +68,7 @@ def test_another_plan_or_seed_is_another_trace() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_fault_finds_somebody_and_the_run_gets_over_it(kind: str) -> None:
-    """A fault that hits nobody would make the checks hold for nothing."""
+    """A fault that hits nothing would leave the checks untested."""
     result = run(1, NODES, [Fault(20.0, kind, 1, 6.0)])
     assert result.hit == (kind,)
     assert result.broken == ()
@@ -136,7 +136,7 @@ def test_who_is_frozen_for_good_trains_again_only_once_it_is_ended(kind: str, sa
 
 
 def test_a_group_that_is_frozen_while_the_lighthouse_moves_goes_on() -> None:
-    """Its new gate has never heard it: what would find it is the hang detection, of which there is no model."""
+    """Its new gate has never heard it. Only hang detection would find it, which the simulator does not model."""
     result = run(1, NODES, [Fault(80.0, "frozen_for_good", 1, 1.0), Fault(80.0, "gate_killed", 1, 1.0)])
     assert result.broken == ()
 
@@ -465,7 +465,7 @@ def test_a_node_begins_what_is_wanted_by_etcd_and_not_by_its_late_watch_and_only
 
 
 def test_a_leader_that_dies_when_its_last_decision_is_committed_leaves_no_incident_open() -> None:
-    """That decision has no outcome in the journal, and nobody has decided anything since: the memory's count tells."""
+    """The decision has no outcome in the journal, and nothing has been decided since: the memory's count shows it."""
     world = World(spec(NODES), 1)
     world.clock.run_until(world.clock.now + 60.0, world.healthy)
     assert faults.inject(world, Fault(0.0, "crash", 0, 1.0))
@@ -484,7 +484,7 @@ def test_a_leader_that_dies_when_its_last_decision_is_committed_leaves_no_incide
 
 
 def test_the_lines_of_a_run_say_as_files_what_they_say_in_memory(tmp_path: Path) -> None:
-    """The checkers are given what real files would have held."""
+    """The checkers get what real files would have held."""
     world = World(spec(NODES), 3)
     world.clock.run_until(60.0)
     in_memory = recorded(world)
@@ -498,7 +498,7 @@ def test_the_lines_of_a_run_say_as_files_what_they_say_in_memory(tmp_path: Path)
         folder = tmp_path / "nodes" / steps.node / "ranks" / name
         folder.mkdir(parents=True)
         (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps.lines))
-    on_disk = history.read("run", tmp_path, tmp_path)
+    on_disk = files.read("run", tmp_path, tmp_path)
     assert in_memory.decisions == on_disk.decisions
     assert in_memory.decisions
     assert (in_memory.processes, in_memory.signals) == (on_disk.processes, on_disk.signals)

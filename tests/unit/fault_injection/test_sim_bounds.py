@@ -1,4 +1,4 @@
-"""In the simulator: how long a recovery may take, and that slower ones are told."""
+"""The simulator's bounds on recoveries: slower ones are reported."""
 
 from __future__ import annotations
 

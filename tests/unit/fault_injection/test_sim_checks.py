@@ -1,4 +1,4 @@
-"""What the simulator's own checks tell of, and what they leave to the plan: by one fault each. In 200 seeds: tests/sim."""
+"""Findings of the simulator's own checks, and those left to the plan: by one fault each. tests/sim has 200 seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sim import planted
 
 SEED, NODES = 37, 8
 FAR = 999
-"""Step of a checkpoint that nobody else knows of."""
+"""The step of a checkpoint that no other process knows of."""
 
 
 @pytest.mark.parametrize(

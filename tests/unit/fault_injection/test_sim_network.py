@@ -25,7 +25,7 @@ def world() -> World:
 
 
 def heard(world: World, group: int) -> Callable[[], str]:
-    """What the gate says of a group."""
+    """The gate's current verdict on a group."""
     return lambda: world.gates[0].state.hearing(group, world.clock.now)
 
 
@@ -68,7 +68,7 @@ def test_heartbeats_that_are_all_as_late_leave_one_gap_and_then_come(world: Worl
 @pytest.mark.parametrize("kind", ["beats_lost", "beats_late"])
 def test_the_faults_of_heartbeats_make_somebody_silent_and_end(world: World, kind: str) -> None:
     whose = [bool(node.trainers) for node in world.nodes.values()].index(True)
-    much = (n for n in range(whose, 999, NODES) if random.Random(n).random() > 0.8)  # of what the fault may do to it
+    much = (n for n in range(whose, 999, NODES) if random.Random(n).random() > 0.8)  # a strong fault
     assert faults.inject(world, Fault(0.0, kind, next(much), 20.0))
     node = next(node for node in world.nodes.values() if node.is_hard_to_hear)
     (trainer,) = node.trainers.values()

@@ -1,4 +1,4 @@
-"""In the simulator, as with TorchFT: who heals, how long that takes everybody, and what a loss in the middle of it does."""
+"""The simulator heals as TorchFT does: which group heals, how long that takes all, and a loss in the middle of it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NODES, HEAL_S = 4, 2.0
 
 @pytest.fixture
 def world() -> World:
-    """Three groups that train, and a heal takes two seconds."""
+    """A world of three groups that train, in which a heal takes two seconds."""
     world = World(spec(NODES), 1, replace(pace(), heal_s=(HEAL_S, HEAL_S)))
     world.clock.run_until(world.clock.now + 60.0, world.healthy)
     return world
 
 
 def until_it_heals(world: World) -> tuple[Trainer, Trainer]:
-    """Who heals next, and from whom."""
+    """The trainer that heals next, and its source."""
     world.clock.run_until(world.clock.now + 30.0, lambda: bool(world.training.healing))
     (pair,) = world.training.healing
     return pair
@@ -65,7 +65,7 @@ def test_who_is_lost_in_the_middle_of_a_heal_takes_that_step_along(world: World,
 
 
 def test_who_heals_from_the_only_peer_and_loses_it_ends_itself() -> None:
-    """As the real one, at step 0 where others had trained (titan_actor/replica.py, PeersGone)."""
+    """It does as the real one, at step 0 where others had trained (titan_actor/replica.py, PeersGone)."""
     world = World(spec(3), 1, replace(pace(), heal_s=(HEAL_S, HEAL_S)))  # two groups
     world.clock.run_until(world.clock.now + 60.0, world.healthy)
     assert faults.inject(world, Fault(0.0, "crash", 0, 0.0))
@@ -79,7 +79,7 @@ def test_who_heals_from_the_only_peer_and_loses_it_ends_itself() -> None:
 
 
 def test_two_that_are_to_heal_and_meet_nobody_else_end_both(world: World) -> None:
-    """They do not train on from the checkpoint together: that is for one that resumes from disk."""
+    """They do not train on from the checkpoint together: only a group that resumes from disk may."""
     one, two, last = (t for node in world.nodes.values() for t in node.trainers.values())
     for trainer in (one, two):
         trainer.end(signal=9)
@@ -91,7 +91,7 @@ def test_two_that_are_to_heal_and_meet_nobody_else_end_both(world: World) -> Non
 
 
 def newcomers(world: World) -> list[Trainer]:
-    """Who is to heal from peers, and has not yet."""
+    """Trainers that must heal from peers, and have not yet."""
     running = [t for t in world.trainers() if t.lives and not t.commits]
     return [t for t in running if t.desired.resume == "peers"]
 

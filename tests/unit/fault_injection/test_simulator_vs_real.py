@@ -1,4 +1,4 @@
-"""What a history tells of recoveries, and the simulator's way through the same faults. The benchmark itself runs real trainers."""
+"""Recoveries in a history, and the simulator's way through the same faults. The benchmark itself runs real trainers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from benchmarks import simulator_vs_real as benchmark
 from fault_injection.chaos import own
 from fault_injection.faults.catalogue import FAULTS
-from fault_injection.history import FaultDone, History, Process, Steps
 from fault_injection.sim.pace import pace
+from supervisor.shell.history.files import FaultDone, History, Process, Steps
 
 FAULT = FaultDone(
     number=1, name="sigkill", group=1, rank=0, generation=1, node="n2", step=5, began=110.0, made=110.2, evidence="SIGKILL",
@@ -86,14 +86,14 @@ def test_the_pace_is_what_the_history_shows() -> None:
     at = benchmark.calibrated([broken(FAULT)])
     assert at.step_s == 1.0
     assert at.start_s == pytest.approx((1.48, 1.48))  # 3 s, less one and a half steps and a tick of the gate
-    assert at.heal_s == (0.0, 0.0)  # nobody was seen to heal
+    assert at.heal_s == (0.0, 0.0)  # no heal was seen
     assert at.lag_s[0] < 0.5 * 0.5 < at.lag_s[1]
     assert at.rejoin_s == 0.0  # no gate was killed
 
 
 @pytest.mark.parametrize("kind", benchmark.KINDS)
 def test_every_kind_is_made_and_got_over_in_the_simulator(kind: str) -> None:
-    """On two groups and a spare, as the real ones."""
+    """The world has two groups and a spare, as the real ones."""
     name = benchmark.KINDS[kind].names[0]
     at = replace(pace(), gate_tick_s=0.02, move_s=(2.0, 2.0), start_s=(2.0, 2.0))
     told = benchmark.simulated(

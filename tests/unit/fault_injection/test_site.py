@@ -1,4 +1,4 @@
-"""What can be broken on this machine, and what is missing where it cannot."""
+"""Faults that can be made on this machine, and the missing parts where one cannot."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from fault_injection.faults import site
 from fault_injection.faults.catalogue import FAULTS
-from fault_injection.not_here import PACKAGES
+from fault_injection.testbed.unavailable import PACKAGES
 
 OF_A_NAMESPACE = {"agent_cut_off", "checkpoint_disk_full", "checkpoint_folder_gone", "disk_full", "node_silent"}
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where root's commands are: all that do something, each of which succeeds at everything."""
+    """A folder of root's commands: all exist, and each of them succeeds at everything."""
     for name in PACKAGES:
         command(tmp_path, name, "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path))

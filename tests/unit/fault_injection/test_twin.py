@@ -1,4 +1,4 @@
-"""Loss parity, on a model of one number: what the records say is trained again, what was planted is found."""
+"""Loss parity, on a model of one number: the records are trained again, and planted errors are found."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from fault_injection.chaos import certificate, replay, twin
-from fault_injection.history import FaultDone, History
-from fault_injection.recorded import load, save
+from fault_injection.chaos import certificate
+from fault_injection.checkers.history_file import load, save
+from fault_injection.parity import replay, twin
+from supervisor.shell.history.files import FaultDone, History
 from tests.helpers.waiting import eventually
 from tests.unit.fault_injection.broken import KILL, SETTING
 from tests.unit.fault_injection.toy_model import ToyRun, again
@@ -42,7 +43,7 @@ def long(run: ToyRun) -> ToyRun:
     return run
 
 
-# --- what is as it should be ---
+# --- right runs ---
 
 
 def test_a_run_without_failures() -> None:
@@ -67,7 +68,7 @@ def test_one_that_was_killed_after_its_part_had_been_added() -> None:
 
 
 def test_the_certificate_counts_what_the_twin_trains() -> None:
-    """Of who was killed after its part had been added too."""
+    """The counts include samples of a group that was killed after its part had been added."""
     run = ToyRun()
     run.steps(3)
     run.step(silent=(1,))
@@ -168,7 +169,7 @@ def test_two_ranks_are_one_group() -> None:
     assert [len(ranks) for ranks in plan.steps[0].parts.values()] == [2, 2]
 
 
-# --- what was planted ---
+# --- planted errors ---
 
 
 def batches(run: ToyRun, group: int) -> list[dict[str, Any]]:
@@ -246,7 +247,7 @@ def test_which_states_were_the_same_is_told() -> None:
 
 
 def test_a_loss_that_is_no_number_beside_one_that_is_right_is_a_fail() -> None:
-    """In whatever order a set gives them."""
+    """A set may give them in any order."""
     for number in (math.nan, math.inf):
         for told in ({3.0, number}, {number, 3.0}):
             assert not twin._pair(1, told, 3.0).apart <= twin.TOLERANCE
@@ -275,7 +276,7 @@ def test_states_that_are_the_twins() -> None:
 
 
 def test_a_state_that_is_not_the_twins_is_a_fail() -> None:
-    """All losses are."""
+    """All losses are the twin's."""
     run = ToyRun()
     hashed(run, 5)
     for line in digests(run, 1)[2:]:
@@ -293,7 +294,7 @@ def test_a_state_that_is_not_the_twins_is_a_fail() -> None:
 
 
 def a_little_off(run: ToyRun, step: int) -> None:
-    """From this step on losses are within the tolerance."""
+    """Moves losses from this step on, but within the tolerance."""
     for group in (0, 1):
         for line in run.of(group):
             if line["event"] == "step" and line["step"] >= step:
@@ -301,7 +302,7 @@ def a_little_off(run: ToyRun, step: int) -> None:
 
 
 def test_a_state_that_is_not_the_twins_is_a_fail_also_where_the_losses_are_within_the_tolerance() -> None:
-    """An earlier one shows that the twin is the run's to the last bit."""
+    """An earlier loss shows that the twin is the run's to the last bit."""
     run = ToyRun()
     hashed(run, 5)
     a_little_off(run, 3)
@@ -373,7 +374,7 @@ def test_a_twin_that_does_not_say_its_state_is_unknown() -> None:
 
 
 def copies(run: ToyRun) -> list[tuple[list[int], int | None]]:
-    """Of each step the groups with a copy of their own, and the one whose copy all take."""
+    """For each step, the groups with a copy of their own, and the one whose copy all take."""
     told = replay.of_history(run.history())
     assert told.why == ""
     return [(sorted(one.flips), one.taken) for one in told.steps]
@@ -391,7 +392,7 @@ def test_a_flip_is_in_its_groups_copy_until_that_starts_again() -> None:
     run.steps(2)
     run.flip(1)
     run.steps(2)
-    run.fails()  # what was not committed has the same copies
+    run.fails()  # an uncommitted step has the same copies
     run.step()
     run.quorum += 1
     run.step(0)
@@ -484,7 +485,7 @@ def test_where_a_third_heals_from_a_group_with_a_flip_or_from_another_it_is_unkn
 
 
 def test_who_goes_on_with_what_it_healed_in_a_step_that_failed_is_unknown() -> None:
-    """Whom it healed from is gone."""
+    """The peer that it healed from is gone."""
     run = ToyRun()
     run.steps(2)
     run.flip(0)
@@ -511,7 +512,7 @@ def test_a_flip_after_the_heal_in_its_step_is_unknown() -> None:
 
 
 def test_who_goes_back_behind_a_step_with_a_copy_of_its_own_is_unknown() -> None:
-    """It stood still while another made the step and went with it."""
+    """It stood still while another group made the step and left; then it makes that step itself."""
     run = ToyRun()
     run.steps(2)
     run.flip(1)
@@ -527,7 +528,7 @@ def test_who_goes_back_behind_a_step_with_a_copy_of_its_own_is_unknown() -> None
 
 
 def test_a_flip_of_which_nothing_was_written_down_is_unknown() -> None:
-    """As by an older version."""
+    """An older version writes down none, for example."""
     run = ToyRun()
     run.steps(5)
     history = run.history()
@@ -535,7 +536,7 @@ def test_a_flip_of_which_nothing_was_written_down_is_unknown() -> None:
     unknown_from(history, 3, "which bit bit_flip flipped in group 1 was not written down")
 
 
-# --- what is missing ---
+# --- missing records ---
 
 
 def cut(run: ToyRun, group: int, event: str, number: int) -> None:
@@ -560,7 +561,7 @@ def test_a_missing_record_is_unknown_from_its_step_on(event: str, why: str) -> N
 
 
 def holed(run: ToyRun) -> History:
-    """Two took part in a step of which one has a record."""
+    """A history in which two took part in a step of which one has a record."""
     cut(run, 1, "step", 3)
     history = run.history()
     history.setting = replace(SETTING, ranks=1, to_its_end=True)
@@ -572,7 +573,7 @@ def green(history: History) -> bool:
 
 
 def test_a_run_whose_records_have_holes_is_not_green() -> None:
-    """Of a run that has ended, whose ranks say what they train."""
+    """The run has ended, and its ranks record what they train."""
     history = holed(long(ToyRun()))
     assert parity(history)["answer"] == "unknown"
     assert not green(history)
@@ -588,7 +589,7 @@ def test_what_cannot_have_a_twin_may_be_green() -> None:
 
 
 def no_room(**how: Any) -> FaultDone:
-    """The disk of the group of whose step `holed` has no record, all the time."""
+    """A full disk, all the time, of the group whose step record `holed` lacks."""
     return replace(KILL, **{"name": "disk_full", "group": 1, "began": 0.0, "made": 0.0, "over": None, **how})
 
 
@@ -658,7 +659,7 @@ def test_what_a_live_run_did_while_it_was_read_is_not_missing() -> None:
 
 
 def of_step(history: History, number: int, **change: Any) -> None:
-    """What all say of one step."""
+    """Changes all records of one step."""
     for steps in history.steps:
         for line in steps.lines:
             if (line["event"], line.get("step")) == ("step", number):
@@ -700,7 +701,7 @@ def test_nothing_that_comes_later_excuses_a_step_without_a_loss() -> None:
 
 
 def test_a_recipe_need_not_tell_the_norm_at_every_step() -> None:
-    """TorchTitan tells it at the first and then at each so many; who heals may tell it at any."""
+    """TorchTitan records it at the first step and then at every Nth; a group that heals may record it at any."""
     run = long(ToyRun())
     history = run.history()
     for number in range(2, run.number + 1):
@@ -717,7 +718,7 @@ def test_a_recipe_need_not_tell_the_norm_at_every_step() -> None:
 
 
 def twins_norm(run: ToyRun, step: int) -> float:
-    """Of the twin, at a step of a run that went back nowhere."""
+    """The twin's gradient norm at a step of a run that never went back."""
     plan, _ = twin.planned(run.history(), replay.of_history(run.history()))
     assert plan is not None
     return again(plan, 0.0).norms[step - 1]
@@ -832,7 +833,7 @@ def test_what_a_process_that_does_not_end_has_said(monkeypatch: pytest.MonkeyPat
     begun = tmp_path / "begun"
 
     class Begun(subprocess.Popen[bytes]):
-        """Its time is measured from when it has said all that it says: how fast a process starts is not at stake."""
+        """Its time starts once it has reported everything: the speed of a process's start is not tested."""
 
         def communicate(self, input: bytes | None = None, timeout: float | None = None) -> tuple[bytes, bytes]:
             eventually(begun.exists, 60.0, "the process has begun")

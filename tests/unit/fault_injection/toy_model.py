@@ -1,4 +1,4 @@
-"""A model of one number, trained by groups that come and go, and the step records that they leave; and its twin.
+"""A model of one number, trained by groups that come and go, with its step records; and its twin.
 
 The groups' part knows nothing of the plan that is made from the records, and the twin nothing of the groups.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from fault_injection.chaos.twin import Retrained
-from fault_injection.history import History, Steps
+from fault_injection.parity.twin import Retrained
 from supervisor.core.spec import TitanSpec
+from supervisor.shell.history.files import History, Steps
 from tests.unit.fault_injection.broken import SETTING
 from titan_actor.twin import BEGINNING, EVERYBODY, Plan
 
 FIRST = 8.0
 RATE = 0.1
 FLIP = 0.5
-"""What a flipped bit changes."""
+"""The change of state by a flipped bit."""
 
 
 def pull(state: float, sample: str) -> float:
@@ -30,7 +30,7 @@ def loss(state: float, samples: list[str]) -> float:
 
 
 class ToyRun:
-    """Steps when it is told to, with whom it is told to."""
+    """A run that makes steps on request, of the requested groups."""
 
     def __init__(self, titan: dict[str, Any] | None = None, device: str = "cpu") -> None:
         self.titan, self.device = {"steps": 100} if titan is None else titan, device
@@ -45,7 +45,7 @@ class ToyRun:
             self.start(group)
 
     def start(self, group: int, resumed: int | None = None) -> None:
-        """A new generation, that heals or (resumed) has loaded the checkpoint of a step."""
+        """Starts a new generation, which heals or (resumed) has loaded the checkpoint of a step."""
         self.generation[group] = self.generation.get(group, 0) + 1
         self.own.pop(group, None)
         lines = [{"event": "constructed", "device": self.device, "groups": 2, "titan": self.titan}]
@@ -58,20 +58,20 @@ class ToyRun:
         return self.records[group, self.generation[group]]
 
     def reads(self, group: int) -> list[str]:
-        """Its next batch."""
+        """Reads the group's next batch."""
         at = self.read[group] = self.read.get(group, 0) + 2
         names = [f"g{group}s{at + n}" for n in range(2)]
         self.of(group).append({"event": "batch", "samples": names})
         return names
 
     def flip(self, group: int) -> None:
-        """One bit of it, in the step that it makes next."""
+        """Flips one bit of the group, in the step that it makes next."""
         self.own[group] = self.own.get(group, self.state) + FLIP
         place = {"step": self.number + 1, "parameter": 3, "element": 0, "bit": 12}
         self.of(group).append({"event": "flipped", "t": self.t, **place})
 
     def hash(self) -> None:
-        """Each group its state, after the step that it has made."""
+        """Hashes each group's state, after the step that it has made."""
         for group in (0, 1):
             value = repr(self.own.get(group, self.state))
             self.of(group).append({"event": "digest", "step": self.number, "value": value})
@@ -89,8 +89,8 @@ class ToyRun:
         divided_by: int = 0,
         wrongly_counted: tuple[int, ...] = (),
     ) -> None:
-        """One step of the groups that took part. Others heal; some that took part are killed before they say so (silent), or
-        do not commit it themselves (failed)."""
+        """Makes one step of the groups that took part. Others heal. Some that took part are killed before they record
+        it (silent), or do not commit it themselves (failed)."""
         took = took or (0, 1)
         quorum: dict[str, Any] = {"event": "quorum", "quorum_id": self.quorum, "step": self.number}
         batches = {}
@@ -98,7 +98,7 @@ class ToyRun:
             self.of(group).append({**quorum, "participating_rank": group if group in took else None})
             batches[group] = self.reads(group)
         counted = [batches[group] for group in (*took, *wrongly_counted)]
-        if len(took) == 1 and took[0] in self.own:  # who heals has its state
+        if len(took) == 1 and took[0] in self.own:  # a group that heals has its state
             self.state = self.own[took[0]]
             self.own.clear()
         for group in heal:
@@ -127,7 +127,7 @@ class ToyRun:
             self.quorum += 1
 
     def fails(self) -> None:
-        """A step that both tried and neither committed."""
+        """Makes a step that both tried and neither committed."""
         for group in (0, 1):
             self.reads(group)
             self.of(group).append(
@@ -148,7 +148,7 @@ class ToyRun:
 
 
 def again(plan: Plan, seconds: float) -> Retrained:
-    """The twin of such a model."""
+    """Trains the twin of such a model."""
     assert plan.titan == TitanSpec(steps=100)
     states, losses, norms = {BEGINNING: FIRST}, [], []
     hashes: list[dict[int, str]] = []

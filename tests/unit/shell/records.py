@@ -21,11 +21,12 @@ from supervisor.core.model import (
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import AllocationSpec, RunSpec
 from supervisor.ports.store import Expect, Item, Snapshot
-from supervisor.shell import projection
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import projection
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import STARTS, text
 
 SPEC = RunSpec(name="run", allocation=AllocationSpec(nodes=2, spares=1))
 
@@ -37,7 +38,7 @@ INCIDENT = Incident(
     rung=Rung.REPLACE,
     generation_before=1,
     generation_after=2,
-    reason=Reason.of(Code.TEXT, text="its node is gone"),
+    reason=text("its node is gone"),
     evidence=(Reason.of(Code.LEASE_LAPSED, node="n9", lease_s=5),),
     considered=(Reason.of(Code.PAST_IT, rung="restart"),),
     state="acting",
@@ -54,12 +55,12 @@ MEMORY = Memory(
         1: GroupMemory(group=1, generation=2, phase="fencing", old_node="n9", incident="i1", attempts=1),
     },
     allocations={
-        "run-a1": AllocationMemory(key="run-a1", state="wanted", since=1.0, reason="the run starts"),
-        "run-a2": AllocationMemory(key="run-a2", state="released", since=9.0, reason="cordoned", exclude=("n9",)),
+        "run-a1": AllocationMemory(key="run-a1", state="wanted", since=1.0, reason=STARTS),
+        "run-a2": AllocationMemory(key="run-a2", state="released", since=9.0, reason=text("cordoned"), exclude=("n9",)),
     },
     incidents={"i1": INCIDENT},
     incidents_seen=1,
-    cordons={"n9": "incident i1"},
+    cordons={"n9": text("incident i1")},
     spent={"restart:0": (1.0, 2.0), "replace": (5.5,)},
     spent_by_kind={"crash:0": (1.0,)},
     tried={"restart": (Tried(seconds=3.5, mended=True),)},
@@ -76,7 +77,7 @@ def mirror_of(values: Mapping[str, bytes], revision: int = 1) -> Mirror:
 
 
 def run_values(memory: Memory = MEMORY, name: str = "run") -> dict[str, bytes]:
-    """All that etcd holds of a run."""
+    """All of a run's records in etcd."""
     spec = replace(SPEC, name=name)
     return {
         keys.spec(name): encode(RunRecord(spec=spec, run_dir=f"/runs/{name}", launched_unix_s=1.0)),
@@ -96,7 +97,7 @@ def registration(node: str, **about: Any) -> dict[str, bytes]:
 
 
 class Term:
-    """Of a leader that leads as long as the store says so."""
+    """The term of a leader that leads while its key is in the store."""
 
     lost = lapsed = False
 

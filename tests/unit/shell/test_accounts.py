@@ -1,4 +1,4 @@
-"""Every second of every group under one cause, from what trainers have told and from the supervisor's own phases."""
+"""Every second of every group has one cause, from the trainers' reports and from the supervisor's own phases."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from supervisor.core.model import (
 )
 from supervisor.core.reason import Code, Reason
 from supervisor.core.straggler import Slow
-from supervisor.shell.accounts import HELD_S, Accounts, Told, cause_of, told
-from supervisor.shell.catalogue import GROUP_PHASES
+from supervisor.shell.metrics.catalogue import GROUP_PHASES
+from supervisor.shell.metrics.live_goodput import HELD_S, Accounts, Told, cause_of, told
 from supervisor.wire import keys
 from supervisor.wire.records import NodeObserved, Progress, TrainerObserved, encode
 from tests.unit.shell.records import INCIDENT, mirror_of
@@ -34,7 +34,7 @@ C = Cause
 
 
 class Books:
-    """Accounts of groups whose phase, step and told seconds the test says."""
+    """Accounts of groups whose phase, step and reported seconds the test sets."""
 
     def __init__(self, groups: int = 1) -> None:
         self.accounts = Accounts()
@@ -78,7 +78,7 @@ def test_what_a_trainer_tells_is_counted_and_the_rest_is_held() -> None:
 
 
 def test_nobody_tells_of_more_than_has_passed() -> None:
-    """Of an agent that was away while another led, say."""
+    """The agent was away while another led, for example."""
     b = Books()
     b.ranks.clear()
     b.look()
@@ -104,14 +104,14 @@ def test_what_is_not_told_when_a_group_is_given_up_was_a_lost_step() -> None:
     b.look()
     b.tell(productive=5.0)
     b.look(6.0)
-    b.tell(productive=6.0)  # the last word of the old generation comes with the look at which it is given up
+    b.tell(productive=6.0)  # the last report of the old generation comes with the look at which it is given up
     b.group(phase="fencing", generation=2)
     assert b.look(0.5) == {C.PRODUCTIVE: 5.0, C.LOST_STEP: 1.5}
     assert b.look(2.0) == {C.PRODUCTIVE: 5.0, C.LOST_STEP: 1.5, C.PLACE: 2.0}
 
 
 def test_of_a_lost_node_the_silence_is_no_lost_step() -> None:
-    """Nobody saw its end: one second until it was missed, the rest of its lease until that was decided on."""
+    """Its end was not seen: one second until it was missed, the rest of its lease until the decision."""
     b = Books()
     b.tell(productive=10.0)
     b.look()
@@ -232,8 +232,8 @@ def test_steps_that_were_committed_before_are_recomputed() -> None:
 def test_what_a_slow_group_costs_everybody_is_straggling(for_data: bool) -> None:
     b = Books(groups=2)
     slow = Slow(
-        group=1, generation=1, step=5, sentence="", evidence=Reason.of(Code.SLOW), rank=0, confidence=Confidence.LIKELY, sure=True,
-        beyond=0.75, for_data=for_data,
+        group=1, generation=1, step=5, reported=Reason.of(Code.GROUP_SLOW), evidence=Reason.of(Code.SLOW), rank=0,
+        confidence=Confidence.LIKELY, sure=True, beyond=0.75, for_data=for_data,
     )  # fmt: skip
     for group in (0, 1):
         b.tell(group, productive=0.0, data=0.0)
@@ -242,7 +242,7 @@ def test_what_a_slow_group_costs_everybody_is_straggling(for_data: bool) -> None
     b.tell(0, productive=7.0, data=1.0)
     b.tell(1, productive=2.0 if for_data else 8.0, data=6.0 if for_data else 0.0)
     whole = b.look(8.0)
-    if for_data:  # what it waits for its data it tells itself
+    if for_data:  # it reports its wait for data itself
         assert whole == {C.PRODUCTIVE: 7.0 * 0.25 + 2.0, C.STRAGGLING: 7.0 * 0.75, C.DATA: 1.0 + 6.0}
     else:
         assert whole == {C.PRODUCTIVE: 15.0 * 0.25, C.STRAGGLING: 15.0 * 0.75, C.DATA: 1.0}
@@ -252,7 +252,7 @@ def test_what_a_slow_group_costs_everybody_is_straggling(for_data: bool) -> None
 
 
 def test_what_is_made_again_is_so_also_for_the_next_leader() -> None:
-    """A power cut: all groups went, and the leader too. It is another that sees them come back, from the disk."""
+    """A power cut: all groups went, and the leader too. Another leader sees them come back, from the disk."""
     b = Books()
     b.accounts = Accounts(step=160)
     b.group(resume="disk")
@@ -268,7 +268,7 @@ def test_what_is_made_again_is_so_also_for_the_next_leader() -> None:
 
 
 def next_term(b: Books) -> None:
-    """What another leader knows of the accounts so far."""
+    """Replaces the accounts by what another leader knows of them."""
     old = b.accounts
     b.accounts = Accounts(
         old.step, before=old.since_launch, ran_s=old.ran_s, last=old.last, held_before=old.held
@@ -276,7 +276,7 @@ def next_term(b: Books) -> None:
 
 
 def test_what_was_held_is_counted_by_the_next_leader() -> None:
-    """I12: its trainer lives on, and tells it of what it had not told the last one."""
+    """I12: its trainer lives on, and reports the seconds that the last leader had not got."""
     b = Books()
     b.tell(productive=60.0, quorum=20.0)
     b.look()
@@ -290,7 +290,7 @@ def test_what_was_held_is_counted_by_the_next_leader() -> None:
 
 
 def test_a_next_leader_does_not_count_twice_what_a_dead_process_had_told() -> None:
-    """A power cut: what etcd still says of the trainer was counted before."""
+    """A power cut: etcd's remaining record of the trainer was counted before."""
     b = Books()
     b.tell(productive=60.0)
     b.look()
@@ -408,7 +408,7 @@ _STEP = st.tuples(
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(st.lists(_STEP, max_size=12))
 def test_all_seconds_are_counted_once(steps: list[tuple[float, str, bool, float, float, bool]]) -> None:
-    """Whatever trainers tell, and whenever: what is counted and what is held are all of the time that has passed."""
+    """For any reports at any times, the counted and the held seconds are all of the time that has passed."""
     b, whole, seconds = Books(), 0.0, {"productive": 1.0, "quorum": 1.0}
     b.tell(**seconds)
     b.look()

@@ -1,4 +1,4 @@
-"""Whatever lies under our prefix and cannot be read is said, with its key."""
+"""An unreadable record under our prefix is reported, with its key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from supervisor.ports.store import Changes, Item
-from supervisor.shell.audit import audit
+from supervisor.shell.control.audit import audit
 from supervisor.wire import keys
 from supervisor.wire.records import Control, encode, version_of
 from tests.unit.shell.records import mirror_of, registration, run_values

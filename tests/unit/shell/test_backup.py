@@ -1,4 +1,4 @@
-"""The file, what a restore refuses, and what it writes."""
+"""The backup file, the refusals of a restore, and its writes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from supervisor.core.model import Checkpoint, GroupMemory, Incident, Memory
 from supervisor.core.restored import DECISIONS, GENERATIONS
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import backup, cordons, journal, projection, views
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.standing import why_not
+from supervisor.shell.control import cordons, journal, observe, projection
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.control.version_guard import why_not
+from supervisor.shell.etcd import backup
 from supervisor.wire import checkpoints, keys
 from supervisor.wire.checks import CheckResult
 from supervisor.wire.records import (
@@ -123,7 +124,7 @@ def test_a_record_of_a_newer_version_is_refused_by_its_key(tmp_path: Path) -> No
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "b.json"
-    out.mkdir()  # what cannot be replaced by a file
+    out.mkdir()  # a folder, which no file can replace
     with pytest.raises(OSError):
         backup.write(backup.take(_filled()), out)
     assert list(tmp_path.iterdir()) == [out]
@@ -143,8 +144,8 @@ def test_every_number_grows_and_the_epoch_with_them(tmp_path: Path) -> None:
     fresh = MemoryStore()
     backup.restore(fresh, made, tmp_path / "b")
     mirror = Mirror(fresh.list(keys.PREFIX))
-    after = views.memory(mirror, "run")
-    assert views.epochs_before(mirror) == made.revision + backup.EPOCHS
+    after = observe.memory(mirror, "run")
+    assert observe.epochs_before(mirror) == made.revision + backup.EPOCHS
     assert after.phase == "new"
     assert {g: m.generation for g, m in after.groups.items()} == {0: 1 + GENERATIONS, 1: 2 + GENERATIONS}
     assert after.decisions > MEMORY.decisions
@@ -154,7 +155,7 @@ def test_every_number_grows_and_the_epoch_with_them(tmp_path: Path) -> None:
     second = MemoryStore()
     backup.restore(second, again, tmp_path / "b")
     base = decode(_held(second)[keys.EPOCHS_BEFORE], EpochsBefore)
-    assert base.count == views.epochs_before(mirror) + again.revision + backup.EPOCHS
+    assert base.count == observe.epochs_before(mirror) + again.revision + backup.EPOCHS
 
 
 def test_the_journal_of_a_run_that_starts_again_says_why(tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_the_journal_of_a_run_that_starts_again_says_why(tmp_path: Path) -> None
     fresh = MemoryStore()
     backup.restore(fresh, made, tmp_path / "b")
     intent, outcome = journal.read(tmp_path / "journal.jsonl")
-    base = views.epochs_before(Mirror(fresh.list(keys.PREFIX)))
+    base = observe.epochs_before(Mirror(fresh.list(keys.PREFIX)))
     assert (intent["entry"], intent["epoch"], outcome["entry"], outcome["epoch"]) == ("intent", base, "outcome", base)
     assert intent["decision"] == outcome["decision"] == MEMORY.decisions + DECISIONS
     assert [a["verb"] for a in intent["actions"]] == ["resume"]
@@ -234,10 +235,10 @@ def test_generations_of_torn_checkpoints_count_too(tmp_path: Path) -> None:
     _mark(tmp_path, 12, 1, 44, complete=False)
     fresh = MemoryStore()
     backup.restore(fresh, backup.take(_filled(str(tmp_path))), tmp_path / "b")
-    assert views.memory(Mirror(fresh.list(keys.PREFIX)), "run").groups[1].generation == 44 + GENERATIONS
+    assert observe.memory(Mirror(fresh.list(keys.PREFIX)), "run").groups[1].generation == 44 + GENERATIONS
 
 
-# --- what is in the way ---
+# --- obstacles to a restore ---
 
 
 def test_a_leader_and_a_state_that_is_there_are_in_the_way(tmp_path: Path) -> None:
@@ -363,7 +364,7 @@ def test_what_an_agents_checks_say_in_the_new_etcd_is_newer(node: str, tmp_path:
 
 
 def test_the_systems_name_comes_back_and_alone_is_no_state(tmp_path: Path) -> None:
-    """Its jobs are known by it at a scheduler; and a supervisor that was started once in the new etcd has made another."""
+    """A scheduler knows its jobs by it; and a supervisor that was started once in the new etcd has made another."""
     old = _filled()
     old.put(keys.SYSTEM, b"abc")
     made = backup.take(old)
@@ -373,7 +374,7 @@ def test_the_systems_name_comes_back_and_alone_is_no_state(tmp_path: Path) -> No
     item = fresh.get(keys.SYSTEM)
     assert item is not None
     assert item.value == b"abc"
-    # one of before there were names changes none
+    # one from before there were names changes none
     bare = MemoryStore()
     bare.put(keys.SYSTEM, b"other")
     backup.restore(bare, backup.take(_filled()), tmp_path / "file")

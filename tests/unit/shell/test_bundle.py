@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
-from supervisor.shell import bundle
+from supervisor.shell.inspect import bundle
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from tests.unit.shell.records import mirror_of, run_values
@@ -30,7 +30,7 @@ def test_what_a_key_names_as_secret_is_left_out(key: str) -> None:
 
 
 def test_lines_of_shell_of_the_run_file_are_left_out_wholly() -> None:
-    """Whatever their variables are called."""
+    """Their variables may have any names."""
     how = SlurmSpec(
         partition="gpu",
         setup=f"module load python\nexport X={CANARY}",

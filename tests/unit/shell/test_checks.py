@@ -1,4 +1,4 @@
-"""What nodes say of their checks, as the supervisor reads it."""
+"""Nodes' reports of their checks, as the supervisor reads them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from supervisor.core.model import Kind, Suspicion
 from supervisor.ports.errors import Fatal
 from supervisor.ports.store import Changes, Item
-from supervisor.shell import cordons, hosts, projection, render, status, views
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import cordons, observe, projection
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.inspect import hosts, render, status
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult, from_line, to_line
 from supervisor.wire.records import NodeCheck, decode, encode
@@ -50,7 +51,7 @@ def store(tmp_path: Path) -> MemoryStore:
 
 
 def put(store: MemoryStore, *values: dict[str, bytes]) -> int:
-    """The revision of the last."""
+    """Puts these values; returns the revision of the last."""
     return [store.put(key, value) for found in values for key, value in found.items()][-1]
 
 
@@ -91,10 +92,10 @@ def test_a_person_frees_it_and_it_is_shown_until_then(store: MemoryStore) -> Non
 
 def test_a_node_that_is_being_checked_is_one_only_while_its_agent_lives(store: MemoryStore) -> None:
     put(store, check("n1", "pending", host="n1"))
-    observed = views.observed(mirror(store), "run", MEMORY, 1.0, 1.0)
+    observed = observe.observed(mirror(store), "run", MEMORY, 1.0, 1.0)
     assert not observed.nodes["n1"].checking
     put(store, registration("n1", allocation="run-a1"))
-    assert views.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"].checking
+    assert observe.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"].checking
     assert "being checked (before its first rank)" in text(render.nodes(status.node_status(mirror(store))))
 
 
@@ -157,10 +158,10 @@ def test_what_could_not_be_done_is_its_nodes_alone_and_a_person_may_say_that_it_
     words = "its checks could not run on node n9 (before its first rank): device: no answer within 120 s"
     assert "h9" not in cordons.seen_by(mirror(store), "run")
     assert f"given no group: {words}" in text(render.nodes(status.node_status(mirror(store))))
-    view = views.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
+    view = observe.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
     assert (view.failed, view.unsure) == (WHY.replace("n9", "n1"), "")
     put(store, {keys.check("n1"): unsure()[keys.check("n9")]})
-    view = views.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
+    view = observe.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
     assert (view.failed, view.unsure, view.checking) == ("", words, False)
     assert f"(it was: {words})" in hosts.uncordon(store, mirror(store), "n9")
     with pytest.raises(Fatal, match="is not cordoned"):
@@ -170,11 +171,11 @@ def test_what_could_not_be_done_is_its_nodes_alone_and_a_person_may_say_that_it_
 def test_what_is_repeated_stands_until_it_ends(store: MemoryStore) -> None:
     repeated = NodeCheck(node="n1", host="n1", state="pending", why="repeated", results=(FINE, FULL))
     put(store, registration("n1", allocation="run-a1"), {keys.check("n1"): encode(repeated)})
-    view = views.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
+    view = observe.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
     assert (bool(view.failed), view.checking) == (True, False)
     assert barred(store) == ["n1"]
     put(store, {keys.check("n1"): unsure("pending")[keys.check("n9")]})
-    view = views.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
+    view = observe.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
     assert (view.failed, bool(view.unsure), view.checking) == ("", True, True)
     assert barred(store) == []
 

@@ -1,4 +1,4 @@
-"""What a person may still ask of a run, by how far it is."""
+"""The requests that a person may still make of a run, by its phase."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from supervisor.core.model import Lighthouse
 from supervisor.ports.errors import Fatal
-from supervisor.shell import client
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import Control, LeaderRecord, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore

@@ -1,4 +1,4 @@
-"""What a person may get wrong before any etcd is asked: a sentence and exit code 2."""
+"""A person's mistakes that need no etcd: a sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from supervisor import cli
 from supervisor.cli import common, look, policy, runs, system
 from supervisor.cli import hosts as hosts_commands
 from supervisor.ports.errors import Retryable
-from supervisor.shell import client, hosts
-from supervisor.shell.home import system_folder
-from supervisor.shell.up_lock import alone
-from supervisor.shell.up_parts import Up
+from supervisor.shell.dev.home import system_folder
+from supervisor.shell.dev.up_lock import alone
+from supervisor.shell.dev.up_parts import Up
+from supervisor.shell.inspect import client, hosts
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
@@ -32,7 +32,7 @@ AGENT = ("-m", "agents.cli", "run", "--node", "n1", "--home", "home")
 
 
 def refused(folder: Path, *arguments: str, **environment: str) -> str:
-    """What a command says that has to end with 2."""
+    """The error output of a command that must end with 2."""
     result = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60, cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **environment},
@@ -108,7 +108,7 @@ def test_init_auth_with_an_insecure_file(tmp_path: Path, etcd: str) -> None:
 
 
 NO_TEXT = b"caf\xe9".decode(errors="surrogateescape")
-"""As Python gives what was typed in another encoding."""
+"""Text typed in another encoding, as Python gives it."""
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_every_option_that_says_why_takes_utf_8_alone() -> None:
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], MemoryStore]:
-    """Has the commands find a run in a phase."""
+    """Makes the commands find a run in a phase."""
 
     def made(phase: Any) -> MemoryStore:
         store = MemoryStore()
@@ -173,7 +173,7 @@ CHANGES = [
 
 @pytest.fixture
 def several(at: Callable[[Any], MemoryStore]) -> MemoryStore:
-    """A second run that goes on beside the one of `at`, one that is over, the newest, and one that is halted."""
+    """Adds a second run that goes on beside the one of `at`, one that is over, the newest, and one that is halted."""
     store = at("running")
     for n, (name, phase) in enumerate({"other": "running", "held": "halted", "over": "finished"}.items()):
         record = RunRecord(spec=replace(SPEC, name=name), run_dir="/r", launched_unix_s=100.0 + n)
@@ -229,7 +229,7 @@ def test_they_are_down_is_handed_on(at: Callable[[Any], MemoryStore]) -> None:
 def test_every_command_has_an_example_that_begins_with_it() -> None:
     registered = [c for m in (hosts_commands, look, runs, system) for c in m.commands.registered_commands if c.callback]
     names = {c.name or c.callback.__name__.replace("_", "-"): c.epilog for c in registered if c.callback}
-    assert {*names, "policy"} == {name for _, name, _, _ in cli.COMMANDS}
+    assert {*names, "policy", "ledger"} == {name for _, name, _, _ in cli.COMMANDS}
     wrong = {n: epilog for n, epilog in names.items() if not (epilog or "").startswith(f"Example: supervisor {n}")}
     assert not wrong
 
@@ -278,7 +278,7 @@ def test_what_is_wrong_about_a_cordon(
 def test_where_nobody_said_which_etcd_the_default_is_told_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Sequence[str]
 ) -> None:
-    """As after the end of `supervisor up`: its user has never had an etcd there."""
+    """`supervisor up` has ended, for example: its user has never had an etcd there."""
 
     def connect(*_: object, **__: object) -> MemoryStore:
         raise Retryable("no etcd answers at 127.0.0.1", 1.0)

@@ -1,4 +1,4 @@
-"""Cordons as they are in etcd: who writes them, what a run sees of them, and what a person is told."""
+"""Cordons in etcd: their writers, a run's view of them, and the messages to a person."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import pytest
 
 from supervisor.core.model import AllocationMemory, CordonView, Grant, GroupMemory, Kind, Suspicion
 from supervisor.ports.errors import Fatal
-from supervisor.shell import auth, backup, cordons, hosts, projection, render, status, views
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import cordons, observe, projection
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.etcd import auth, backup
+from supervisor.shell.inspect import hosts, render, status
 from supervisor.wire import keys
 from supervisor.wire.records import Cordon, GateGroup, GateObserved, GatePresence, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import STARTS
 from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
 from tests.unit.shell.test_loop import _loop
 from tests.unit.shell.test_status import text
@@ -33,7 +36,7 @@ def seen(*values: dict[str, bytes], run: str = "run") -> dict[str, CordonView]:
     return cordons.seen_by(mirror_of({k: v for found in values for k, v in found.items()}), run)
 
 
-# --- what a run sees ---
+# --- a run's view ---
 
 
 def test_a_persons_word_bars_a_host_for_every_run_and_a_drain_has_it_left() -> None:
@@ -78,7 +81,7 @@ def test_a_key_that_is_none_of_ours_bars_nothing() -> None:
 
 def test_it_is_a_part_of_what_is_observed() -> None:
     mirror = mirror_of({**run_values(), **person()})
-    assert views.observed(mirror, "run", MEMORY, 1.0, 1.0).cordons == cordons.seen_by(mirror, "run")
+    assert observe.observed(mirror, "run", MEMORY, 1.0, 1.0).cordons == cordons.seen_by(mirror, "run")
 
 
 # --- the leader ---
@@ -86,12 +89,13 @@ def test_it_is_a_part_of_what_is_observed() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> MemoryStore:
-    """A run of two groups, of which the one on n9 is gone with its node."""
+    """The store of a run of two groups, of which the one on n9 is gone with its node."""
     store = MemoryStore()
     store.put(keys.spec("run"), encode(RunRecord(spec=SPEC, run_dir=str(tmp_path), launched_unix_s=0.0)))
     groups = {g: GroupMemory(group=g, generation=1, node=f"n{9 * g or 1}", phase="running") for g in (0, 1)}
     allocations = {
-        key: AllocationMemory(key=key, state="wanted", since=1.0, reason="r") for key in ("run-a1", "run-a2", "run-a3")
+        key: AllocationMemory(key=key, state="wanted", since=1.0, reason=STARTS)
+        for key in ("run-a1", "run-a2", "run-a3")
     }
     memory = replace(
         MEMORY, groups=groups, allocations=allocations, incidents={}, incidents_seen=0, cordons={}, spent={},
@@ -129,7 +133,7 @@ def _cordons(store: MemoryStore) -> list[str]:
 def test_the_leader_writes_what_it_holds_against_a_host_with_its_memory_and_lets_go_when_that_is_gone(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the real `decide`: cordoned, freed by a person, and used again."""
+    """The real `decide` is used: the host is cordoned, freed by a person, and used again."""
     clock = Clock()
     loop = _loop(store)
     loop._monotonic = clock
@@ -142,21 +146,21 @@ def test_the_leader_writes_what_it_holds_against_a_host_with_its_memory_and_lets
     assert _cordons(store) == [key]
     (together,) = [puts for puts in store.commits if key in puts]
     assert keys.memory("run", "run") in together, "one transaction"
-    memory = views.memory(Mirror(store.list(keys.PREFIX)), "run")
+    memory = observe.memory(Mirror(store.list(keys.PREFIX)), "run")
     assert list(memory.cordons) == ["n9"]
     loop.step()
     assert sum(key in puts for puts in store.commits) == 1, "written once"
     hosts.uncordon(store, Mirror(store.list(keys.PREFIX)), "n9")
     loop.step()
     assert _cordons(store) == [], "nor again"
-    assert views.memory(Mirror(store.list(keys.PREFIX)), "run").cordons == {}
+    assert observe.memory(Mirror(store.list(keys.PREFIX)), "run").cordons == {}
 
 
 # --- a person ---
 
 
 def filled(**values: bytes) -> MemoryStore:
-    """n2 is alive on host big, with group 0 of `run`; n1 is only remembered; `host` carries the lighthouse."""
+    """A store with n2 alive on host big, with group 0 of `run`; n1 only remembered; the lighthouse on `host`."""
     store = MemoryStore()
     memory = replace(MEMORY, groups={0: GroupMemory(group=0, generation=1, node="n2", host="big", phase="running")})
     known = {**registration("n2", host="big"), **registration("host", role="service"), keys.health("n1"): b"{}"}
@@ -279,7 +283,7 @@ def test_an_unreadable_one_is_not_written_over_and_can_be_freed() -> None:
     assert "host big is cordoned" in say(store, "big")
 
 
-# --- what is shown ---
+# --- display ---
 
 
 def test_status_and_nodes_say_why_and_by_whom() -> None:
@@ -310,7 +314,7 @@ def test_what_an_ended_run_holds_against_a_host_is_not_shown() -> None:
     assert "run that has ended" in hosts.uncordon(MemoryStore(), mirror, "n9")
 
 
-# --- kept, and by whom written ---
+# --- kept, and the writers ---
 
 
 def test_a_backup_holds_them_and_a_restore_brings_them_back() -> None:

@@ -1,4 +1,4 @@
-"""What the doctor makes of what it sees; the seeing is tested against a live system."""
+"""The doctor's conclusions from given observations; a live system tests the observations."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.model import GroupMemory, Lighthouse, Memory
 from supervisor.core.spec import PolicySpec, RunSpec
 from supervisor.ports.store import Item, Snapshot
-from supervisor.shell import doctor
-from supervisor.shell.doctor import environment, machine, ports, store, system, timeouts, trust
-from supervisor.shell.doctor.finding import Finding
-from supervisor.shell.home import system_folder
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.store import StoreStatus
-from supervisor.shell.store.convert import range_of
-from supervisor.shell.up_lock import POOL_LOCK
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.dev.home import system_folder
+from supervisor.shell.dev.up_lock import POOL_LOCK
+from supervisor.shell.etcd import StoreStatus
+from supervisor.shell.etcd.convert import range_of
+from supervisor.shell.inspect import doctor
+from supervisor.shell.inspect.doctor import environment, machine, ports, store, system, timeouts, trust
+from supervisor.shell.inspect.doctor.finding import Finding
 from supervisor.wire import keys
 from supervisor.wire.records import (
     GateGroup,
@@ -381,7 +381,7 @@ def test_where_up_runs_its_own_environment_counts(tmp_path: Path, monkeypatch: p
         fcntl.flock(held, fcntl.LOCK_EX)
         held.write(str(up.pid))
         held.flush()
-        # until it is executed, the new process shows none
+        # until its exec, the new process shows none
         (finding,) = eventually(lambda: list(environment.examine(tmp_path)), 10, "its environment is there")
         up.kill()
     assert "the environment of `supervisor up`: WORLD_SIZE" in finding.what

@@ -1,4 +1,4 @@
-"""What the doctor makes of Slurm's commands, with commands of our own in their place; a real Slurm is in
+"""The doctor's conclusions from Slurm's commands, with stand-ins for them; a real Slurm is in
 tests/integration/test_doctor_slurm.py."""
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.settings import Settings
-from agents.shim import AGENT_LAST_WORDS_S
-from supervisor.shell.doctor import addresses, folders, slurm
-from supervisor.shell.doctor.finding import Finding
+from agents.shim.main import AGENT_LAST_WORDS_S
+from agents.shim.settings import Settings
+from supervisor.shell.inspect.doctor import addresses, folders, slurm
+from supervisor.shell.inspect.doctor.finding import Finding
 
 WANTED = {"SLURM_CONF": "/x"}
 JOB = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}

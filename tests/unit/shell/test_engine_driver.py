@@ -1,4 +1,4 @@
-"""The engine driver against a store in memory and an engine that remembers what it was asked."""
+"""The engine driver against a store in memory and an engine that remembers its requests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import pytest
 from supervisor.core.model import AllocationMemory, Grant
 from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
-from supervisor.shell import engine_driver
-from supervisor.shell.engine_driver import BACKOFF_MAX_S, FATAL_PAUSE_S, EngineDriver
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import engine_driver
+from supervisor.shell.control.engine_driver import BACKOFF_MAX_S, FATAL_PAUSE_S, EngineDriver
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import RecordError, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import STARTS, text
 from tests.helpers.waiting import eventually
 from tests.unit.shell.records import SPEC, Term
 
@@ -81,7 +82,7 @@ class Engine:
 def store_with(told: Grant | None, state: Literal["wanted", "released"] = "wanted") -> MemoryStore:
     store = MemoryStore()
     store.put(keys.spec("run"), encode(RunRecord(spec=SPEC, run_dir="/runs/run", launched_unix_s=0.0)))
-    allocation = AllocationMemory(key=KEY, state=state, since=1.0, reason="the run starts")
+    allocation = AllocationMemory(key=KEY, state=state, since=1.0, reason=STARTS)
     store.put(keys.allocation("run", KEY), encode(allocation))
     if told is not None:
         store.put(keys.grant("run", KEY), encode(told))
@@ -89,7 +90,7 @@ def store_with(told: Grant | None, state: Literal["wanted", "released"] = "wante
 
 
 def drive(store: MemoryStore, engine: Engine, turns: int = 3) -> Grant | None:
-    """What etcd holds of the allocation after some turns of a new leader."""
+    """The grant in etcd after some turns of a new leader."""
     term = Term(store)
     driver = EngineDriver(store, engine)
     for _ in range(turns):
@@ -136,7 +137,7 @@ def test_an_engine_that_says_what_it_said_is_asked_once_a_turn_until_something_c
     del engine.has[KEY]
     assert (turn(), told().state) == (2, "gone")
     assert turn() == 2, "what the engine does not know is looked at each time"
-    other = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="the run starts")
+    other = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason=STARTS)
     store.put(keys.allocation("run", "run-a2"), encode(other))
     turn()
     assert engine.acquired == [KEY, "run-a2"]
@@ -146,7 +147,7 @@ def test_an_engine_that_says_what_it_said_is_asked_once_a_turn_until_something_c
 def test_a_grant_that_cannot_be_read_is_not_asked_for_again_and_stops_no_other(torn: bytes) -> None:
     store, engine = store_with(None), Engine()
     store.put(keys.grant("run", KEY), torn)
-    other = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="the run starts")
+    other = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason=STARTS)
     store.put(keys.allocation("run", "run-a2"), encode(other))
     assert drive(store, engine) is None
     assert engine.acquired == ["run-a2"]
@@ -163,7 +164,7 @@ def test_its_word_takes_as_long_as_the_engine_is_asked_slowly() -> None:
 
 
 def test_a_list_counts_once_all_that_it_says_has_reached_the_loop() -> None:
-    """What it took away must not look as if it still had it: a node that is gone with its allocation did not fail."""
+    """An allocation that the engine took away must not look granted: a node gone with its allocation did not fail."""
     store, engine, clock = store_with(OURS), Engine([OURS]), [1.0]
     term, driver = Term(store), EngineDriver(store, engine, lambda: clock[0])
 
@@ -243,7 +244,7 @@ def test_a_leader_of_before_writes_nothing() -> None:
 
 
 def driver_of(store: MemoryStore, engine: Engine) -> EngineDriver:
-    """With the leader's newest view."""
+    """A driver with the leader's newest view."""
     driver = EngineDriver(store, engine)
     driver.offer(Mirror(store.list(keys.PREFIX)), Term(store))  # type: ignore[arg-type]
     return driver
@@ -275,8 +276,8 @@ def test_another_engines_runs_are_not_touched_and_the_engine_is_not_asked(told: 
 
 
 def want_another(store: MemoryStore, driver: EngineDriver) -> None:
-    """`run-a2`."""
-    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
+    """Adds a wish for `run-a2`."""
+    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason=text("a node is lost"))
     store.put(keys.allocation("run", "run-a2"), encode(wanted))
     driver.offer(Mirror(store.list(keys.PREFIX)), driver._wanted.term)  # type: ignore[union-attr]
 
@@ -304,7 +305,7 @@ def test_one_that_is_still_there_after_its_release_is_released_again() -> None:
 
 
 def abouts(caplog: pytest.LogCaptureFixture) -> list[object]:
-    """What the log's lines are about, as fields of JSON lines."""
+    """Subjects of the log's lines, as fields of JSON lines."""
     return [getattr(r, "about", None) for r in caplog.records]
 
 
@@ -342,7 +343,7 @@ def test_an_engine_that_was_busy_for_a_while_is_asked_again() -> None:
 
 
 def test_what_was_taken_on_all_the_same_is_no_refusal() -> None:
-    """Refused for good, it is seen in the list: somebody pays for it."""
+    """The list shows an allocation that was refused for good: it must be accepted, for it costs someone."""
     engine, store = Engine(), store_with(None)
     engine.fails = [RequestRefused("too busy") for _ in range(3)]
     driver = driver_of(store, engine)
@@ -423,7 +424,7 @@ def test_one_that_was_granted_and_waits_again_is_gone_and_given_back() -> None:
 
 def test_in_the_place_of_a_suspect_one_is_a_replace() -> None:
     engine, store = Engine(), store_with(None)
-    suspect = AllocationMemory(key=KEY, state="wanted", since=1.0, reason="n1 lost its disk", instead_of="run-a0")
+    suspect = AllocationMemory(key=KEY, state="wanted", since=1.0, reason=text("n1 lost its disk"), instead_of="run-a0")
     store.put(keys.allocation("run", KEY), encode(suspect))
     assert drive(store, engine) == OURS
     assert (engine.replaced, engine.acquired) == ([("run-a0", KEY, "n1 lost its disk")], [])
@@ -432,7 +433,7 @@ def test_in_the_place_of_a_suspect_one_is_a_replace() -> None:
 def test_one_that_is_not_taken_back_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
     engine, store = Engine(has=[OURS]), store_with(OURS, "released")
     engine.holds = {KEY}
-    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
+    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason=text("a node is lost"))
     store.put(keys.allocation("run", "run-a2"), encode(wanted))
     assert drive(store, engine) == OURS
     assert engine.acquired == ["run-a2"]
@@ -484,7 +485,7 @@ def test_an_engine_that_calls_is_looked_at_at_once() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_driver_that_keeps_what_was_settled_does_what_one_does_that_compares_all_each_turn(seed: int) -> None:
-    """One of two that go through the same is made to forget before every turn."""
+    """One of two drivers that go through the same is made to forget before every turn."""
     chance, clock = Random(seed), [0.0]
     stores = [store_with(OURS if seed % 2 else None) for _ in range(2)]
     engines = [Engine([OURS] if seed % 3 else []) for _ in range(2)]
@@ -519,7 +520,7 @@ def test_a_driver_that_keeps_what_was_settled_does_what_one_does_that_compares_a
             engine_id=chance.choice(["", "ours:1", "theirs:1"]),
             reason=chance.choice(["", "because"]),
         )
-        wanted = AllocationMemory(key=key, state=chance.choice(["wanted", "released"]), since=1.0, reason="r")
+        wanted = AllocationMemory(key=key, state=chance.choice(["wanted", "released"]), since=1.0, reason=STARTS)
         for store, engine in zip(stores, engines, strict=True):
             match step:
                 case 0:

@@ -1,4 +1,4 @@
-"""Whoever starts a process of ours gives it the environment that was decided."""
+"""Every start of a process of ours uses the environment that was decided."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Fatal
-from supervisor.shell import client, etcd_server, parts
+from supervisor.shell.dev import etcd_server, parts
 from supervisor.shell.engines.local import Pool, PoolNode, environment
+from supervisor.shell.inspect import client
 from supervisor.wire import programs
 from tests.helpers import site
 from tests.helpers.waiting import eventually

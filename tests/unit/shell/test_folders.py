@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 from supervisor.core.model import DiskView, GroupMemory
-from supervisor.shell import folders
-from supervisor.shell.folders import ANSWERS_WITHIN_S, Folders
+from supervisor.shell.control import checkpoint_folders
+from supervisor.shell.control.checkpoint_folders import ANSWERS_WITHIN_S, Folders
 from supervisor.wire import checkpoints
 from supervisor.wire.records import CheckpointMark, encode
 from tests.helpers.waiting import eventually
@@ -29,7 +29,7 @@ def test_what_is_there_is_told_apart(tmp_path: Path) -> None:
     shutil.copytree(save(tmp_path, 50), tmp_path / "checkpoints" / "step-900.g0.gen1")
     (tmp_path / "checkpoints" / "from-elsewhere").mkdir()
     (tmp_path / "checkpoints" / ".nfs0001").touch()
-    found = folders.read(str(tmp_path))
+    found = checkpoint_folders.read(str(tmp_path))
     assert [(mark.step, mark.generation) for mark in found.complete] == [(200, 2), (100, 1), (50, 1)]
     assert found.others == (
         "from-elsewhere (foreign: its name is not that of a checkpoint)",
@@ -40,7 +40,7 @@ def test_what_is_there_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_said_not_to_be_seen(tmp_path: Path) -> None:
-    found = folders.read(str(tmp_path))
+    found = checkpoint_folders.read(str(tmp_path))
     assert f"{tmp_path}/checkpoints cannot be listed on " in found.unseen
     assert "No such file or directory" in found.unseen
 
@@ -49,9 +49,9 @@ def test_many_are_not_all_told(tmp_path: Path) -> None:
     for number in range(20):
         save(tmp_path, number + 1)
         (tmp_path / "checkpoints" / f"x{number:02}").mkdir()
-    found = folders.read(str(tmp_path))
+    found = checkpoint_folders.read(str(tmp_path))
     assert [mark.step for mark in found.complete] == list(range(20, 12, -1))
-    assert len(found.others) == folders.SHOWN + 1
+    assert len(found.others) == checkpoint_folders.SHOWN + 1
     assert found.others[-1] == "12 more"
 
 

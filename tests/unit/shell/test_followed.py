@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell import followed
-from supervisor.shell.followed import Followed, begun
+from supervisor.shell.inspect import log_follower
+from supervisor.shell.inspect.log_follower import Followed, begun
 from supervisor.wire import rotated
 
 
@@ -65,8 +65,8 @@ def test_a_log_that_is_cut_off_and_has_no_number_yet_is_read_from_its_copy(log: 
 def test_a_line_without_end_is_shown_in_pieces_and_no_look_reads_all(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed, "PIECE_BYTES", 10)
-    monkeypatch.setattr(followed, "READ_BYTES", 40)
+    monkeypatch.setattr(log_follower, "PIECE_BYTES", 10)
+    monkeypatch.setattr(log_follower, "READ_BYTES", 40)
     write(log, "é" * 100)  # two bytes each
     file, looks = Followed(log), []
     while not looks or file.behind:
@@ -94,7 +94,7 @@ def test_the_end_of_a_log_that_was_just_rotated_is_in_its_newest_part(log: Path)
 
 
 def test_the_end_of_a_line_without_an_end_is_there(log: Path) -> None:
-    """Of a bar of progress, and of a line that is longer than what is read."""
+    """The line may be a progress bar, or longer than the part that is read."""
     write(log, "".join(f"\r{n}/40000 it/s" for n in range(40_000)))
     assert list(begun(log, 256 * 1024).pieces())[-1] == "39998/40000 it/s"
     write(log, "\n" + "x" * 900_000)

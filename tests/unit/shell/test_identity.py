@@ -1,4 +1,4 @@
-"""The system's name at a scheduler: made once, whoever comes first."""
+"""The system's name at a scheduler: made once, by the first process that needs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.ports.errors import Fatal
 from supervisor.ports.store import Item
-from supervisor.shell.identity import LENGTH, system_id
+from supervisor.shell.control.system_id import LENGTH, system_id
 from supervisor.wire import keys
 from supervisor.wire.records import System, encode
 from tests.helpers.memory_store import MemoryStore
@@ -27,7 +27,7 @@ def test_it_is_made_once_and_stays() -> None:
 
 def test_the_loser_reads_the_winners() -> None:
     class Late(MemoryStore):
-        """Somebody else writes between the look and the write."""
+        """A store in which another process writes between the look and the write."""
 
         def get(self, key: str) -> Item | None:
             found = super().get(key)

@@ -1,4 +1,4 @@
-"""What `decide` was given is kept within a bound, found again, and read back as it was."""
+"""Inputs of `decide` are kept within a bound, found again, and read back as they were."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from supervisor.core.decide import decide
 from supervisor.core.model import GpuFact, Observed, SpikeView, StuckView
 from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
-from supervisor.shell import inputs
-from supervisor.shell.inputs import Inputs, Kept, LostInput, find, take
-from supervisor.shell.program import program
+from supervisor.shell.control import decision_inputs
+from supervisor.shell.control.build_info import program
+from supervisor.shell.control.decision_inputs import Inputs, Kept, LostInput, find, take
 from tests.unit.core.world import World
 from tests.unit.shell.records import MEMORY
 
@@ -55,7 +55,7 @@ def test_so_is_all_that_a_node_may_say(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_utf_8_is_kept_too(tmp_path: Path) -> None:
-    """As of a file, or what a person typed: whoever leads next would meet it again."""
+    """A file's name or a person's text may be like that, and the next leader would meet it again."""
     odd = "/data/caf\udce9"
     world = World(groups=2).bring_up()
     name = world.group(0).node
@@ -72,7 +72,7 @@ def test_a_name_that_is_no_utf_8_is_kept_too(tmp_path: Path) -> None:
 @given(st.floats(0, 1e9), st.floats(0, 1e9), st.integers(0, 2**40))
 def test_no_number_is_rounded(now: float, stable: float, revision: int) -> None:
     observed = Observed(revision=revision, now=now, store_stable_s=stable)
-    given_ = inputs._adapter().validate_json(take(observed, SPEC, MEMORY).body)
+    given_ = decision_inputs._adapter().validate_json(take(observed, SPEC, MEMORY).body)
     assert given_.observed == observed
 
 
@@ -85,26 +85,26 @@ def test_what_may_be_a_secret_is_not_kept() -> None:
     spec = RunSpec(name="run", titan=titan, allocation=AllocationSpec(engine="slurm", slurm=slurm))
     taken = take(OBSERVED, spec, MEMORY)
     assert canary.encode() not in taken.body
-    lean = inputs._adapter().validate_json(taken.body).spec
+    lean = decision_inputs._adapter().validate_json(taken.body).spec
     assert (lean.titan.steps, lean.allocation.slurm.warn_s, lean.policy) == (77, 99, spec.policy)
     assert lean.titan.checkpoint_interval_steps == 7, "it is decided by"
 
 
 def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never more than two files, of the bound and one input each; the newest are always there."""
+    """There are never more than two files, of the bound and one input each; the newest are always there."""
     taken = [take(replace(OBSERVED, revision=n), SPEC, MEMORY) for n in range(40)]
     one = Inputs(tmp_path / "one")
     (tmp_path / "one").mkdir()
     one.keep(taken[0])
-    size = (tmp_path / "one" / inputs.NAMES[0]).stat().st_size
-    monkeypatch.setattr(inputs, "BYTES", 5 * size)
+    size = (tmp_path / "one" / decision_inputs.NAMES[0]).stat().st_size
+    monkeypatch.setattr(decision_inputs, "BYTES", 5 * size)
     keeper = Inputs(tmp_path)
     for each in taken:
         keeper.keep(each)
         found = find(tmp_path, {t.digest for t in taken})
         assert each.digest in found
-        assert all((tmp_path / n).stat().st_size <= 7 * size for n in inputs.NAMES if (tmp_path / n).exists())
-    assert {p.name for p in tmp_path.iterdir() if p.is_file()} <= set(inputs.NAMES)
+        assert all((tmp_path / n).stat().st_size <= 7 * size for n in decision_inputs.NAMES if (tmp_path / n).exists())
+    assert {p.name for p in tmp_path.iterdir() if p.is_file()} <= set(decision_inputs.NAMES)
     assert taken[0].digest not in found
     assert 5 <= len(found) <= 12
     assert {t.digest for t in taken[-5:]} <= found.keys()
@@ -113,7 +113,7 @@ def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
     first, second, third = (take(replace(OBSERVED, revision=n), SPEC, MEMORY) for n in (1, 2, 3))
     Inputs(tmp_path).keep(first)
-    path = tmp_path / inputs.NAMES[0]
+    path = tmp_path / decision_inputs.NAMES[0]
     Inputs(tmp_path).keep(second)
     path.write_bytes(path.read_bytes()[:-40])
     Inputs(tmp_path).keep(third)
@@ -134,8 +134,8 @@ def test_one_that_another_version_wrote_and_this_one_cannot_read(tmp_path: Path)
     body = json.loads(take(OBSERVED, SPEC, MEMORY).body)
     del body["observed"]["now"]
     text = json.dumps(body).encode()
-    digest = inputs.hashlib.sha256(text).hexdigest()[:16]
-    Inputs(tmp_path).keep(inputs.Given(text, digest))
+    digest = decision_inputs.hashlib.sha256(text).hexdigest()[:16]
+    Inputs(tmp_path).keep(decision_inputs.Given(text, digest))
     found = find(tmp_path, {digest})[digest]
     assert isinstance(found, LostInput)
     assert "cannot read its observed.now" in str(found)
@@ -146,8 +146,8 @@ def test_a_field_that_came_later_has_its_default(tmp_path: Path) -> None:
     body = json.loads(take(OBSERVED, SPEC, MEMORY).body)
     del body["observed"]["engine_word_s"], body["memory"]["silent"]
     text = json.dumps(body).encode()
-    digest = inputs.hashlib.sha256(text).hexdigest()[:16]
-    Inputs(tmp_path).keep(inputs.Given(text, digest))
+    digest = decision_inputs.hashlib.sha256(text).hexdigest()[:16]
+    Inputs(tmp_path).keep(decision_inputs.Given(text, digest))
     assert kept(tmp_path, digest).given.memory == replace(MEMORY, silent=())
 
 

@@ -1,4 +1,4 @@
-"""All ranks' logs as one, with what happened to them in its place."""
+"""All ranks' logs as one, with the events of the ranks in their places."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from supervisor import cli
 from supervisor.cli import common, look
 from supervisor.core.spec import GroupsSpec, RunSpec
-from supervisor.shell import followed, joined
-from supervisor.shell.joined import Entry, Joined, render
+from supervisor.shell.inspect import log_follower
+from supervisor.shell.inspect import merged_log as joined
+from supervisor.shell.inspect.merged_log import Entry, Joined, render
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
@@ -163,7 +164,7 @@ def test_a_line_that_is_still_being_written_waits_until_it_is_whole_or_its_proce
 
 
 def test_what_ended_with_its_machine_has_its_last_words_and_its_place(machine: Machine) -> None:
-    """Nobody is left there to tell of the end: another generation of the group begins elsewhere."""
+    """No process is left there to report the end: another generation of the group begins elsewhere."""
     log = machine.joined(group=1)
     log.new()
     machine.log("n1", 1, 2, 0, f"{stamp(T + 15)} last words", end="")
@@ -270,7 +271,7 @@ def test_each_end_has_its_words(machine: Machine, exit_: dict[str, Any], said: s
 def follow(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, *arguments: str, spec: RunSpec = SPEC
 ) -> tuple[int, str, str]:
-    """Its output until it is interrupted, which is after it has looked twice."""
+    """The output of a follower that is interrupted after it has looked twice."""
     looks = iter([lambda: machine.log("n1", 1, 2, 0, f"{stamp(T + 40)} it came later")])
 
     class Event:
@@ -330,7 +331,7 @@ def test_there_is_nothing_to_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_group_or_a_rank_that_the_run_has_not_is_said_to_be_none(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], said: str, more: tuple[str, ...]
 ) -> None:
-    """Its logs are there: those of the groups that it has."""
+    """Logs of the run's other groups exist."""
     spec = RunSpec(name="run", groups=GroupsSpec(count=2, ranks_per_group=1))
     code, out, err = follow(machine, monkeypatch, *more, *asked, spec=spec)
     assert (code, out, err.strip()) == (1, "", said)
@@ -339,7 +340,7 @@ def test_a_group_or_a_rank_that_the_run_has_not_is_said_to_be_none(
 def test_more_than_one_look_reads_comes_before_the_ranks_end(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     log = machine.joined(group=1, rank=0)
     log.new()
-    monkeypatch.setattr(followed, "READ_BYTES", 64)
+    monkeypatch.setattr(log_follower, "READ_BYTES", 64)
     machine.log("n1", 1, 2, 0, *(f"line {n}" for n in range(100)), "[/data/x] it crashes")
     machine.shim("n1", 10.0, "exited", "run.1.2.0", exit_code=1, signal=None, oom=False, told="")
     entries, looks = log.new(), 1

@@ -1,4 +1,4 @@
-"""The journal: a line before and one after each decision, readable whatever tore it."""
+"""The journal: a line before and one after each decision, readable after any torn line."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.model import Action, Decision, Observed
+from supervisor.core.model import Action, Decision, Kind, Observed
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
-from supervisor.shell import journal as journal_module
-from supervisor.shell.inputs import Given
-from supervisor.shell.journal import Journal, read
+from supervisor.shell.control import journal as journal_module
+from supervisor.shell.control.decision_inputs import Given
+from supervisor.shell.control.journal import Journal, read
+from tests.helpers.reasons import held_against, text
 from tests.unit.shell.records import INCIDENT, MEMORY
 
 OBSERVED = Observed(revision=9, now=12.34567, store_stable_s=1.0)
 DECISION = Decision(
     memory=MEMORY,
-    actions=(Action(verb="cordon", key="cordon:n9:i1", reason="incident i1", node="n9", group=0),),
-    waits=("draining",),
+    actions=(Action(verb="cordon", key="cordon:n9:i1", reason=held_against("i1", Kind.CRASH), node="n9", group=0),),
+    waits=(
+        Reason.of(Code.ABOUT_GROUP, group=1, why=Reason.of(Code.BACKOFF, attempt=2)),
+        Reason.of(Code.DRAINING, step=9),
+    ),
     incidents=(INCIDENT,),
 )
 
@@ -34,16 +39,20 @@ def test_an_intent_says_what_and_why(tmp_path: Path) -> None:
     assert (line["entry"], line["epoch"], line["decision"], line["revision"]) == ("intent", 7, 4, 9)
     assert line["now"] == 12.3457
     assert line["actions"] == [
-        {"verb": "cordon", "key": "cordon:n9:i1", "reason": "incident i1", "node": "n9", "group": 0}
-    ]
-    assert line["waits"] == ["draining"]
+        {
+            "verb": "cordon", "key": "cordon:n9:i1", "reason": "incident i1: crash", "node": "n9", "group": 0,
+            "code": "holds_against",
+        }
+    ]  # fmt: skip
+    assert line["waits"] == ["group 1: backoff before attempt 2", "draining: the groups end after step 9"]
+    assert line["waits_of"] == [{"code": "about_group", "groups": [1]}, {"code": "draining", "groups": []}]
     assert line["changed"] is True
     assert line["incidents"][0]["id"] == "i1"
     assert line["groups"]["1"] == {"generation": 2, "node": "", "phase": "fencing"}
 
 
 def test_what_changes_nothing_says_so(tmp_path: Path) -> None:
-    """It has the number of what was committed before it."""
+    """It has the number of the last committed decision."""
     journal = Journal(tmp_path / "journal.jsonl")
     journal.intent(7, OBSERVED, DECISION, MEMORY)
     (line,) = read(journal.path)
@@ -51,13 +60,13 @@ def test_what_changes_nothing_says_so(tmp_path: Path) -> None:
 
 
 def test_of_the_groups_only_those_that_changed_are_told_again(tmp_path: Path) -> None:
-    """All of them in a leader's first line, and where a person resumes the run: that is why each was started."""
+    """A leader's first line has all of them, and so does a person's resume, which explains why each was started."""
     journal = Journal(tmp_path / "journal.jsonl")
     later = replace(MEMORY, decisions=5, groups={**MEMORY.groups, 1: replace(MEMORY.groups[1], phase="placing")})
     journal.intent(7, OBSERVED, DECISION, MEMORY)
     journal.intent(7, OBSERVED, replace(DECISION, memory=later), MEMORY)
     journal.intent(7, OBSERVED, replace(DECISION, memory=later), later)
-    resume = Action(verb="resume", key="resume:1", reason="a person says so")
+    resume = Action(verb="resume", key="resume:1", reason=text("a person says so"))
     journal.intent(7, OBSERVED, replace(DECISION, memory=later, actions=(resume,)), later)
     Journal(journal.path).intent(8, OBSERVED, replace(DECISION, memory=later), later)
     assert [sorted(line["groups"]) for line in read(journal.path)] == [["0", "1"], ["1"], [], ["0", "1"], ["0", "1"]]
@@ -134,7 +143,7 @@ def test_a_journal_that_cannot_be_written_is_said_once_and_stops_nothing(
 
 
 def test_of_a_line_that_finds_room_for_a_part_nothing_is_left(tmp_path: Path) -> None:
-    """On a full disk: the next line is whole, and a line of its own."""
+    """The disk is full: the next line is whole, and a line of its own."""
     journal = Journal(tmp_path / "journal.jsonl")
     journal.event("one")
     size = (tmp_path / "journal.jsonl").stat().st_size
@@ -164,11 +173,11 @@ def test_an_input_that_cannot_be_written_stops_nothing(
 def test_a_disk_that_stalls_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("supervisor.shell.journal.ANSWERS_WITHIN_S", 0.05)
-    monkeypatch.setattr("supervisor.shell.journal.LINES", 4)
+    monkeypatch.setattr("supervisor.shell.control.journal.ANSWERS_WITHIN_S", 0.05)
+    monkeypatch.setattr("supervisor.shell.control.journal.LINES", 4)
     journal, answers = Journal(tmp_path / "journal.jsonl"), threading.Event()
     journal.event("first")
-    monkeypatch.setattr("supervisor.shell.journal._ends_a_line", lambda file: answers.wait(30))
+    monkeypatch.setattr("supervisor.shell.control.journal._ends_a_line", lambda file: answers.wait(30))
     journal._first = True
     try:
         with caplog.at_level(logging.INFO):
@@ -190,7 +199,7 @@ def test_a_disk_that_stalls_is_not_waited_for(
 
 
 def test_a_slow_disk_takes_the_last_lines_of_a_term(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.shell.journal.ANSWERS_WITHIN_S", 0.01)
+    monkeypatch.setattr("supervisor.shell.control.journal.ANSWERS_WITHIN_S", 0.01)
     journal, answers, before = Journal(tmp_path / "journal.jsonl"), threading.Event(), threading.active_count()
     journal._aside.ask(lambda: answers.wait(30))
     for number in range(3):
@@ -212,9 +221,9 @@ def test_the_end_of_a_term_does_not_wait_for_a_disk_that_stalls(tmp_path: Path) 
 
 
 def test_inputs_that_wait_for_a_disk_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of a thousand groups is a megabyte."""
-    monkeypatch.setattr("supervisor.shell.journal.ANSWERS_WITHIN_S", 0.0)
-    monkeypatch.setattr("supervisor.shell.journal.INPUTS", 3)
+    """One input of a thousand groups is a megabyte."""
+    monkeypatch.setattr("supervisor.shell.control.journal.ANSWERS_WITHIN_S", 0.0)
+    monkeypatch.setattr("supervisor.shell.control.journal.INPUTS", 3)
     journal, answers = Journal(tmp_path / "journal.jsonl"), threading.Event()
     journal._aside.ask(lambda: answers.wait(30))
     try:

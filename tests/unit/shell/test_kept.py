@@ -1,4 +1,4 @@
-"""What is kept from round to round is what would be made anew of all that etcd holds, whoever wrote it and in whatever order it came."""
+"""The state kept between rounds equals one built from all of etcd, for any writers and any order of writes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from supervisor.core.model import AllocationMemory, Checkpoint, Grant, Kind, Memory, Suspicion
 from supervisor.core.spec import PolicySpec
 from supervisor.ports.store import Changes, Expect, Snapshot
-from supervisor.shell import cordons, projection, views
-from supervisor.shell.audit import audit
-from supervisor.shell.engine_driver import EngineDriver
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control import cordons, observe, projection
+from supervisor.shell.control.audit import audit
+from supervisor.shell.control.engine_driver import EngineDriver
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult
 from supervisor.wire.records import (
@@ -35,6 +35,7 @@ from supervisor.wire.records import (
     encode,
 )
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import STARTS, text
 from tests.unit.shell.records import INCIDENT, SPEC, registration, run_values
 
 RUNS = ("run", "other")
@@ -83,7 +84,7 @@ def _of_a_run(run: str) -> Iterable[tuple[str, bytes]]:
         grant = Grant(key=f"{run}-a1", state=state, nodes=("n1", "n9"))
         yield keys.grant(run, grant.key), encode(grant)
     for state in ("released", "wanted"):
-        allocation = AllocationMemory(key=f"{run}-a1", state=state, since=1.0, reason="r")  # type: ignore[arg-type]
+        allocation = AllocationMemory(key=f"{run}-a1", state=state, since=1.0, reason=STARTS)  # type: ignore[arg-type]
         yield keys.allocation(run, allocation.key), encode(allocation)
     for freed in ("", "the checks that it passed"):
         found = Suspicion(host="h1", run=run, incident="i1", kind=Kind.NODE_LOST, at=1.0, freed=freed)
@@ -118,7 +119,7 @@ class Engine:
 
 
 class Supervisor:
-    """What is kept, and a store that others write too."""
+    """The kept state, and a store that others write too."""
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
@@ -135,7 +136,7 @@ class Supervisor:
         self.store.commit(puts, [key for key in deletes if key not in puts])
 
     def launched(self) -> None:
-        """Perhaps again, under a name that is gone."""
+        """Launches a run, perhaps again, under a name that is gone."""
         run = self.chance.choice(RUNS)
         spec = {key: value for key, value in RECORDS if key == keys.spec(run)} if self.chance.random() < 0.5 else {}
         self.store.commit(run_values(name=run) | spec)
@@ -169,12 +170,12 @@ class Supervisor:
         assert told(self.mirror, self.driver) == told(anew, EngineDriver(self.store, Engine()))  # type: ignore[arg-type]
 
     def decided(self) -> None:
-        """As the loop writes what was decided: of a memory only what changed, of what nodes are to run only what differs."""
+        """Writes a decision as the loop does: changed parts of a memory, and those desired records that differ."""
         run = self.chance.choice(RUNS)
-        record = views.runs(self.mirror).get(run)
+        record = observe.runs(self.mirror).get(run)
         try:
-            memory = views.memory(self.mirror, run)
-        except views.Unreadable:
+            memory = observe.memory(self.mirror, run)
+        except observe.Unreadable:
             return
         if record is None:
             return
@@ -190,7 +191,7 @@ class Supervisor:
 
 
 def changed(memory: Memory, chance: Random) -> Memory:
-    """A memory in which one thing is another."""
+    """A memory with one changed value."""
     number, node = chance.randrange(3), chance.choice(NODES)
     about: dict[str, Any] = {"decisions": memory.decisions + 1}
     match chance.randrange(8):
@@ -204,7 +205,7 @@ def changed(memory: Memory, chance: Random) -> Memory:
             )
             about["groups"] = {**memory.groups, group.group: replace(group, **chance.choice(ways))}
         case 2:
-            more = AllocationMemory(key=f"run-a{number}", state="wanted", since=1.0, reason=node)
+            more = AllocationMemory(key=f"run-a{number}", state="wanted", since=1.0, reason=text(node))
             about["allocations"] = {**memory.allocations, more.key: more}
         case 3:
             other: tuple[dict[str, Any], ...] = ({"node": node}, {"address": node}, {"closing": number == 1})
@@ -221,22 +222,22 @@ def changed(memory: Memory, chance: Random) -> Memory:
 
 
 def told(mirror: Mirror, driver: EngineDriver) -> dict[str, Any]:
-    """All that a round asks of a mirror."""
+    """All answers that a round gets from a mirror."""
 
     def seen(run: str) -> Any:
         try:
-            memory = views.memory(mirror, run)
-        except views.Unreadable as error:
+            memory = observe.memory(mirror, run)
+        except observe.Unreadable as error:
             return sorted(str(error).split(": ", 1)[1].split("; "))
-        return memory, list(memory.groups), views.observed(mirror, run, memory, 7.0, 8.0)
+        return memory, list(memory.groups), observe.observed(mirror, run, memory, 7.0, 8.0)
 
     driver.offer(mirror, Term())  # type: ignore[arg-type]
-    runs = views.runs(mirror)
+    runs = observe.runs(mirror)
     return {
         "runs": list(runs.items()),
         "seen": {run: seen(run) for run in runs},
-        "runs on": {run: views.runs_on(mirror, run) for run in RUNS},
-        "nodes": views.node_names(mirror),
+        "runs on": {run: observe.runs_on(mirror, run) for run in RUNS},
+        "nodes": observe.node_names(mirror),
         "hosts": cordons.by_host(mirror),
         "freed": cordons.freed_by_checks(mirror),
         "offered": (driver._wanted.allocations, driver._wanted.grants) if driver._wanted else None,

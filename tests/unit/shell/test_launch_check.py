@@ -1,4 +1,4 @@
-"""What `launch` asks of Slurm before it writes anything, and where it only says that it did not."""
+"""The questions of `launch` to Slurm before it writes anything, and the cases where it reports that it did not ask."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import client
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
 from tests.helpers.memory_store import MemoryStore
@@ -27,7 +27,7 @@ SPEC = RunSpec(name="run", allocation=AllocationSpec(engine="slurm", slurm=Slurm
 
 
 class Engine:
-    """Answers as it is told."""
+    """Gives the answer that the test sets."""
 
     answer: Exception | None = None
     asked: Sequence[Request] = ()
@@ -110,7 +110,7 @@ def test_a_run_that_was_launched_before() -> None:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Result, bool]]:
-    """`launch` of a run file, where a run named `before` was seen to take what is given; and whether it was launched."""
+    """`launch` of a run file, with measurements of a run named `before`. Returns its result, and if it launched."""
 
     def launch(text: str, seen: Measured = NOTHING, *more: str) -> tuple[Result, bool]:
         store = MemoryStore()
@@ -176,7 +176,7 @@ def test_what_is_only_short_is_noted_in_a_line_and_what_fits_is_not_printed(laun
 def test_a_file_with_the_webhooks_url_that_is_not_here_is_said(
     launched: Any, more: Sequence[str], tmp_path: Path
 ) -> None:
-    """And no more: the supervisor, which reads it, may be on another machine."""
+    """Nothing more happens: the supervisor, which reads it, may be on another machine."""
     result, _ = launched(f'[policy]\nwebhook_file = "{tmp_path}/url"\n', NOTHING, *more)
     assert result.exit_code == 0, result.output
     (note,) = [line for line in result.output.splitlines() if "policy." in line]

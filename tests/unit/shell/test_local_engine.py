@@ -27,7 +27,7 @@ from tests.helpers.waiting import eventually
 
 
 class Died(BaseException):
-    """The supervisor was killed here."""
+    """Raised where the supervisor was killed."""
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_it_knows_the_allocations_of_its_own_home_only(tmp_path: Path, home: Pat
 def test_the_same_home_on_another_machine_is_another_engine(
     home: Path, monkeypatch: pytest.MonkeyPatch, spawned: list[list[str]]
 ) -> None:
-    """A shared disk: that machine must neither start these nodes nor take them for ended."""
+    """The disk is shared: that machine must neither start these nodes nor take them for ended."""
     engine = LocalEngine(home)
     engine.acquire(request("a1"))
     before = grants(engine)
@@ -158,7 +158,7 @@ def test_an_exhausted_pool_keeps_it_pending_and_serves_it_later(home: Path, spaw
 
 
 def test_the_pending_are_served_in_the_order_of_their_keys(home: Path, spawned: list[list[str]]) -> None:
-    """And no two of them get one node."""
+    """No two of them get the same node."""
     engine = LocalEngine(home)
     for key in ("a1", "a2", "a3", "a4"):
         engine.acquire(request(key))
@@ -190,7 +190,7 @@ def test_release_of_a_pending_one_starts_nothing(home: Path, spawned: list[list[
 
 
 def test_a_node_that_ends_by_itself_is_a_lost_node_not_a_lost_allocation(home: Path, spawned: list[list[str]]) -> None:
-    """Its lease tells; its name is free again once it is released."""
+    """Its lease shows it; its name is free again once it is released."""
     engine = LocalEngine(home)
     engine.acquire(request("a1"))
     engine.acquire(request("a9"))
@@ -209,7 +209,8 @@ def test_a_node_that_ends_by_itself_is_a_lost_node_not_a_lost_allocation(home: P
 def test_nodes_that_have_all_ended_were_stopped_and_their_allocations_are_gone(
     home: Path, spawned: list[list[str]]
 ) -> None:
-    """As after a power loss: that their processes have ended is proved, so nothing has to be waited for, and no host is to blame."""
+    """After a power loss, for example, their processes are proven to have ended. So there is nothing to wait for, and
+    no host is blamed."""
     engine = LocalEngine(home)
     for key in ("a1", "a2"):
         engine.acquire(request(key))
@@ -257,7 +258,7 @@ def test_nodes_are_withheld_no_longer_than_who_does_so_lives(home: Path, request
     code += "LocalEngine(Path(sys.argv[1])).withhold('taken')"
     subprocess.run([sys.executable, "-c", code, str(home)], check=True)
     assert (home / "local" / local.WITHHELD).exists()
-    request.getfixturevalue("spawned")  # from here on what is started is a `sleep`
+    request.getfixturevalue("spawned")  # from here on each started process is a `sleep`
     engine = LocalEngine(home)
     engine.acquire(Request(key="a1", run="run", slots=1, lease_s=5))
     assert grants(engine)["a1"].state == "granted"

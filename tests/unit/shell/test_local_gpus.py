@@ -1,4 +1,4 @@
-"""Which GPUs of a machine its local nodes are given."""
+"""The GPUs of a machine that its local nodes get."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_gpus_are_counted_by_the_drivers_files(dev: Path) -> None:
     assert gpus.there() == ("0", "1")
     (dev / "nvidia0").unlink()
     assert gpus.there() == ("0",)
-    (dev / "nvidia0").symlink_to("nowhere")  # as one that is not ours: it may not be read
+    (dev / "nvidia0").symlink_to("nowhere")  # like another user's process: it may not be read
     assert gpus.there() == ("0",)
     (dev / "nvidia1").unlink()
     assert gpus.there() == ()
@@ -91,7 +91,7 @@ def test_a_pool_divides_what_was_there_when_it_was_made(
 ) -> None:
     Pool(nodes=nodes(2), etcd="h:1").save(tmp_path)
     (dev / "nvidia1").unlink()
-    monkeypatch.setenv(gpus.SHARED, "1")  # started by one who shares
+    monkeypatch.setenv(gpus.SHARED, "1")  # started by a user who shares
     pool = Pool.load(tmp_path)
     assert pool is not None
     assert given(pool) == [("0", False), ("1", False)]

@@ -1,4 +1,4 @@
-"""Where the output of ranks is looked for, and how it is shown."""
+"""The places of the ranks' output, and how it is shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common
-from supervisor.shell import logs
+from supervisor.shell.inspect import logs
 from supervisor.wire import keys, rotated
 from supervisor.wire.records import RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
@@ -32,7 +32,7 @@ def tail(home: Path, lines: int) -> logs.LogTail:
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    """`supervisor logs`, with what it printed; the log it reads is the argument's."""
+    """Runs `supervisor logs` on the log in the argument; returns its output."""
 
     def run(wrote: bytes, *options: str) -> str:
         log_of(tmp_path).write_bytes(wrote)

@@ -1,4 +1,4 @@
-"""The loop against a store in memory: what it writes, and when it must not."""
+"""The loop against a store in memory: its writes, and when it must not write."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import pytest
 from supervisor.core.decide import decide
 from supervisor.core.lasted import wall_clock
 from supervisor.core.model import Action, AllocationMemory, Decision, Kind, Memory, Observed, Suspicion
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Retryable
 from supervisor.ports.store import MAX_OPERATIONS
-from supervisor.shell import inputs, loop, projection
-from supervisor.shell.engine_driver import EngineDriver
-from supervisor.shell.journal import read
-from supervisor.shell.loop import Loop
-from supervisor.shell.program import program
-from supervisor.shell.telemetry import Telemetry
+from supervisor.shell.control import decision_inputs, loop, projection
+from supervisor.shell.control.build_info import program
+from supervisor.shell.control.engine_driver import EngineDriver
+from supervisor.shell.control.journal import read
+from supervisor.shell.control.loop import Loop
+from supervisor.shell.metrics.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Account,
@@ -39,6 +40,7 @@ from supervisor.wire.records import (
     encode,
 )
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import STARTS, text
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC, Term, registration
 
 
@@ -55,7 +57,7 @@ def store(tmp_path: Path) -> MemoryStore:
 
 
 def launched(tmp_path: Path) -> MemoryStore:
-    """A run that trains, by what the store holds."""
+    """The store of a run that trains."""
     store = MemoryStore()
     store.put(keys.spec("run"), encode(RunRecord(spec=SPEC, run_dir=str(tmp_path), launched_unix_s=0.0)))
     for key, value in projection.memory_records(SPEC, MEMORY, ()).items():
@@ -88,7 +90,7 @@ def test_after_an_upgrade_only_what_changes_is_written_however_much_lacks_a_new_
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def older(key: str) -> bytes:
-        body = json.loads(encode(AllocationMemory(key=key, state="released", since=1.0, reason="the run starts")))
+        body = json.loads(encode(AllocationMemory(key=key, state="released", since=1.0, reason=STARTS)))
         del body["unheard"]
         return json.dumps(body, separators=(",", ":")).encode()
 
@@ -155,8 +157,10 @@ def test_the_core_is_told_how_long_the_engine_takes_for_a_word(
 
 
 def crashed(store: MemoryStore, monkeypatch: pytest.MonkeyPatch, number: int = 5) -> Decision:
-    """The loop's next decision starts a group for an incident."""
-    start = Action(verb="start", key="start:1:3", reason="it ended", group=1, generation=3, node="n1", incident="i1")
+    """Makes the loop's next decision start a group for an incident."""
+    start = Action(
+        verb="start", key="start:1:3", reason=text("it ended"), group=1, generation=3, node="n1", incident="i1"
+    )
     after = replace(MEMORY, decisions=number)
     decision = Decision(memory=after, actions=(start,), incidents=(replace(INCIDENT, state="recovered"),))
     monkeypatch.setattr(loop, "decide", lambda *_: decision)
@@ -174,22 +178,22 @@ def test_what_was_decided_on_is_kept_and_its_digest_is_written_with_the_memory(
     digest = decode(puts[keys.decision("run", 5)], Digest)
     assert (digest.decision, digest.epoch, digest.program) == (5, leader.epoch, program())
     assert (digest.actions, digest.incidents) == (("start:1:3",), ("i1",))
-    kept = inputs.find(tmp_path, {digest.input})[digest.input]
-    assert isinstance(kept, inputs.Kept)
+    kept = decision_inputs.find(tmp_path, {digest.input})[digest.input]
+    assert isinstance(kept, decision_inputs.Kept)
     assert kept.given.memory == replace(MEMORY, incidents={})  # as the store of this test holds it
     intent = next(line for line in read(tmp_path / "journal.jsonl") if line["entry"] == "intent")
     assert (intent["input"], intent["policy"]) == (digest.input, 0)
 
 
-@pytest.mark.parametrize("actions", [(), (Action(verb="checkpoint", key="checkpoint:50", reason="complete"),)])
+@pytest.mark.parametrize("actions", [(), (Action(verb="checkpoint", key="checkpoint:50", reason=text("complete")),)])
 def test_a_round_that_does_nothing_or_what_a_healthy_run_does_keeps_nothing(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actions: tuple[Action, ...]
 ) -> None:
-    decision = Decision(memory=replace(MEMORY, decisions=5), actions=actions, waits=("so",))
+    decision = Decision(memory=replace(MEMORY, decisions=5), actions=actions, waits=(Reason.of(Code.SEAT_NOT_UP),))
     monkeypatch.setattr(loop, "decide", lambda *_: decision)
     _loop(store).step()
     assert store.get(keys.decision("run", 5)) is None
-    assert not (tmp_path / inputs.NAMES[0]).exists()
+    assert not (tmp_path / decision_inputs.NAMES[0]).exists()
     assert "input" not in list(read(tmp_path / "journal.jsonl"))[-2]
 
 
@@ -213,7 +217,7 @@ def test_a_decision_whose_fate_is_not_known_is_kept_too(
     monkeypatch.setattr(store, "commit", away)
     leader.step()
     intent = next(line for line in read(tmp_path / "journal.jsonl") if line["entry"] == "intent")
-    assert isinstance(inputs.find(tmp_path, {intent["input"]})[intent["input"]], inputs.Kept)
+    assert isinstance(decision_inputs.find(tmp_path, {intent["input"]})[intent["input"]], decision_inputs.Kept)
 
 
 def test_that_the_store_was_away_is_journaled_when_it_goes_and_when_it_comes(
@@ -232,7 +236,7 @@ def test_that_the_store_was_away_is_journaled_when_it_goes_and_when_it_comes(
 def test_what_is_held_against_a_host_no_more_is_deleted_with_the_memory_that_says_so(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of that incident alone; and nothing is deleted of which nothing is there."""
+    """Only that incident's record is deleted, and no delete is sent for a record that does not exist."""
     for incident in ("i1", "i2"):
         found = Suspicion(host="h1", run="run", incident=incident, kind=Kind.CRASH, at=1.0)
         for key, value in projection.suspicion_records([found]).items():
@@ -250,7 +254,7 @@ def test_what_is_held_against_a_host_no_more_is_deleted_with_the_memory_that_say
 
 
 def test_where_the_time_went_is_told_over_all_terms(store: MemoryStore) -> None:
-    """Group 0 trains, group 1 waits to be fenced: with each change, else once in ACCOUNT_S."""
+    """Group 0 trains, group 1 waits to be fenced. The account is written with each change, else once in ACCOUNT_S."""
     at = [0.0]
 
     def told() -> float:
@@ -292,7 +296,8 @@ def test_a_term_goes_on_from_the_newest_step_of_the_terms_before(store: MemorySt
 def test_when_each_term_was_is_told_over_all_terms(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that an instant of the run clock, to which a new leader goes back, can be told as the wall clock of then: as the journal's."""
+    """A new leader goes back to an instant of the run clock. With this it can be shown as the wall clock of then, as in
+    the journal."""
     at = [0.0]
     monkeypatch.setattr(time, "time", lambda: 5000.0 + at[0])
 
@@ -327,7 +332,7 @@ def test_when_each_term_was_is_told_over_all_terms(
 def test_the_run_clock_goes_on_from_the_account_whatever_a_leaders_wall_clock(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
-    """The first leader's wall clock is `ahead_s` off those of the nodes, the second one's is not. Nobody led for 26 s."""
+    """The first leader's wall clock is `ahead_s` off the nodes', the second one's is not. No one led for 26 s."""
     at, wall = [0.0], [5000.0 + ahead_s]
     monkeypatch.setattr(time, "time", lambda: wall[0] + at[0])
 
@@ -373,7 +378,7 @@ def test_the_run_clock_goes_on_from_the_account_whatever_a_leaders_wall_clock(
 def test_a_clock_that_is_set_within_a_term_is_told_from_then_on(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By ntp, say: what happened before is told by the clock of then, as in the journal; and how long a thing took does not change."""
+    """ntp sets it, for example. Earlier events keep the clock of then, as in the journal; durations do not change."""
     at, ahead = [0.0], [5000.0]
     monkeypatch.setattr(time, "time", lambda: ahead[0] + at[0])
 
@@ -423,7 +428,7 @@ def test_each_turn_says_for_how_long_nothing_was_heard(store: MemoryStore) -> No
 
 
 def test_the_share_that_trained_is_told_since_the_launch(store: MemoryStore) -> None:
-    """By the metric as by the page: a new leader does not begin it anew."""
+    """The metric shows it like the page: a new leader does not start it again."""
     at, telemetry = [0.0], Telemetry()
     store.put(keys.account("run"), encode(Account(step=160, seconds={"productive": 900.0, "place": 90.0})))
     term = Loop(store, Term(store), EngineDriver(store, Engine()), telemetry, lambda: at[0])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The catalogue, and what is exported by it: bounded, and read by Prometheus's own parsers."""
+"""The catalogue, and the export by it: bounded, and read by Prometheus's own parsers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from supervisor.core.ledger import Cause
 from supervisor.core.model import Kind, Rung, Verdict
-from supervisor.shell.catalogue import CATALOGUE, IDENTITIES, RECOVERY, Metric
-from supervisor.shell.exposition import answer, exposed
-from supervisor.shell.metrics import Metrics
+from supervisor.shell.metrics.catalogue import CATALOGUE, IDENTITIES, RECOVERY, Metric
+from supervisor.shell.metrics.exposition import answer, exposed
+from supervisor.shell.metrics.registry import Metrics
 
 
 def filled() -> Metrics:
@@ -94,7 +94,7 @@ def test_what_is_dropped_is_exported_no_more() -> None:
 
 
 def test_what_is_written_is_what_the_library_writes() -> None:
-    """Of everything that the catalogue has, and of values and words that are no plain ones."""
+    """This covers all of the catalogue, and unusual values and words."""
     metrics = filled()
     metrics.gauge("agent_info", node='a "node"\\ of\ntwo lines', version="=,}").set(1)
     for node, number in (("n", float("nan")), ("i", float("inf")), ("m", -1.5e-9), ("b", 12345678.9)):

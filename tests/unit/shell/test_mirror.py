@@ -1,11 +1,11 @@
-"""The copy of what is under our prefix."""
+"""The copy of all keys under our prefix."""
 
 from __future__ import annotations
 
 import pytest
 
 from supervisor.ports.store import Changes, Item
-from supervisor.shell.mirror import Mirror, sort_of
+from supervisor.shell.control.state_cache import Mirror, sort_of
 from supervisor.wire import keys
 from supervisor.wire.records import DigestMark, encode
 from tests.unit.shell.records import mirror_of

@@ -1,4 +1,4 @@
-"""A webhook is told by one sender, whoever leads, and nobody waits for it."""
+"""The leader alone sends to a webhook, and nothing waits for the webhook."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from supervisor.core.model import Decision, Memory, Observed, Rung
 from supervisor.core.notice import Notice
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Retryable
-from supervisor.shell import loop, notify
-from supervisor.shell.engine_driver import EngineDriver
-from supervisor.shell.loop import Loop
-from supervisor.shell.notify import Notifier, send, url_in
-from supervisor.shell.telemetry import Telemetry
+from supervisor.shell.control import loop, webhook
+from supervisor.shell.control.engine_driver import EngineDriver
+from supervisor.shell.control.loop import Loop
+from supervisor.shell.control.webhook import Notifier, send, url_in
+from supervisor.shell.metrics.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.logged import JsonLine
 from supervisor.wire.records import RunRecord, decode, encode
@@ -56,7 +56,7 @@ class Hook:
             def log_message(self, *_: object) -> None: ...
 
         class Server(http.server.ThreadingHTTPServer):
-            def handle_error(self, *_: object) -> None: ...  # who asked has given up
+            def handle_error(self, *_: object) -> None: ...  # the client has given up
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -72,7 +72,7 @@ class Hook:
 
 
 def leads(store: MemoryStore) -> Term:
-    """The next leader: the one before leads no more."""
+    """The term of the next leader, after the end of the one before."""
     store.commit({}, [keys.LEADER])
     return Term(store)
 
@@ -123,7 +123,7 @@ def test_while_the_store_is_away_it_is_in_the_log_alone(hook: Hook, caplog: pyte
 def test_what_is_not_taken_is_sent_again_by_the_same_and_the_url_is_in_no_log(
     hook: Hook, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "AGAIN_S", (0.01, 0.02))
+    monkeypatch.setattr(webhook, "AGAIN_S", (0.01, 0.02))
     store = MemoryStore()
     hook.code = 500
     with caplog.at_level(logging.DEBUG):
@@ -139,8 +139,8 @@ def test_what_is_not_taken_is_sent_again_by_the_same_and_the_url_is_in_no_log(
 def test_what_is_not_sent_says_in_the_log_whose_it_is(
     hook: Hook, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As fields of JSON lines, for each of the ways in which it is not."""
-    monkeypatch.setattr(notify, "AGAIN_S", (0.01,))
+    """The log has the fields as JSON, for each of the ways in which a notice fails."""
+    monkeypatch.setattr(webhook, "AGAIN_S", (0.01,))
     notice = replace(NOTICE, group=0, node="n4")
     store, hook.code = MemoryStore(), 500
     with caplog.at_level(logging.ERROR):
@@ -150,16 +150,16 @@ def test_what_is_not_sent_says_in_the_log_whose_it_is(
         assert not send(store, term, notice, str(hook.file))
         assert not send(store, term, notice, str(hook.file))
         waiting = Notifier(store, term)
-        for _ in range(notify.MOST_WAITING + 1):
+        for _ in range(webhook.MOST_WAITING + 1):
             waiting.tell(notice, str(hook.file))
-    ours = [json.loads(JsonLine().format(r)) for r in caplog.records if r.name == notify.__name__]
+    ours = [json.loads(JsonLine().format(r)) for r in caplog.records if r.name == webhook.__name__]
     assert len({line["text"].split("(")[0] for line in ours}) == 4
     for line in ours:
         assert (line["run"], line["group"], line["incident"], line["node"]) == ("run", 0, "i1", "n4")
 
 
 def test_a_webhook_that_is_back_gets_it(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "AGAIN_S", (0.01,) * 3000)
+    monkeypatch.setattr(webhook, "AGAIN_S", (0.01,) * 3000)
     store, port = MemoryStore(), hook.server.server_port
     hook.close()
     found: list[bool] = []
@@ -185,13 +185,13 @@ def test_who_is_stopped_waits_for_no_webhook(hook: Hook) -> None:
     assert hook.asked.wait(30)
     began = time.monotonic()
     notifier.stop()
-    assert time.monotonic() - began < notify.DEADLINE_S, "not the pauses, a minute in all"
+    assert time.monotonic() - began < webhook.DEADLINE_S, "not the pauses, a minute in all"
     assert not notifier._thread.is_alive()
 
 
 def test_one_that_does_not_answer_is_given_up(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "DEADLINE_S", 0.2)
-    monkeypatch.setattr(notify, "AGAIN_S", ())
+    monkeypatch.setattr(webhook, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(webhook, "AGAIN_S", ())
     hook.go_on.clear()
     store = MemoryStore()
     assert not send(store, Term(store), NOTICE, str(hook.file))
@@ -202,7 +202,7 @@ def test_nobody_waits_for_it(hook: Hook) -> None:
     store = MemoryStore()
     notifier = Notifier(store, Term(store))
     notifier.start()
-    for number in range(3 * notify.MOST_WAITING):
+    for number in range(3 * webhook.MOST_WAITING):
         notifier.tell(replace(NOTICE, about=f"i{number}-3"), str(hook.file))
     assert hook.asked.wait(30)
     assert len(hook.bodies) == 1, "the first one is not answered yet"
@@ -265,7 +265,7 @@ def test_the_loop_tells_what_it_has_committed(tmp_path: Path, monkeypatch: pytes
 
 
 def halts(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next decision halts the run; what is decided then changes nothing."""
+    """Makes the next decision halt the run; later decisions change nothing."""
     spec = replace(SPEC, policy=replace(SPEC.policy, webhook_file="/etc/hook"))
     store.put(keys.spec("run"), encode(RunRecord(spec=spec, run_dir=str(tmp_path), launched_unix_s=0.0)))
     incident = replace(INCIDENT, id="i2", rung=Rung.STOP, state="halted")

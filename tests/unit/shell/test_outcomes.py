@@ -1,4 +1,4 @@
-"""Which decisions of a journal took effect, for all that read journals."""
+"""The decisions of a journal that took effect, for all that read journals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.shell.outcomes import of_journal
+from supervisor.shell.history.outcomes import of_journal
 
 
 def intent(number: int, epoch: int = 1, changed: bool = True) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell import parts
-from supervisor.shell.parts import Part, Process, adopted, spawned
+from supervisor.shell.dev import parts
+from supervisor.shell.dev.parts import Part, Process, adopted, spawned
 from tests.helpers.waiting import eventually
 
 SLEEP = ["-c", "import time; time.sleep(600)"]
@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Fake:
-    """Something that a part has started."""
+    """A process that a part has started."""
 
     alive = True
 
@@ -43,7 +43,7 @@ class Fake:
 
 
 def part(*starts: Fake | Exception) -> Part:
-    """One whose starts go so, the last one again and again."""
+    """A part with these results of its starts, the last one again and again."""
     left = list(starts)
 
     def start() -> Fake:

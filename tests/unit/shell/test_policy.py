@@ -14,9 +14,10 @@ from supervisor.cli import common
 from supervisor.core.measured import Measured
 from supervisor.core.spec import HangSpec
 from supervisor.ports.errors import Fatal
-from supervisor.shell import policy, views
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.runfile import RunFileError
+from supervisor.shell.control import observe
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.runfile import live_policy
+from supervisor.shell.runfile.parse import RunFileError
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, PolicySet, RunRecord, decode
 from tests.helpers.memory_store import MemoryStore
@@ -28,12 +29,14 @@ RECORD = RunRecord(spec=SPEC, run_dir="/r", launched_unix_s=0.0)
 
 def problems(*given: str) -> list[str]:
     with pytest.raises(RunFileError) as error:
-        policy.changed(SPEC, given)
+        live_policy.changed(SPEC, given)
     return error.value.problems
 
 
 def test_keys_are_as_in_the_run_file_and_values_as_in_toml() -> None:
-    found = policy.changed(SPEC, ["hang.factor=20", "policy.mode=observe", 'observe=["hang"]', "budget.restart = 7"])
+    found = live_policy.changed(
+        SPEC, ["hang.factor=20", "policy.mode=observe", 'observe=["hang"]', "budget.restart = 7"]
+    )
     assert found == replace(
         SPEC.policy,
         hang=replace(SPEC.policy.hang, factor=20.0),
@@ -45,16 +48,16 @@ def test_keys_are_as_in_the_run_file_and_values_as_in_toml() -> None:
 
 def test_kinds_are_keys_too_and_without_a_value_a_key_has_its_default_again() -> None:
     given = ["first_rung.crash=replace", "kind_budget.crash=2", "kind_backoff_s.oom=30", "hang.factor=20"]
-    found = policy.changed(SPEC, given)
+    found = live_policy.changed(SPEC, given)
     assert (found.first_rung.crash, found.first_rung.oom) == ("replace", "restart")
     assert (found.kind_budget, found.kind_backoff_s) == ({"crash": 2}, {"oom": 30.0})
-    assert [line for line in policy.lines(found) if line.startswith("kind_")] == [
+    assert [line for line in live_policy.lines(found) if line.startswith("kind_")] == [
         "kind_budget.crash = 2",
         "kind_backoff_s.oom = 30.0",
     ]
-    assert 'first_rung.crash = "replace"' in policy.lines(found)
+    assert 'first_rung.crash = "replace"' in live_policy.lines(found)
     again = [f"{pair.partition('=')[0]}=" for pair in given]
-    assert policy.changed(replace(SPEC, policy=found), again) == SPEC.policy
+    assert live_policy.changed(replace(SPEC, policy=found), again) == SPEC.policy
 
 
 @pytest.mark.parametrize(
@@ -90,8 +93,8 @@ def test_what_is_wrong_is_refused_as_in_the_run_file(given: str, words: tuple[st
 
 def test_each_change_goes_on_from_the_one_before() -> None:
     store = MemoryStore()
-    first = policy.set_policy(store, RECORD, ["hang.factor=20"], "slow disks")
-    second = policy.set_policy(store, RECORD, ["mode=observe"], "a week")
+    first = live_policy.set_policy(store, RECORD, ["hang.factor=20"], "slow disks")
+    second = live_policy.set_policy(store, RECORD, ["mode=observe"], "a week")
     assert (first.version, second.version) == (1, 2)
     item = store.get(keys.policy("run"))
     assert item is not None
@@ -101,17 +104,17 @@ def test_each_change_goes_on_from_the_one_before() -> None:
 
 def test_what_was_set_before_is_kept_with_why() -> None:
     store = MemoryStore()
-    for number in range(policy.KEPT + 3):
-        done = policy.set_policy(store, RECORD, [f"hang.factor={10 + number}"], f"why {number}")
+    for number in range(live_policy.KEPT + 3):
+        done = live_policy.set_policy(store, RECORD, [f"hang.factor={10 + number}"], f"why {number}")
     first, *_, last = done.earlier
-    assert (len(done.earlier), first.version, last.version) == (policy.KEPT, 3, policy.KEPT + 2)
+    assert (len(done.earlier), first.version, last.version) == (live_policy.KEPT, 3, live_policy.KEPT + 2)
     assert (first.changes, first.because) == (["hang.factor=12"], "why 2")
 
 
 def test_a_wrong_change_changes_nothing() -> None:
     store = MemoryStore()
     with pytest.raises(RunFileError):
-        policy.set_policy(store, RECORD, ["hang.factor=20", "mode=no"], "why")
+        live_policy.set_policy(store, RECORD, ["hang.factor=20", "mode=no"], "why")
     assert store.get(keys.policy("run")) is None
 
 
@@ -121,12 +124,12 @@ def test_of_two_at_once_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def another_first(*args: object, **kwargs: object) -> int:
         monkeypatch.setattr(store, "commit", commit)
-        policy.set_policy(store, RECORD, ["hang.factor=30"], "the other")
+        live_policy.set_policy(store, RECORD, ["hang.factor=30"], "the other")
         return commit(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(store, "commit", another_first)
     with pytest.raises(Fatal, match="someone else has set the policy of run meanwhile"):
-        policy.set_policy(store, RECORD, ["mode=observe"], "why")
+        live_policy.set_policy(store, RECORD, ["mode=observe"], "why")
     item = store.get(keys.policy("run"))
     assert item is not None
     assert decode(item.value, PolicySet).policy == replace(SPEC.policy, hang=replace(SPEC.policy.hang, factor=30.0))
@@ -136,8 +139,8 @@ def test_lines_are_what_set_takes() -> None:
     wanted = replace(
         SPEC.policy, mode="observe", observe=("hang", "crash"), hang=HangSpec(factor=12.5), kind_budget={"crash": 2}
     )
-    given = [line for line in policy.lines(wanted) if not line.startswith("node_lease_s")]
-    assert policy.changed(SPEC, given) == wanted
+    given = [line for line in live_policy.lines(wanted) if not line.startswith("node_lease_s")]
+    assert live_policy.changed(SPEC, given) == wanted
 
 
 def test_the_leader_decides_by_it_tells_the_nodes_and_journals_it(tmp_path: Path) -> None:
@@ -146,7 +149,7 @@ def test_the_leader_decides_by_it_tells_the_nodes_and_journals_it(tmp_path: Path
     leading.step()
     item = store.get(keys.spec("run"))
     assert item is not None
-    policy.set_policy(store, decode(item.value, RunRecord), ["hang.factor=20", "term_grace_s=7"], "slow disks")
+    live_policy.set_policy(store, decode(item.value, RunRecord), ["hang.factor=20", "term_grace_s=7"], "slow disks")
     leading.step()
     leading.step()
     desired = [decode(i.value, NodeDesired) for i in store.list(keys.DESIRED).items]
@@ -166,7 +169,7 @@ def test_what_was_replaced_before_a_leader_looked_is_journaled_too(tmp_path: Pat
     assert item is not None
     record = decode(item.value, RunRecord)
     for number, looked in ((1, False), (2, True), (3, False), (4, False), (5, True)):
-        policy.set_policy(store, record, [f"hang.factor={10 + number}"], f"why {number}")
+        live_policy.set_policy(store, record, [f"hang.factor={10 + number}"], f"why {number}")
         if looked:
             leading.step()
             leading.step()
@@ -183,24 +186,24 @@ def test_a_policy_that_cannot_be_read_holds_the_run(tmp_path: Path) -> None:
     store = launched(tmp_path)
     store.put(keys.policy("run"), b"{torn")
     mirror = Mirror(store.list(keys.PREFIX))
-    views.runs(mirror)
-    with pytest.raises(views.Unreadable, match="policy"):
-        views.memory(mirror, "run")
+    observe.runs(mirror)
+    with pytest.raises(observe.Unreadable, match="policy"):
+        observe.memory(mirror, "run")
 
 
 def test_a_bound_below_what_the_run_was_seen_to_take_is_refused() -> None:
     seen = Measured(start_s=120.0)
-    assert policy.changed(SPEC, ["start_timeout_s=100"]).start_timeout_s == 100
+    assert live_policy.changed(SPEC, ["start_timeout_s=100"]).start_timeout_s == 100
     with pytest.raises(RunFileError, match=r"policy.start_timeout_s = 100 is below 120 s: a start has taken 120 s"):
-        policy.changed(SPEC, ["start_timeout_s=100"], seen)
-    assert policy.changed(SPEC, ["start_timeout_s=130"], seen).start_timeout_s == 130
+        live_policy.changed(SPEC, ["start_timeout_s=100"], seen)
+    assert live_policy.changed(SPEC, ["start_timeout_s=130"], seen).start_timeout_s == 130
 
 
 def test_what_was_unsafe_before_does_not_keep_a_run_from_being_observed() -> None:
     outgrown = replace(SPEC, torchft=replace(SPEC.torchft, process_group_timeout_ms=900))
-    assert policy.changed(outgrown, ["mode=observe"], Measured(start_s=900.0)).mode == "observe"
+    assert live_policy.changed(outgrown, ["mode=observe"], Measured(start_s=900.0)).mode == "observe"
     with pytest.raises(RunFileError, match=r"policy.hang.at_least_s = 5 is below 5.9 s"):
-        policy.changed(outgrown, ["hang.at_least_s=5"])
+        live_policy.changed(outgrown, ["hang.at_least_s=5"])
 
 
 def test_the_command_holds_a_change_against_what_the_leader_has_written_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What etcd must hold for a memory."""
+"""The records that etcd must hold for a memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 
 from supervisor.core.model import Action, Checkpoint, Decision, GroupMemory, Memory
 from supervisor.core.spec import GroupsSpec
-from supervisor.shell import projection
+from supervisor.shell.control import projection
 from supervisor.wire import keys
 from supervisor.wire.records import CheckpointMark, Digest, NodeDesired, TrainerDesired, decode
+from tests.helpers.reasons import text
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
 
 
@@ -140,7 +141,7 @@ def test_the_same_memory_gives_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 16, 17, 500])
 def test_a_digest_has_a_bound_and_says_what_it_leaves_out(count: int) -> None:
-    actions = tuple(Action(verb="cordon", key=f"cordon:{'h' * 300}:i{n}", reason="x" * 999) for n in range(count))
+    actions = tuple(Action(verb="cordon", key=f"cordon:{'h' * 300}:i{n}", reason=text("x" * 999)) for n in range(count))
     incidents = tuple(replace(INCIDENT, id=f"i{10**6 + n}") for n in range(count))
     decision = Decision(memory=MEMORY, actions=actions, incidents=incidents)
     by = projection.Decider(2**40, "h" * 253, "0.1.0 (rules 01234567)", 99)

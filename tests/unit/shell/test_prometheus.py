@@ -1,4 +1,4 @@
-"""A Prometheus beside `up`: what it is told, and what is said when there is none."""
+"""A Prometheus beside `up`: its configuration, and the message when there is none."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell import prometheus
-from supervisor.shell.leading import keep_port
+from supervisor.shell.control.leader import keep_port
+from supervisor.shell.dev import prometheus
+from supervisor.shell.dev.prometheus import config, start
+from supervisor.shell.dev.up_parts import Up
 from supervisor.shell.processes import is_running, start_ticks
-from supervisor.shell.prometheus import config, start
-from supervisor.shell.up_parts import Up
 from supervisor.wire.address import free_port
 from supervisor.wire.security import Security
 from tests.helpers import site
@@ -26,7 +26,7 @@ TLS = Security(ca="/c/ca.pem", cert="/c/reader.pem", key="/c/reader.key")
 
 
 def program(folder: Path, body: str) -> None:
-    """A `prometheus` that does this."""
+    """Makes a `prometheus` that runs this body."""
     path = folder / "prometheus"
     path.write_text(f"#!{sys.executable}\n{body}")
     path.chmod(0o755)
@@ -44,7 +44,8 @@ http.server.HTTPServer(("127.0.0.1", port), H).serve_forever()
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH and a port of its own, behind a proxy that answers no one: beside us others may be about to take the usual port."""
+    """A PATH and a port of its own, behind a proxy that answers no one: other tests may be about to take the usual
+    port."""
     for name, value in site.PROXY.items():
         monkeypatch.setenv(name, value)
     folder = tmp_path / "bin"

@@ -1,4 +1,4 @@
-"""What a person reads of a run."""
+"""The texts that a person reads of a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.console import Console
 
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.reason import Code, Reason
-from supervisor.shell.render import incidents, nodes, shadows
-from supervisor.shell.status import NodeStatus
+from supervisor.shell.inspect.render import incidents, nodes, shadows
+from supervisor.shell.inspect.status import NodeStatus
 
 ONE = Incident(
     id="i1", kind=Kind.HANG, group=0, node="n1", rung=Rung.RESTART, generation_before=1, generation_after=1,

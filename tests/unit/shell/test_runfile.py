@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from supervisor.core.spec import RunSpec
-from supervisor.shell import runfile
-from supervisor.shell.runfile import RunFileError, parse
+from supervisor.shell.runfile import parse as runfile
+from supervisor.shell.runfile.parse import RunFileError, parse
 
 
 def problems(body: dict[str, Any]) -> list[str]:
@@ -136,7 +136,7 @@ def test_every_range_is_checked(key: str) -> None:
 
 @pytest.mark.parametrize(("share", "fits"), [(0.0, False), (0.01, True), (1.0, True), (1.01, False), (20, False)])
 def test_a_share_is_above_nothing_and_at_most_all(share: float, fits: bool) -> None:
-    """20 is meant as a percentage, and would hold nothing, ever."""
+    """20 is meant as a percentage, and would never hold anything."""
     said = f"policy.breaker.share = {share:g}: a share of the run's nodes, above 0 and at most 1, as 0.2 for a fifth"
     if fits:
         assert parse({"name": "run", "policy": {"breaker": {"share": share}}}).policy.breaker.share == share
@@ -150,7 +150,7 @@ def test_what_is_no_share_at_all_is_said_once(share: float) -> None:
 
 
 def test_every_number_has_a_range() -> None:
-    """A key that is added without one is a typo that would start a run."""
+    """A key that is added without one would let a typo start a run."""
     numbers = {
         key
         for key in runfile.all_keys()

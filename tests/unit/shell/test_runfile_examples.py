@@ -1,4 +1,4 @@
-"""The examples that we ship start as they are."""
+"""The shipped examples start as they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.core.spec import RunSpec
-from supervisor.shell import runfile
+from supervisor.shell.runfile import parse
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").rglob("*.toml"))
 
@@ -18,8 +18,8 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_an_example_has_no_problems(path: Path) -> None:
-    spec = runfile.load(path)
-    assert runfile.contradictions(spec) == []
+    spec = parse.load(path)
+    assert parse.contradictions(spec) == []
     assert spec != RunSpec(name=spec.name), "an example that changes nothing shows nothing"
 
 

@@ -1,4 +1,4 @@
-"""What a run file may ask of Slurm: refused before Slurm is asked, with the key to use instead."""
+"""Settings of Slurm in a run file: bad ones are refused before Slurm is asked, with the key to use instead."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.shell.runfile import RunFileError, parse
-from supervisor.shell.runfile_slurm import time_limit_s
+from supervisor.shell.engines.slurm.validate import time_limit_s
+from supervisor.shell.runfile.parse import RunFileError, parse
 
 
 def wrong(engine: str = "slurm", **slurm: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where a supervisor serves its page."""
+"""The port on which a supervisor serves its page."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell import leading, service
+from supervisor.shell import service
+from supervisor.shell.control import leader
 from supervisor.wire.security import Security
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Any]:
-    """A start of it, in one home: the port that it has."""
+    """Starts the page's server, in one home; returns its port."""
     servers = []
 
     def serve(port: int = 0, home: Path = tmp_path / "home") -> int:
@@ -57,12 +58,12 @@ def test_a_port_that_is_given_is_that_or_none(served: Any, tmp_path: Path) -> No
         with pytest.raises(Fatal, match=f"cannot serve metrics on 127.0.0.1:{port}"):
             served(port)
     assert served(port) == port
-    assert leading.kept_port(tmp_path / "home") == 0, "it was asked for, and is not kept"
+    assert leader.kept_port(tmp_path / "home") == 0, "it was asked for, and is not kept"
 
 
 @pytest.mark.parametrize("wrote", ["", "x", "70000", "-1"])
 def test_what_is_no_port_is_none(served: Any, tmp_path: Path, wrote: str) -> None:
-    leading.keep_port(tmp_path / "home", 1)
+    leader.keep_port(tmp_path / "home", 1)
     (file,) = (tmp_path / "home").iterdir()
     file.write_text(wrote)
     assert served() > 0

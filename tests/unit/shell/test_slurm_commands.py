@@ -1,4 +1,4 @@
-"""What Slurm prints, as recorded from 22.05, and as documented of later versions, which this has not been run with."""
+"""Slurm's output, as recorded from 22.05, and as documented of later versions, with which this was not run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 from supervisor.core.model import Grant
 from supervisor.ports.errors import Retryable
-from supervisor.shell.engines.slurm import _grant
-from supervisor.shell.engines.slurm_commands import (
+from supervisor.shell.engines.slurm.commands import (
     Commands,
     Job,
     Node,
@@ -20,6 +19,7 @@ from supervisor.shell.engines.slurm_commands import (
     parse_jobs,
     parse_nodes,
 )
+from supervisor.shell.engines.slurm.engine import _grant
 
 JOB_22 = {
     "cluster": "lab",
@@ -192,7 +192,7 @@ def test_the_environment_of_a_job() -> None:
 
 
 def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> Commands:
-    """Slurm's commands, of which these are such shell scripts."""
+    """Slurm's commands, replaced by these shell scripts."""
     for name, script in scripts.items():
         path = tmp_path / name
         path.write_text(f"#!/bin/bash\n{script}\n")

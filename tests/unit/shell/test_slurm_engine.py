@@ -1,4 +1,4 @@
-"""What the Slurm engine does when a site's Slurm is not as it should be. Slurm is a list here."""
+"""The Slurm engine with a site's Slurm that is not as it should be. Slurm is a list here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 from supervisor.core.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.engines import slurm, slurm_submission
-from supervisor.shell.engines.slurm import SlurmEngine
-from supervisor.shell.engines.slurm_commands import Job, Node, NumberUnknown, Refused
+from supervisor.shell.engines.slurm import engine as slurm
+from supervisor.shell.engines.slurm import submission
+from supervisor.shell.engines.slurm.commands import Job, Node, NumberUnknown, Refused
+from supervisor.shell.engines.slurm.engine import SlurmEngine
 from supervisor.wire.security import Security
 
 COMMENT = "supervisor/abc/a1"
@@ -29,7 +30,7 @@ def job(number: int, comment: str = COMMENT, node: str = "n1", state: str = "RUN
 
 
 class Commands:
-    """Takes what is submitted, and runs it at once."""
+    """Takes submissions, and runs them at once."""
 
     def __init__(self, *queue: Job) -> None:
         self.queue = list(queue)
@@ -37,9 +38,9 @@ class Commands:
         self.cancelled: list[int] = []
         self.drained: list[str] = []
         self.lists: list[Exception | None] = []
-        """What the next lists raise."""
+        """Errors that the next lists raise."""
         self.outcomes: list[Exception] = []
-        """What the next submissions raise, after they were done."""
+        """Errors that the next submissions raise, after they were done."""
         self.comment = COMMENT
         self.done = True
         self.holds = False
@@ -82,7 +83,7 @@ class Commands:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (slurm, slurm_submission):
+    for module in (slurm, submission):
         monkeypatch.setattr(module, "ONCE_MORE_S", 0.0)
     monkeypatch.setattr(slurm, "load", lambda path: Security())
 

@@ -1,4 +1,4 @@
-"""Nobody leads on a state that it cannot read because it is newer, nor on the half of a restore."""
+"""A supervisor does not lead on a state that is too new for it to read, nor on half a restore."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import pytest
 
 from supervisor.ports.store import Item, Snapshot
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.standing import newer_records, why_not
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.control.version_guard import newer_records, why_not
 from supervisor.wire import keys, records
 from supervisor.wire.records import Control, Restoring, encode
 

@@ -1,4 +1,4 @@
-"""What `status` and `nodes` say of nodes that are waited for, refused, or leaving."""
+"""The output of `status` and `nodes` about nodes that are waited for, refused, or leaving."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from rich.console import Console, RenderableType
 
 from supervisor.core import words
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory, Resumed
-from supervisor.shell import clocks, render, status
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.inspect import render, status
+from supervisor.shell.inspect.status import RunStatus
+from supervisor.shell.metrics import clock_skew
 from supervisor.shell.processes import pid_namespace, start_ticks
-from supervisor.shell.status import RunStatus
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Account,
@@ -33,6 +34,7 @@ from supervisor.wire.records import (
     TrainerObserved,
     encode,
 )
+from tests.helpers.reasons import text
 from tests.helpers.told import ToldWorld
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC, mirror_of, registration, run_values
 
@@ -40,7 +42,9 @@ WAITING = replace(
     MEMORY,
     clock=100.0,
     groups={**MEMORY.groups, 1: GroupMemory(group=1, generation=2, phase="placing")},
-    allocations={"run-a3": AllocationMemory(key="run-a3", state="wanted", since=35.0, reason="incident i1: node lost")},
+    allocations={
+        "run-a3": AllocationMemory(key="run-a3", state="wanted", since=35.0, reason=text("incident i1: node lost"))
+    },
     incidents={},
 )
 
@@ -97,7 +101,7 @@ def test_a_group_that_is_left_out_is_told_with_what_a_person_can_do() -> None:
 
 
 def test_what_is_wrong_and_left_as_it_is_is_told() -> None:
-    """Slow groups, a hang that is nobody's, and what the breaker holds."""
+    """The problems are slow groups, a hang that no group causes, and what the breaker holds."""
     groups = {g: GroupMemory(group=g, generation=1, node=f"n{g}", phase="running") for g in range(3)}
     memory = replace(MEMORY, groups=groups, allocations={}, incidents={}, breaker_since=3.0)
 
@@ -265,7 +269,7 @@ def test_a_run_that_has_ended_says_the_last_step_that_was_committed() -> None:
 
 
 def stepped(*ago_s: float) -> dict[str, bytes]:
-    """Nodes whose ranks committed their newest steps so long before NOW."""
+    """Nodes whose ranks committed their newest steps these seconds before NOW."""
     found = {}
     for n, s in enumerate(ago_s):
         about: dict[str, Any] = {"run": "run", "group": n, "generation": 1, "rank": 0, "pid": 1}
@@ -300,7 +304,8 @@ def test_it_says_so_after_the_trainers_have_gone_too() -> None:
 def test_budgets_are_of_the_runs_own_clock_whatever_the_wall_clocks(
     monkeypatch: pytest.MonkeyPatch, wall_off_s: float
 ) -> None:
-    """The memory of a healthy run is written hardly ever, its account twice a minute. Its leader's wall clock may be off by hours."""
+    """A healthy run's memory is seldom written, its account twice a minute. Its leader's wall clock may be hours
+    off."""
     monkeypatch.setattr(time, "time", lambda: NOW)
     w = ToldWorld(groups=2, budget={"restart": 2})
     w.lead()
@@ -348,9 +353,9 @@ def test_the_leader_is_off_where_most_nodes_say_so(ahead: tuple[float, ...], off
         name = f"m{number}"
         about = {"sequence": 1, "warm": "off", "disk_free_bytes": 0, "memory_available_bytes": 0, "load_1m": 0.0}
         told[keys.health(name)] = encode(Health(node=name, unix_s=NOW - by, **about))  # type: ignore[arg-type]
-        if number < len(ahead):  # the last one is dead: what it said last tells nothing
+        if number < len(ahead):  # the last one is dead: its last record is no evidence
             told |= registration(name)
-    assert clocks.leader_off_s(mirror_of(told), NOW) == off_s
+    assert clock_skew.leader_off_s(mirror_of(told), NOW) == off_s
 
 
 def test_json_has_sentences_for_reasons() -> None:

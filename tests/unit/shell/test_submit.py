@@ -1,4 +1,4 @@
-"""The control plane's jobs: idempotent, apart, and explained. Slurm is a list here."""
+"""The control plane's jobs: idempotent, separate, and explained. Slurm is a list here."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 from supervisor.core.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import submit
-from supervisor.shell.engines import slurm_script, slurm_submission
-from supervisor.shell.engines.slurm_commands import Job, NumberUnknown, Refused
+from supervisor.shell.engines.slurm import control_plane as submit
+from supervisor.shell.engines.slurm import script as slurm_script
+from supervisor.shell.engines.slurm import submission
+from supervisor.shell.engines.slurm.commands import Job, NumberUnknown, Refused
 from supervisor.wire import environment as decided
 from supervisor.wire import keys
 from supervisor.wire.security import Security
@@ -32,7 +33,7 @@ def job(number: int, comment: str, node: str = "", state: str = "", why: str = "
 
 @dataclass
 class Slurm:
-    """Takes what is submitted; starts it on a free host at the next look, unless it is `busy`."""
+    """Takes submissions; starts each on a free host at the next look, unless it is `busy`."""
 
     queue: list[Job] = field(default_factory=list)
     hosts: tuple[str, ...] = ("n1", "n2", "n3")
@@ -76,7 +77,7 @@ class Slurm:
 def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> submit.ControlPlane:
     for name in ("POLL_S", "ONCE_MORE_S"):
         monkeypatch.setattr(submit, name, 0.0)
-    monkeypatch.setattr(slurm_submission, "ONCE_MORE_S", 0.0)
+    monkeypatch.setattr(submission, "ONCE_MORE_S", 0.0)
     spec = SlurmSpec(
         partition="cpu", account="llm", gres="gpu:8", constraint="h100", flags=("--reservation=x",), time_limit="1-0",
         warn_s=120, setup="module load python",
@@ -164,7 +165,7 @@ def test_two_who_submit_at_once_with_other_endpoints_cancel_each_other_once(plan
         looks = 0
 
         def jobs(self) -> Sequence[Job]:
-            """Somebody else submits while we wait."""
+            """The queue, to which another user submits while we wait."""
             self.looks += 1
             if self.looks == 4:
                 self.queue.append(job(99, other.comment("1"), "n3"))

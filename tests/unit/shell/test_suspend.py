@@ -1,4 +1,4 @@
-"""Runs when `up` ends, and when it runs again."""
+"""Runs when `up` ends, and when it is started again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from supervisor.core.spec import AllocationSpec
-from supervisor.shell import suspend
+from supervisor.shell.dev import suspend
 from supervisor.wire import keys
 from supervisor.wire.records import Control, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore

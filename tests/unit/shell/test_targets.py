@@ -1,12 +1,12 @@
-"""Whom Prometheus is told to scrape."""
+"""The targets that Prometheus gets."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.targets import KEPT_S, Kept, known, listed, of_page
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.metrics.http_sd import KEPT_S, Kept, known, listed, of_page
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
 from tests.unit.shell.records import mirror_of, registration
@@ -44,7 +44,7 @@ def test_the_leader_is_told_once() -> None:
 
 
 def test_an_agent_whose_lease_lapsed_is_asked_for_an_hour() -> None:
-    """It may be cut off from etcd alone, and say so."""
+    """It may be cut off from etcd alone, and its metrics show that."""
     at = [0.0]
     kept = Kept(lambda: at[0])
     all_of_them = known(seen())

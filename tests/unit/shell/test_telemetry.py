@@ -1,4 +1,4 @@
-"""What a round of decide sets, by the names and labels of the catalogue."""
+"""The metrics that a round of `decide` sets, by the names and labels of the catalogue."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from supervisor.core.cordons import REPEATED_S
 from supervisor.core.model import Decision, Kind, Rung
 from supervisor.core.round import Round
 from supervisor.ports.errors import Retryable
-from supervisor.shell.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RUNGS
-from supervisor.shell.loop import SILENCE_S
-from supervisor.shell.program import version
-from supervisor.shell.store.status import StoreStatus
-from supervisor.shell.store_watch import StoreWatch
-from supervisor.shell.telemetry import FAULTS, OVER_S, Records, Telemetry
+from supervisor.shell.control.build_info import version
+from supervisor.shell.control.loop import SILENCE_S
+from supervisor.shell.etcd.metrics import StoreWatch
+from supervisor.shell.etcd.status import StoreStatus
+from supervisor.shell.metrics.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RUNGS
+from supervisor.shell.metrics.telemetry import FAULTS, OVER_S, Records, Telemetry
 from tests.unit.core.world import World
 from tests.unit.shell.records import INCIDENT, MEMORY
 
@@ -26,7 +26,7 @@ _SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 class Told(World):
-    """A world whose every decision is told to telemetry."""
+    """A world whose every decision goes to telemetry."""
 
     def __init__(self, **about: Any) -> None:
         super().__init__(**about)
@@ -116,7 +116,7 @@ def test_many_nodes_whose_checks_fail_are_held_and_no_spare() -> None:
 
 
 def test_while_no_rank_tells_of_a_step_the_last_one_stands() -> None:
-    """To 0 and back would look like progress, and a run that comes and goes would never count as one that stands still."""
+    """A fall to 0 and back would look like progress, and a run that comes and goes would never count as stalled."""
     world = Told().bring_up()
     world.commit(0, step=40)
     world.round(1.0)
@@ -174,7 +174,7 @@ def test_a_crash_and_its_recovery() -> None:
 
 
 def test_recovery_that_outlasted_a_leader_took_the_time_without_one_too() -> None:
-    """In the term in which it ended, and in each after that, which counts it anew."""
+    """This holds in the term in which it ended, and in each later one, which counts it again."""
     over = replace(
         INCIDENT, took_s=2.0, state="recovered", rung=Rung.RESTART, opened=5.0, decided=5.5, acted=7.0, recovered=9.0
     )
@@ -191,7 +191,7 @@ def test_recovery_that_outlasted_a_leader_took_the_time_without_one_too() -> Non
 
 
 def test_each_number_of_an_incident_leads_to_it() -> None:
-    """By an exemplar."""
+    """Each has an exemplar."""
     t = Told().bring_up().telemetry
     for id_, shadow in (("i7", False), ("i8", True)):
         over = replace(INCIDENT, id=id_, state="recovered", rung=Rung.RESTART, recovered=9.0, shadow=shadow)
@@ -211,7 +211,7 @@ def test_each_number_of_an_incident_leads_to_it() -> None:
 
 
 def test_what_a_new_leader_tells_again_has_no_exemplar() -> None:
-    """It would be of the moment at which it began to lead, for a failure of days ago."""
+    """An exemplar would have the time at which it began to lead, for a failure of days ago."""
     world = Told().bring_up()
     over = replace(INCIDENT, id="i7", state="recovered", recovered=9.0)
     records = Records(incidents=lambda: (over,))
@@ -258,7 +258,7 @@ def test_a_lost_node() -> None:
 
 
 class Etcd:
-    """Says how it is."""
+    """An etcd with a given state."""
 
     def get(self, key: str) -> None: ...
 
@@ -305,7 +305,7 @@ def test_a_store_that_says_nothing_is_down() -> None:
 
 def test_a_loop_that_turns_no_more_is_told_while_its_lease_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     at = [100.0]
-    monkeypatch.setattr("supervisor.shell.telemetry.time.monotonic", lambda: at[0])
+    monkeypatch.setattr("supervisor.shell.metrics.telemetry.time.monotonic", lambda: at[0])
     t = Telemetry()
 
     def silent_s() -> float | None:
@@ -327,7 +327,7 @@ def test_a_loop_that_turns_no_more_is_told_while_its_lease_is_kept(monkeypatch: 
     assert silent_s() == 0
 
 
-# --- who tells what (ADR 14) ---
+# --- sources of metrics (ADR 14) ---
 
 
 def test_only_the_leader_tells_of_runs() -> None:
@@ -389,7 +389,7 @@ def test_a_run_that_had_ended_before_is_told_by_its_phase() -> None:
 
 
 def test_a_run_that_has_ended_is_told_whole_for_an_hour_and_of_its_nodes_for_a_day() -> None:
-    """A leader that lives through many runs would else tell of all of them for ever."""
+    """A leader that lives through many runs would otherwise export all of them for ever."""
     world = Told().bring_up()
     world.crash(1)
     world.round(1.0)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.top import _word, top
+from supervisor.shell.web.top import _word, top
 from tests.helpers.terminal import IN, terminal
 from tests.helpers.told import ToldWorld
 from tests.helpers.waiting import eventually
@@ -24,7 +24,7 @@ SCRIPT = """
 import signal, sys
 from rich.console import Console
 from supervisor.shell import signals
-from supervisor.shell.top import _word, top
+from supervisor.shell.web.top import _word, top
 from tests.helpers.told import ToldWorld
 world = ToldWorld(groups=3, ranks=2)
 world.lead(); world.bring_up(); world.train(5)

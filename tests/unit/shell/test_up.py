@@ -1,4 +1,4 @@
-"""`up` as a control-plane job: it waits for the one before it, and speaks once near its time limit."""
+"""`up` as a control-plane job: it waits for the one before it, and announces once that its time limit is near."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import signals, up, up_lock, up_parts
+from supervisor.shell import signals
+from supervisor.shell.dev import up, up_lock, up_parts
+from supervisor.shell.dev.home import system_folder
+from supervisor.shell.dev.up_lock import alone
+from supervisor.shell.dev.up_parts import Up
 from supervisor.shell.engines.local import PoolNode
-from supervisor.shell.home import system_folder
 from supervisor.shell.processes import Process
 from supervisor.shell.signals import Notice
-from supervisor.shell.up_lock import alone
-from supervisor.shell.up_parts import Up
 from supervisor.wire import address as wire_address
 from supervisor.wire.records import LeaderRecord
 from supervisor.wire.security import Security, SecurityError
@@ -26,7 +27,7 @@ from tests.helpers.waiting import eventually
 
 
 class Looked(Up):
-    """Counts the looks, does something at each, and ends with Ctrl-C."""
+    """Counts the looks, acts at each, and ends with Ctrl-C."""
 
     def __init__(self, answer: Callable[[], str] | None, *at_look: Callable[[], None]) -> None:
         super().__init__(home=Path(), address="", pool=False, notice=Notice(answer))
@@ -40,7 +41,7 @@ class Looked(Up):
 
 
 def notice() -> None:
-    # to this thread: by os.kill another may take it, and some looks may pass until it is told
+    # to this thread: by os.kill another may take it, and some looks may pass before it arrives
     signal.raise_signal(signal.SIGUSR1)
 
 
@@ -55,7 +56,7 @@ def watch(looked: Looked, say: Callable[[str], None]) -> None:
 
 @pytest.fixture(autouse=True)
 def _hears() -> Iterator[None]:
-    """Whoever imports `agents.cli` has the signal held back, for the shim."""
+    """Unblocks the signal: an import of `agents.cli` blocks it, for the shim."""
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
     yield
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -98,7 +99,7 @@ def test_a_refusal_is_said_once_and_tried_again_until_it_is_taken() -> None:
 def test_a_notice_is_answered_while_it_waits_for_the_one_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may wait until its own end."""
+    """The wait may last until its own end."""
     said: list[str] = []
 
     def say(sentence: str) -> None:
@@ -174,7 +175,7 @@ def test_a_control_job_leaves_what_is_another_ups_alone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def spawned(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The arguments of what would have been started."""
+    """The arguments of all processes that would have been started."""
     found: list[list[str]] = []
 
     def spawn(arguments: list[str], log: Path, mark: str) -> Process:
@@ -245,7 +246,7 @@ def test_an_address_that_cannot_be_is_one_sentence_before_anything_starts(
 
 @pytest.fixture
 def training(tmp_path: Path, spawned: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """A home in which an `up` that was killed has left its parts; counts what is ended by whom."""
+    """A home in which an `up` that was killed has left its parts; counts how often each way to end them is called."""
     ended = {"stop": 0, "leave": 0}
 
     def look(self: Up) -> list[str]:

@@ -1,4 +1,4 @@
-"""From records to what `decide` reads."""
+"""Conversion of records to the input of `decide`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supervisor.core import timeouts
 from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.model import Checkpoint, GpuFact, Grant, Memory
 from supervisor.ports.store import Changes, Item
-from supervisor.shell import views
+from supervisor.shell.control import observe
 from supervisor.wire import keys
 from supervisor.wire.records import (
     CheckpointMark,
@@ -56,19 +56,19 @@ def grant(number: int, state: str = "granted", node: str = "") -> dict[str, byte
 
 
 def test_memory_comes_back_whole() -> None:
-    assert views.memory(mirror_of(run_values()), "run") == MEMORY
+    assert observe.memory(mirror_of(run_values()), "run") == MEMORY
 
 
 def test_a_run_that_was_never_decided_about_has_a_fresh_memory() -> None:
     values = run_values()
     mirror = mirror_of({keys.spec("run"): values[keys.spec("run")]})
-    assert views.memory(mirror, "run") == Memory()
+    assert observe.memory(mirror, "run") == Memory()
 
 
 def test_closed_incidents_stay_in_their_records() -> None:
     closed = replace(MEMORY.incidents["i1"], state="recovered")
     mirror = mirror_of({**run_values(), keys.incident("run", "i1"): encode(closed)})
-    assert views.memory(mirror, "run").incidents == {}
+    assert observe.memory(mirror, "run").incidents == {}
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_closed_incidents_stay_in_their_records() -> None:
 @pytest.mark.parametrize("value", [b"{torn", b'{"$kind":"Other","$version":1}', b'{"$kind":"Memory","$version":99}'])
 def test_an_unreadable_part_leaves_the_run_alone_and_the_others_not(key: str, value: bytes) -> None:
     mirror = mirror_of({**run_values(), **run_values(name="other"), key: value})
-    with pytest.raises(views.Unreadable, match="run run is left alone") as error:
-        views.memory(mirror, "run")
+    with pytest.raises(observe.Unreadable, match="run run is left alone") as error:
+        observe.memory(mirror, "run")
     assert key in str(error.value)
-    assert views.memory(mirror, "other") == MEMORY
-    assert sorted(views.runs(mirror)) == ["other", "run"]
+    assert observe.memory(mirror, "other") == MEMORY
+    assert sorted(observe.runs(mirror)) == ["other", "run"]
 
 
 @pytest.mark.parametrize("repaired", ["put", "deleted", "reset"])
@@ -95,50 +95,50 @@ def test_an_unreadable_part_that_is_repaired_is_read_again(repaired: str) -> Non
     key = keys.memory("run", "group-7")
     good = {**run_values(), keys.memory("run", "group-1"): encode(MEMORY.groups[1])}
     mirror = mirror_of({**good, key: b"{torn"})
-    with pytest.raises(views.Unreadable):
-        views.memory(mirror, "run")
+    with pytest.raises(observe.Unreadable):
+        observe.memory(mirror, "run")
     if repaired == "put":
         mirror.apply(Changes(2, puts=(Item(key, good[keys.memory("run", "group-1")], 1, 2),)))
     elif repaired == "deleted":
         mirror.apply(Changes(2, deletes=(key,)))
     else:
         mirror.apply(Changes(2, puts=tuple(Item(k, v, 1, 2) for k, v in good.items()), reset=True))
-    assert views.memory(mirror, "run") == MEMORY
+    assert observe.memory(mirror, "run") == MEMORY
 
 
 def test_an_incident_that_nobody_is_in_the_middle_of_may_be_unreadable() -> None:
     mirror = mirror_of({**run_values(), keys.incident("run", "i2"): b"{torn"})
-    assert views.memory(mirror, "run") == MEMORY
+    assert observe.memory(mirror, "run") == MEMORY
     assert keys.incident("run", "i2") in mirror.unreadable
 
 
 def test_a_run_whose_spec_cannot_be_read_is_left_out() -> None:
     mirror = mirror_of({**run_values(), **run_values(name="other"), keys.spec("run"): b"{torn"})
-    assert list(views.runs(mirror)) == ["other"]
+    assert list(observe.runs(mirror)) == ["other"]
     assert keys.spec("run") in mirror.unreadable
 
 
 def test_another_runs_unreadable_record_is_not_ours() -> None:
     mirror = mirror_of({**run_values(), **run_values(name="run-2"), keys.memory("run-2", "run"): b"{torn"})
-    assert views.memory(mirror, "run") == MEMORY
-    with pytest.raises(views.Unreadable):
-        views.memory(mirror, "run-2")
+    assert observe.memory(mirror, "run") == MEMORY
+    with pytest.raises(observe.Unreadable):
+        observe.memory(mirror, "run-2")
 
 
 # --- observed ---
 
 
 def test_what_is_seen_is_one_revision_and_the_time_given() -> None:
-    seen = views.observed(mirror_of(run_values(), revision=7), "run", MEMORY, now=3.5, store_stable_s=2.5)
+    seen = observe.observed(mirror_of(run_values(), revision=7), "run", MEMORY, now=3.5, store_stable_s=2.5)
     assert (seen.revision, seen.now, seen.store_stable_s) == (7, 3.5, 2.5)
 
 
 def test_a_rank_is_seen_with_its_progress_and_end() -> None:
     ended = trainer(state="exited", progress=PROGRESS, exit=ExitObserved(signal=11, error_file="ValueError: x"))
-    # as an agent of an older version says it: what is not said is not known
+    # a record of an older agent: missing fields are unknown
     values = {**run_values(), **registration("n1", allocation="run-a1"), **grant(1, node="n1")}
     mirror = mirror_of({**values, **observed_record("n1", ended, trainer(run="other"))})
-    (rank,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
+    (rank,) = observe.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
     assert (rank.state, rank.signal, rank.exit_code, rank.error) == ("exited", 11, None, "ValueError: x")
     assert (rank.trace, rank.last_words, rank.told, rank.oom, rank.kernel, rank.ended_s) == (
         "",
@@ -156,7 +156,7 @@ def test_an_end_is_seen_with_all_that_is_known_of_it() -> None:
     known = {"trace": "t", "last_words": "w", "told": "cut off", "oom": True, "kernel": "k", "ended_s": 1.5}
     ended = trainer(state="exited", exit=ExitObserved(exit_code=1, raised="KeyError: 1", **known))
     mirror = mirror_of({**run_values(), **registration("n1"), **observed_record("n1", ended)})
-    (rank,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
+    (rank,) = observe.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
     assert {name: getattr(rank, name) for name in known} == known
     assert rank.error == "KeyError: 1", "of the log, where no error file was left"
 
@@ -167,7 +167,7 @@ def test_why_a_checkpoint_failed_is_told_by_a_rank_that_trains() -> None:
     def told(phase: str = "step", **about: object) -> str:
         progress = replace(PROGRESS, phase=phase, error=why)  # type: ignore[arg-type]
         mirror = mirror_of({**run_values(), **observed_record("n1", trainer(progress=progress, **about))})
-        (rank,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
+        (rank,) = observe.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
         return rank.save_failed
 
     assert told() == why
@@ -180,7 +180,7 @@ def test_a_heal_that_fails_again_and_again_is_told_with_its_source() -> None:
         failed = HealFailed(source="10.0.0.1:43", error="URLError: refused", times=times, for_s=41.2)
         progress = replace(PROGRESS, heal_failed=failed)
         mirror = mirror_of({**run_values(), **observed_record("n1", trainer(progress=progress, **about))})
-        (rank,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
+        (rank,) = observe.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
         return rank.heal_failed
 
     assert told(3) == "its heal from 10.0.0.1:43 has failed 3 times in 41 s: URLError: refused"
@@ -189,7 +189,7 @@ def test_a_heal_that_fails_again_and_again_is_told_with_its_source() -> None:
 
 def test_a_rank_without_progress_is_starting() -> None:
     mirror = mirror_of({**run_values(), **registration("n1"), **observed_record("n1", trainer(state="starting"))})
-    (rank,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
+    (rank,) = observe.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
     assert (rank.phase, rank.step, rank.commits, rank.checkpoint) == ("starting", 0, 0, None)
 
 
@@ -200,27 +200,27 @@ def test_a_rank_without_progress_is_starting() -> None:
         ("n9", {}, True),  # the old node of group 1, being fenced
         ("n3", grant(1, node="n3"), True),  # of a wanted allocation
         ("n4", grant(2, node="n4"), False),  # of a released one
-        ("n5", {}, False),  # somebody else's
+        ("n5", {}, False),  # of no run of ours
         ("host", registration("host", role="service"), True),
     ],
 )
 def test_only_our_nodes_are_seen(node: str, values: dict[str, bytes], seen: bool) -> None:
     mirror = mirror_of({**run_values(), **registration(node), **values})
-    assert (node in views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes) is seen
+    assert (node in observe.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes) is seen
 
 
 def test_a_node_whose_lease_lapsed_is_seen_as_such() -> None:
     mirror = mirror_of({**run_values(), **grant(1, node="n1"), **observed_record("n1", trainer())})
-    node = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    node = observe.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"]
     assert (node.registered, node.allocation, len(node.ranks)) == (False, "run-a1", 1)
 
 
 def test_a_node_is_seen_with_its_host_and_with_why_it_is_leaving() -> None:
     told = {keys.observed("n1"): encode(NodeObserved(node="n1", sequence=1, leaving="time limit"))}
     values = {**run_values(), **grant(1, node="n1"), **told}
-    node = views.observed(mirror_of({**values, **registration("n1", host="h1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    node = observe.observed(mirror_of({**values, **registration("n1", host="h1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
     assert (node.host, node.leaving) == ("h1", "time limit")
-    node = views.observed(mirror_of({**values, **registration("n1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    node = observe.observed(mirror_of({**values, **registration("n1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
     assert node.host == "n1", "an engine without host names: the node's own"
 
 
@@ -234,7 +234,7 @@ def test_what_was_measured_is_seen_and_what_an_older_agent_does_not_say_is_not_k
             older = {key: json.loads(values[key]) for key in (keys.health("n1"), keys.observed("n1"))}
             del older[keys.health("n1")]["store_ms"], older[keys.observed("n1")]["trainers"][0]["measured"]
             values |= {key: json.dumps(body).encode() for key, body in older.items()}
-        seen = views.observed(mirror_of(values), "run", MEMORY, 0.0, 0.0)
+        seen = observe.observed(mirror_of(values), "run", MEMORY, 0.0, 0.0)
         wanted = Measured(step_s=1.5, gate_ms=2.0, store_ms=8.0) if of_today else NOTHING
         assert timeouts.measured(seen) == wanted
 
@@ -244,15 +244,15 @@ def test_a_node_is_warm_while_it_lives_and_says_so(said: Any) -> None:
     health = Health(node="n1", sequence=1, warm=said, disk_free_bytes=1, memory_available_bytes=1, load_1m=0.0)
     told = {keys.health("n1"): encode(health)} if said else {}
     values = {**run_values(), **grant(1, node="n1"), **observed_record("n1"), **told}
-    node = views.observed(mirror_of({**values, **registration("n1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    node = observe.observed(mirror_of({**values, **registration("n1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
     assert node.warm is (said == "ready")
-    assert not views.observed(mirror_of(values), "run", MEMORY, 0.0, 0.0).nodes["n1"].warm, "its last words"
+    assert not observe.observed(mirror_of(values), "run", MEMORY, 0.0, 0.0).nodes["n1"].warm, "its last words"
 
 
 def test_the_host_of_a_node_that_is_gone_is_remembered_and_its_last_words_are_not() -> None:
     memory = replace(MEMORY, groups={**MEMORY.groups, 0: replace(MEMORY.groups[0], host="h1")})
     told = {keys.observed("n1"): encode(NodeObserved(node="n1", sequence=1, leaving="time limit"))}
-    node = views.observed(mirror_of({**run_values(memory), **told}), "run", memory, 0.0, 0.0).nodes["n1"]
+    node = observe.observed(mirror_of({**run_values(memory), **told}), "run", memory, 0.0, 0.0).nodes["n1"]
     assert (node.registered, node.host, node.leaving) == (False, "h1", "")
 
 
@@ -261,12 +261,12 @@ def test_a_host_that_was_given_again_is_of_the_allocation_that_is_not_gone() -> 
     memory = replace(MEMORY, allocations=allocations)
     for gone, there in ((1, 3), (3, 1)):
         values = {**run_values(memory), **grant(gone, "gone", "n1"), **grant(there, node="n1"), **observed_record("n1")}
-        assert views.observed(mirror_of(values), "run", memory, 0.0, 0.0).nodes["n1"].allocation == f"run-a{there}"
+        assert observe.observed(mirror_of(values), "run", memory, 0.0, 0.0).nodes["n1"].allocation == f"run-a{there}"
 
 
 def test_an_unreadable_observed_record_is_a_node_of_which_nothing_is_known() -> None:
     mirror = mirror_of({**run_values(), **registration("n1"), keys.observed("n1"): b"{torn"})
-    node = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    node = observe.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"]
     assert node.ranks == ()
     assert keys.observed("n1") in mirror.unreadable
 
@@ -281,31 +281,31 @@ def gate(generation: int = 1) -> dict[str, bytes]:
 
 def test_the_gate_is_seen_when_it_is_the_seated_one() -> None:
     mirror = mirror_of({**run_values(), **registration("host", role="service"), **gate()})
-    seen = views.observed(mirror, "run", MEMORY, 0.0, 0.0).gate
+    seen = observe.observed(mirror, "run", MEMORY, 0.0, 0.0).gate
     assert seen is not None
     assert (seen.address, seen.admitted, seen.hearing) == ("host:9", {0: 1, 1: 2}, {0: "beating", 1: "gone"})
 
 
 def test_a_gate_of_another_generation_is_not_seen() -> None:
-    assert views.observed(mirror_of({**run_values(), **gate(2)}), "run", MEMORY, 0.0, 0.0).gate is None
-    assert views.observed(mirror_of({**run_values(), **gate()}), "run", Memory(), 0.0, 0.0).gate is None
+    assert observe.observed(mirror_of({**run_values(), **gate(2)}), "run", MEMORY, 0.0, 0.0).gate is None
+    assert observe.observed(mirror_of({**run_values(), **gate()}), "run", Memory(), 0.0, 0.0).gate is None
 
 
 def test_what_a_person_asks_is_seen() -> None:
     control = encode(Control(paused=True, restarts={1: 2}))
-    seen = views.observed(mirror_of({**run_values(), keys.control("run"): control}), "run", MEMORY, 0.0, 0.0).control
+    seen = observe.observed(mirror_of({**run_values(), keys.control("run"): control}), "run", MEMORY, 0.0, 0.0).control
     assert (seen.paused, seen.stop, seen.restarts) == (True, False, {1: 2})
-    assert not views.observed(mirror_of(run_values()), "run", MEMORY, 0.0, 0.0).control.paused
+    assert not observe.observed(mirror_of(run_values()), "run", MEMORY, 0.0, 0.0).control.paused
 
 
 def test_grants_are_seen() -> None:
     mirror = mirror_of({**run_values(), **grant(1, "gone", "n1")})
-    (seen,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).grants.values()
+    (seen,) = observe.observed(mirror, "run", MEMORY, 0.0, 0.0).grants.values()
     assert (seen.key, seen.state, seen.nodes, seen.engine_id, seen.reason) == ("run-a1", "gone", ("n1",), "e", "r")
 
 
 def test_what_is_said_of_gpus_is_kept_apart_from_the_other_facts() -> None:
-    """An Xid is bound to generations of this run; another run's, and what is no generation's name, says nothing here."""
+    """An Xid is bound to generations of this run. Another run's, and unknown names, are no evidence here."""
     seen = [
         Fact(kind="disk_full", subject="/", evidence="full"),
         Fact(kind="gpu_lost", subject="GPU 1", evidence="GPU 1 is lost", rank=1),
@@ -316,7 +316,7 @@ def test_what_is_said_of_gpus_is_kept_apart_from_the_other_facts() -> None:
         node="n1", sequence=1, warm="off", disk_free_bytes=1, memory_available_bytes=1, load_1m=0.0, facts=tuple(seen)
     )
     values = {keys.health("n1"): encode(health), **registration("n1"), **grant(1, node="n1")}
-    node = views.observed(mirror_of({**run_values(), **values}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    node = observe.observed(mirror_of({**run_values(), **values}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
     assert node.facts == {"disk_full": "full"}
     assert node.gpus == (
         GpuFact(kind="gpu_lost", evidence="GPU 1 is lost", rank=1),

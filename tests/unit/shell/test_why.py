@@ -1,4 +1,4 @@
-"""An incident as the journal tells it, and the same asked again."""
+"""An incident from the journal, and the same decisions made again."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common
+from supervisor.core import words
 from supervisor.core.again import Answer
 from supervisor.core.decide import decide
 from supervisor.core.model import ControlView, Decision, Kind, Memory, Observed, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec, RunSpec
 from supervisor.ports.errors import Fatal
-from supervisor.shell import inputs, projection, render, why
-from supervisor.shell.journal import Journal
-from supervisor.shell.loop import ROUTINE
-from supervisor.shell.program import program
+from supervisor.shell.control import decision_inputs, projection
+from supervisor.shell.control.build_info import program
+from supervisor.shell.control.journal import Journal
+from supervisor.shell.control.loop import ROUTINE
+from supervisor.shell.inspect import decision_replay, render
 from supervisor.wire import keys
 from supervisor.wire.records import Account, RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.reasons import text
 from tests.unit.core.world import World
 from tests.unit.shell.records import mirror_of
 
@@ -43,7 +46,7 @@ class Journaled(World):
         self.keep_inputs = True
         self.epoch = EPOCH
         self.dies = False
-        """At the failpoint `committed`, in the next round with a decision."""
+        """True to die at the failpoint `committed`, in the next round with a decision."""
         self.digests: dict[str, bytes] = {}
 
     def round(self, after: float = 0.0) -> Decision:
@@ -75,7 +78,7 @@ class Journaled(World):
 
 
 def crashed(folder: Path, inputs_kept: bool = True) -> Journaled:
-    """A group crashed, was started again and is back."""
+    """A world in which a group crashed, was started again and is back."""
     world = Journaled(folder)
     world.bring_up()
     world.keep_inputs = inputs_kept
@@ -88,15 +91,15 @@ def crashed(folder: Path, inputs_kept: bool = True) -> Journaled:
 
 
 def page(world: Journaled) -> str:
-    return "\n".join(why.page(why.why(world.incident, world.journal.path)))
+    return "\n".join(decision_replay.page(decision_replay.why(world.incident, world.journal.path)))
 
 
 def test_a_page_tells_when_what_and_why_and_gives_the_same_answer(tmp_path: Path) -> None:
     world = crashed(tmp_path)
-    told = why.why(world.incident, world.journal.path)
+    told = decision_replay.why(world.incident, world.journal.path)
     assert told.same
     assert [d.known for d in told.decided] == [True] * len(told.decided)
-    text = "\n".join(why.page(told))
+    text = "\n".join(decision_replay.page(told))
     i = world.incident
     assert i.acted is not None
     assert i.recovered is not None
@@ -121,9 +124,9 @@ def test_a_page_tells_when_what_and_why_and_gives_the_same_answer(tmp_path: Path
 
 
 def test_it_is_a_page(tmp_path: Path) -> None:
-    """Of a screen or two, whatever the run did beside it."""
+    """The page is a screen or two, in spite of the run's other events."""
     world = crashed(tmp_path)
-    lines = why.page(why.why(world.incident, world.journal.path))
+    lines = decision_replay.page(decision_replay.why(world.incident, world.journal.path))
     assert len(lines) < 50
 
 
@@ -134,10 +137,10 @@ def test_another_answer_is_said_with_what_differs(tmp_path: Path, monkeypatch: p
         policy = replace(spec.policy, first_rung=FirstRungSpec(crash="replace"))
         return decide(observed, replace(spec, policy=policy), memory)
 
-    monkeypatch.setattr(why, "decide", dearer)
-    told = why.why(world.incident, world.journal.path)
+    monkeypatch.setattr(decision_replay, "decide", dearer)
+    told = decision_replay.why(world.incident, world.journal.path)
     assert not told.same
-    text = "\n".join(why.page(told))
+    text = "\n".join(decision_replay.page(told))
     assert "Asked again today: ANOTHER ANSWER (decision " in text
     assert f"incident {world.incident.id}: rung was '1', today it is '2'" in text
 
@@ -147,16 +150,28 @@ def test_other_words_are_the_same_answer(tmp_path: Path, monkeypatch: pytest.Mon
 
     def reworded(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
         made = decide(observed, spec, memory)
-        return replace(made, actions=tuple(replace(a, reason="because") for a in made.actions))
+        return replace(made, actions=tuple(replace(a, reason=text("because")) for a in made.actions))
 
-    monkeypatch.setattr(why, "decide", reworded)
-    told = why.why(world.incident, world.journal.path)
+    monkeypatch.setattr(decision_replay, "decide", reworded)
+    told = decision_replay.why(world.incident, world.journal.path)
     assert told.same
-    assert "the same is done, in other words (decision" in "\n".join(why.page(told))
+    assert "the same is done, in other words (decision" in "\n".join(decision_replay.page(told))
+
+
+def test_why_nothing_was_done_yet_is_found_however_it_is_worded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "_WORDS", dict.fromkeys(Code, "so it is"))
+    world = Journaled(tmp_path)
+    world.bring_up()
+    world.control = ControlView(paused=True)
+    world.crash(1)
+    world.round(1.0)
+    assert "Why not at once:\n  - so it is" in page(world)
 
 
 def test_one_of_a_paused_run_says_that_nothing_was_done_and_why(tmp_path: Path) -> None:
-    """And still says why, once it was decided on."""
+    """It still gives the reason, once it was decided on."""
     world = Journaled(tmp_path)
     world.bring_up()
     world.control = ControlView(paused=True)
@@ -198,21 +213,21 @@ def test_one_whose_kind_changed_says_when_it_was_which(tmp_path: Path) -> None:
 
 
 def test_a_climb_is_told_with_its_rung(tmp_path: Path) -> None:
-    """Also by a decision whose actions name no incident."""
+    """Its decision may have actions that name no incident."""
     world = crashed(tmp_path)
-    told = why.why(world.incident, world.journal.path)
+    told = decision_replay.why(world.incident, world.journal.path)
     first, *others = told.decided
     then = replace(world.incident, state="acting", rung=Rung.REALLOCATE, reason=Reason.of(Code.TEXT, text="the spare is gone"), acted=None,
                    recovered=None, decided=first.clock)  # fmt: skip
     climbed = replace(first, own=(), then=Answer((), (then,)))
-    assert "      it is decided: rung 3 (reallocate): the spare is gone" in why.page(
+    assert "      it is decided: rung 3 (reallocate): the spare is gone" in decision_replay.page(
         replace(told, decided=(climbed, *others))
     )
 
 
 def test_a_journal_without_the_input_says_so(tmp_path: Path) -> None:
     world = crashed(tmp_path, inputs_kept=False)
-    told = why.why(world.incident, world.journal.path)
+    told = decision_replay.why(world.incident, world.journal.path)
     assert not told.same
     assert "not known (decisions" in page(world)
     assert "the older version that wrote it kept none" in page(world)
@@ -220,7 +235,7 @@ def test_a_journal_without_the_input_says_so(tmp_path: Path) -> None:
 
 def test_inputs_that_had_to_go_are_said_to_be_gone(tmp_path: Path) -> None:
     world = crashed(tmp_path)
-    (tmp_path / inputs.NAMES[0]).unlink()
+    (tmp_path / decision_inputs.NAMES[0]).unlink()
     assert f"its input is not in {tmp_path} any more: the newest 256 MiB are kept" in page(world)
     assert "copy inputs.jsonl" in page(world)
 
@@ -228,7 +243,7 @@ def test_inputs_that_had_to_go_are_said_to_be_gone(tmp_path: Path) -> None:
 def test_what_was_refused_was_not_decided(tmp_path: Path) -> None:
     world = crashed(tmp_path)
     lines = world.journal.path.read_text().splitlines()
-    first = why.why(world.incident, world.journal.path).decided[0]
+    first = decision_replay.why(world.incident, world.journal.path).decided[0]
     refused = next(
         json.loads(x) for x in lines if f'"decision":{first.decision},' in x and '"entry":"intent"' in x
     ) | {"epoch": 6}  # fmt: skip
@@ -237,34 +252,37 @@ def test_what_was_refused_was_not_decided(tmp_path: Path) -> None:
         "\n".join([json.dumps(refused, separators=(",", ":")), json.dumps(outcome, separators=(",", ":")), *lines])
         + "\n"
     )
-    assert [d.epoch for d in why.why(world.incident, world.journal.path).decided] == [EPOCH] * 2
+    assert [d.epoch for d in decision_replay.why(world.incident, world.journal.path).decided] == [EPOCH] * 2
 
 
 def test_one_whose_number_the_next_leader_gave_again_is_not_told(tmp_path: Path) -> None:
-    """To one without actions, and it died before its outcome: it had not found the first in etcd."""
+    """The number went to a decision without actions, whose leader died before its outcome and had not found the
+    first."""
     world = crashed(tmp_path)
     path = world.journal.path
-    first, last = (d.decision for d in why.why(world.incident, path).decided)
+    first, last = (d.decision for d in decision_replay.why(world.incident, path).decided)
     assert last > first
     lines = [json.loads(x) for x in path.read_text().splitlines()]
     path.unlink()
     append(path, *(x for x in lines if (x.get("decision"), x["entry"]) != (last, "outcome")))
     again = {**lines[-1], "entry": "intent", "epoch": EPOCH + 30, "decision": last, "actions": [], "incidents": []}
     append(path, again | {"changed": False})
-    assert [d.decision for d in why.why(world.incident, path).decided] == [first, last], (
+    assert [d.decision for d in decision_replay.why(world.incident, path).decided] == [first, last], (
         "it only waits, and has found it"
     )
     stale = {"epoch": EPOCH + 20, "changed": True}
     append(path, again | stale, {**again, **stale, "entry": "outcome", "refused": "another leads"})
-    assert [d.decision for d in why.why(world.incident, path).decided] == [first, last], "it knew less than etcd"
+    assert [d.decision for d in decision_replay.why(world.incident, path).decided] == [first, last], (
+        "it knew less than etcd"
+    )
     append(path, again | {"changed": True}, again | {"changed": True, "decision": last + 1})
-    assert [d.decision for d in why.why(world.incident, path).decided] == [first]
+    assert [d.decision for d in decision_replay.why(world.incident, path).decided] == [first]
 
 
 def test_one_without_an_outcome_is_told_with_a_doubt(tmp_path: Path) -> None:
     """Its supervisor died between the commit and the line."""
     world = crashed(tmp_path)
-    last = why.why(world.incident, world.journal.path).decided[-1]
+    last = decision_replay.why(world.incident, world.journal.path).decided[-1]
     path = world.journal.path
     path.write_text(
         "".join(
@@ -273,13 +291,13 @@ def test_one_without_an_outcome_is_told_with_a_doubt(tmp_path: Path) -> None:
             if f'"decision":{last.decision},"revision"' not in x or '"outcome"' not in x
         )
     )
-    told = why.why(world.incident, path)
+    told = decision_replay.why(world.incident, path)
     assert [d.known for d in told.decided] == [True, False]
     assert "whether it took effect is not in the journal" in page(world)
 
 
 def killed(folder: Path, after: float = 1.0) -> Journaled:
-    """A group crashed, and the supervisor was killed once it had committed what to do: the next one went on."""
+    """A group crashed, and the supervisor was killed once it had committed its decision: the next one went on."""
     world = Journaled(folder)
     world.bring_up()
     world.crash(1)
@@ -301,13 +319,13 @@ def test_one_whose_supervisor_was_killed_as_it_decided_is_told_from_the_one_jour
     tmp_path: Path,
 ) -> None:
     world = killed(tmp_path)
-    told = why.why(world.incident, world.journal.path)
+    told = decision_replay.why(world.incident, world.journal.path)
     first, second = told.decided
     assert (first.epoch, second.epoch) == (EPOCH, EPOCH + 30), "in the order in which they were made"
     assert (first.known, second.known) == (True, True), "the second one was made on the first"
     assert told.gaps == ()
-    text = "\n".join(why.page(told))
-    at = datetime.fromtimestamp(why.seen(world.journal.path)["i1"], UTC)
+    text = "\n".join(decision_replay.page(told))
+    at = datetime.fromtimestamp(decision_replay.seen(world.journal.path)["i1"], UTC)
     assert f"detected  {at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 10000:02d} UTC" in text
     assert "another machine" not in text
     assert "whether it took effect" not in text
@@ -318,8 +336,8 @@ def test_one_whose_supervisor_was_killed_as_it_decided_is_told_from_the_one_jour
 
 
 def led_on(world: Journaled, *epochs: int) -> None:
-    """The lines of these leaders alone, by wall clocks that the test knows. The first one led for 30 s more, and changed nothing; 2 s later
-    the next one began, where the run clock had stood 32 s before."""
+    """Keeps the lines of these leaders alone, by wall clocks that the test knows. The first one led for 30 s more, and
+    changed nothing. 2 s later the next one began, where the run clock had stood 32 s before."""
     lines = [json.loads(line) for line in world.journal.path.read_text().splitlines()]
     told = [line | {"t": 5000.0 + line.get("now", 0.0) + 32.0 * (line["epoch"] > EPOCH)} for line in lines]
     world.journal.path.unlink()
@@ -334,12 +352,12 @@ ONE, BOTH = (EPOCH,), (EPOCH, EPOCH + 30)
 def test_what_the_run_clock_does_not_have_is_part_of_how_long_it_took(
     tmp_path: Path, epochs: tuple[int, ...], in_etcd: bool, after: float
 ) -> None:
-    """Detected at 6003 s of the wall clock, and back at 6036 s: by the account in etcd, whose journals ever are here, or by both journals;
-    and wherever the journal's rounding lets the last decision of a term seem to be."""
+    """It was detected at 6003 s of the wall clock, and back at 6036 s. The source is the account in etcd, with any
+    journals here, or both journals. The rounding in the journal may shift the last decision of a term."""
     world = killed(tmp_path, after)
     led_on(world, *epochs)
     stood = ((world.incident.opened, 32.0),) if in_etcd else ()
-    text = "\n".join(why.page(why.why(world.incident, world.journal.path, stood=stood)))
+    text = "\n".join(decision_replay.page(decision_replay.why(world.incident, world.journal.path, stood=stood)))
     for part in (
         "  acted     33.00 s later: its new processes were seen",
         "  back      0.00 s later, 33.00 s after it was detected",
@@ -355,30 +373,34 @@ def test_where_one_led_all_the_time_the_run_clock_has_it_all(tmp_path: Path) -> 
     world = crashed(tmp_path)
     assert "not on the run clock" not in page(world)
     stood = ((world.incident.opened - 1.0, 500.0), (world.incident.recovered or 0.0, 500.0))
-    told = why.page(why.why(world.incident, world.journal.path, stood=stood))
-    assert told == why.page(why.why(world.incident, world.journal.path)), "it was over, or had not begun"
+    told = decision_replay.page(decision_replay.why(world.incident, world.journal.path, stood=stood))
+    assert told == decision_replay.page(decision_replay.why(world.incident, world.journal.path)), (
+        "it was over, or had not begun"
+    )
 
 
 def test_what_was_not_committed_when_its_supervisor_was_killed_was_not_decided(tmp_path: Path) -> None:
-    """The next one gave its number again: here, or on another machine, as its digest in etcd says."""
+    """The next one gave its number again: here, or on another machine, as its digest in etcd shows."""
     world = killed(tmp_path)
     path = world.journal.path
-    first, second = why.why(world.incident, path).decided
-    digests = why.digests(mirror_of(world.digests), "run", world.incident.id)
+    first, second = decision_replay.why(world.incident, path).decided
+    digests = decision_replay.digests(mirror_of(world.digests), "run", world.incident.id)
     anew = tuple(replace(d, epoch=EPOCH + 9) if d.decision == first.decision else d for d in digests)
-    assert [d.decision for d in why.why(world.incident, path, anew).decided] == [second.decision]
+    assert [d.decision for d in decision_replay.why(world.incident, path, anew).decided] == [second.decision]
     about = {"t": 1.0, "epoch": EPOCH + 9, "decision": first.decision}
     waits = {**about, "entry": "intent", "waits": ["group 1: it is started"]}
     append(path, waits)
-    assert len(why.why(world.incident, path).decided) == 2, "one that only waits has the number of the one before it"
+    assert len(decision_replay.why(world.incident, path).decided) == 2, (
+        "one that only waits has the number of the one before it"
+    )
     append(path, {**about, "entry": "intent"}, {**about, "entry": "outcome", "refused": ""})
-    assert [d.decision for d in why.why(world.incident, path).decided] == [second.decision]
+    assert [d.decision for d in decision_replay.why(world.incident, path).decided] == [second.decision]
 
 
 def test_what_a_store_that_went_away_left_open_has_its_input(tmp_path: Path) -> None:
-    """Its supervisor went on, and kept it: that it is not there has another reason."""
+    """Its supervisor went on, and kept it: if it is missing, there is another reason."""
     world = killed(tmp_path)
-    first = why.why(world.incident, world.journal.path).decided[0]
+    first = decision_replay.why(world.incident, world.journal.path).decided[0]
     path = world.journal.path
     append(path, {"entry": "event", "event": "outcome_unknown", "epoch": first.epoch, "decision": first.decision})
     assert "any more: the newest" in page(world)
@@ -390,24 +412,26 @@ def test_one_of_which_nothing_is_told_but_etcds_digest_took_effect(tmp_path: Pat
     world.crash(1)
     world.dies = True
     world.round(1.0)
-    digests = why.digests(mirror_of(world.digests), "run", world.incident.id)
-    assert [d.known for d in why.why(world.incident, world.journal.path).decided] == [False]
-    assert [d.known for d in why.why(world.incident, world.journal.path, digests).decided] == [True]
+    digests = decision_replay.digests(mirror_of(world.digests), "run", world.incident.id)
+    assert [d.known for d in decision_replay.why(world.incident, world.journal.path).decided] == [False]
+    assert [d.known for d in decision_replay.why(world.incident, world.journal.path, digests).decided] == [True]
 
 
 def test_without_a_journal_etcds_digests_say_where_it_is(tmp_path: Path) -> None:
     world = crashed(tmp_path / "there")
-    found = why.digests(mirror_of(world.digests), "run", world.incident.id)
-    assert [d.decision for d in found] == [d.decision for d in why.why(world.incident, world.journal.path).decided]
-    told = why.why(world.incident, tmp_path / "here" / "journal.jsonl", found)
-    text = "\n".join(why.page(told))
+    found = decision_replay.digests(mirror_of(world.digests), "run", world.incident.id)
+    assert [d.decision for d in found] == [
+        d.decision for d in decision_replay.why(world.incident, world.journal.path).decided
+    ]
+    told = decision_replay.why(world.incident, tmp_path / "here" / "journal.jsonl", found)
+    text = "\n".join(decision_replay.page(told))
     assert not told.same
     assert f"decision {found[0].decision} (epoch 7, on head, by {program()}): start:1:2" in text
     assert "Ask on head, or with --journal FILE." in text
 
 
 def without(path: Path, decision: int) -> None:
-    """As the journal of a machine whose supervisor did not lead then."""
+    """Removes a decision, as in the journal of a machine whose supervisor did not lead then."""
     lines = path.read_text().splitlines(True)
     path.write_text("".join(x for x in lines if f'"decision":{decision},' not in x))
 
@@ -417,11 +441,11 @@ def test_what_another_machine_decided_is_told_by_its_digest_and_is_not_the_same_
     tmp_path: Path, nth: int
 ) -> None:
     world = crashed(tmp_path)
-    found = why.digests(mirror_of(world.digests), "run", world.incident.id)
+    found = decision_replay.digests(mirror_of(world.digests), "run", world.incident.id)
     without(world.journal.path, found[nth].decision)
-    told = why.why(world.incident, world.journal.path, found)
+    told = decision_replay.why(world.incident, world.journal.path, found)
     assert not told.same
-    lines = why.page(told)
+    lines = decision_replay.page(told)
     (short,) = [n for n, line in enumerate(lines) if f"decision {found[nth].decision} (epoch 7, on head, by " in line]
     (whole,) = [n for n, line in enumerate(lines) if f"decision {found[1 - nth].decision} (epoch 7, policy " in line]
     assert (short < whole) == (nth == 0), "in the order in which they were made"
@@ -433,10 +457,10 @@ def test_what_another_machine_decided_is_told_by_its_digest_and_is_not_the_same_
 @pytest.mark.parametrize(("nth", "what"), [(0, "how it began"), (1, "how it went on")])
 def test_so_it_is_when_etcd_has_no_digest_of_it_any_more(tmp_path: Path, nth: int, what: str) -> None:
     world = crashed(tmp_path)
-    without(world.journal.path, why.why(world.incident, world.journal.path).decided[nth].decision)
-    told = why.why(world.incident, world.journal.path)
+    without(world.journal.path, decision_replay.why(world.incident, world.journal.path).decided[nth].decision)
+    told = decision_replay.why(world.incident, world.journal.path)
     assert not told.same
-    assert f"Asked again today: not known: {what} is in another machine's journal." in why.page(told)
+    assert f"Asked again today: not known: {what} is in another machine's journal." in decision_replay.page(told)
 
 
 def test_a_journal_of_a_program_that_had_other_kinds(tmp_path: Path) -> None:
@@ -444,16 +468,16 @@ def test_a_journal_of_a_program_that_had_other_kinds(tmp_path: Path) -> None:
     path = world.journal.path
     path.write_text(path.read_text().replace('"kind":"crash"', '"kind":"gremlin"'))
     with pytest.raises(Fatal, match=r"line of decision \d+ of epoch 7 is from another version"):
-        why.why(world.incident, path)
+        decision_replay.why(world.incident, path)
 
 
 def test_when_an_incident_was_seen_is_what_its_page_says(tmp_path: Path) -> None:
     world = crashed(tmp_path)
-    found = why.seen(world.journal.path)
+    found = decision_replay.seen(world.journal.path)
     assert list(found) == ["i1"]
     at = datetime.fromtimestamp(found["i1"], UTC)
     assert f"detected  {at:%Y-%m-%d %H:%M:%S}" in page(world)
-    assert why.seen(tmp_path / "none") == {}
+    assert decision_replay.seen(tmp_path / "none") == {}
 
 
 # --- the command ---
@@ -469,7 +493,7 @@ def test_the_command_reads_a_journal_alone(tmp_path: Path) -> None:
     journal = str(world.journal.path)
     code, out, _ = run("i1", "--journal", journal)
     assert code == 0
-    assert out.splitlines() == why.page(why.why(world.incident, world.journal.path))
+    assert out.splitlines() == decision_replay.page(decision_replay.why(world.incident, world.journal.path))
     code, out, _ = run("i1", "--journal", journal, "--json")
     body = json.loads(out)
     assert (code, body["id"], body["kind"], body["same_today"]) == (0, "i1", "crash", True)
@@ -489,7 +513,7 @@ def test_its_exit_codes(tmp_path: Path) -> None:
 
 
 def in_etcd(world: Journaled, monkeypatch: pytest.MonkeyPatch, account: Account | None = None) -> None:
-    """What a command reads there."""
+    """Sets the records that a command reads in etcd."""
     record = encode(RunRecord(spec=world.spec, run_dir=str(world.journal.path.parent), launched_unix_s=0.0))
     values = projection.memory_records(world.spec, world.memory, (world.incident,))
     values |= {keys.spec("run"): record, **world.digests}
@@ -505,7 +529,7 @@ def in_etcd(world: Journaled, monkeypatch: pytest.MonkeyPatch, account: Account 
 
 
 def test_it_tells_as_long_as_the_list_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the account in etcd: the next leader's journal is on another machine."""
+    """The account in etcd gives the time: the next leader's journal is on another machine."""
     world = killed(tmp_path)
     led_on(world, *ONE)
     in_etcd(world, monkeypatch, Account(stood=((world.incident.opened, 32.0),)))
@@ -524,7 +548,7 @@ def test_it_reads_etcd_and_the_runs_journal(tmp_path: Path, monkeypatch: pytest.
     code, out, _ = run("i1", "--run", "run", "--etcd", "127.0.0.1:1", "--home", str(tmp_path))
     assert (code, "the same answer" in out) == (0, True)
     listed = CliRunner().invoke(cli.app, ["incidents", "--etcd", "127.0.0.1:1", "--json"])
-    assert [i["seen_unix_s"] for i in json.loads(listed.stdout)] == [why.seen(world.journal.path)["i1"]]
+    assert [i["seen_unix_s"] for i in json.loads(listed.stdout)] == [decision_replay.seen(world.journal.path)["i1"]]
     world.journal.path.unlink()
     assert CliRunner().invoke(cli.app, ["incidents", "--etcd", "127.0.0.1:1"]).stdout.splitlines()[1].split()[1] == "-"
     code, out, _ = run("i1", "--run", "run", "--etcd", "127.0.0.1:1", "--home", str(tmp_path))

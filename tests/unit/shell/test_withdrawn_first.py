@@ -1,4 +1,4 @@
-"""Of what does not fit into one transaction, what is withdrawn goes first."""
+"""If a round does not fit into one transaction, its withdrawals go first."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from supervisor.shell import views
-from supervisor.shell.loop import Loop
+from supervisor.shell.control import observe
+from supervisor.shell.control.loop import Loop
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, decode
 
 
 def test_a_node_that_lost_its_group_is_told_before_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed 1260 of 500 nodes: an agent that came back before it was told began what had been moved away."""
+    """Seed 1260 of 500 nodes: an agent that came back before its new record began a group that had been moved away."""
     left = keys.desired("n9", "run")
     loop: Any = Loop.__new__(Loop)
     loop._mirror = SimpleNamespace(items={left: SimpleNamespace(value=b"old")}, keys=lambda prefix: [left])
     loop._look_again, loop.now = {}, lambda: 7.0
-    monkeypatch.setattr(views, "runs_on", lambda mirror, run: [])
+    monkeypatch.setattr(observe, "runs_on", lambda mirror, run: [])
 
     puts = loop._difference("run", {"memory": b"m"}, {keys.desired(f"n{k}", "run"): b"new" for k in range(5)}, 3)
 

@@ -1,4 +1,4 @@
-"""Work in a thread of its own."""
+"""Work that is done aside, in a thread of its own."""
 
 from __future__ import annotations
 

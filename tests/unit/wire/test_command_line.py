@@ -1,4 +1,4 @@
-"""The manners that `supervisor` and `supervisor-agent` share, and what starting them imports."""
+"""The conventions that `supervisor` and `supervisor-agent` share, and the imports of their start."""
 
 from __future__ import annotations
 
@@ -75,14 +75,16 @@ def test_completing_a_name_imports_no_command(tmp_path: Path) -> None:
 def test_the_agents_help_imports_nothing_heavy(tmp_path: Path) -> None:
     found = imported(tmp_path, "agents.cli", "--help")
     assert found & HEAVY == set()
-    assert not {m for m in ours(found) if m.startswith(("supervisor.shell.store", "agents.checks", "agents.agent"))}
+    assert not {
+        m for m in ours(found) if m.startswith(("supervisor.shell.etcd", "agents.health.checks", "agents.agent"))
+    }
 
 
 @pytest.mark.parametrize("command", ["status", "pause", "policy set"])
 def test_the_help_of_a_command_imports_nothing_that_acts(tmp_path: Path, command: str) -> None:
     found = imported(tmp_path, "supervisor.cli", *command.split(), "--help")
     assert found & {"torch", "grpc", "google", "jinja2", "prometheus_client"} == set()
-    assert not {m for m in ours(found) if m.startswith(("supervisor.shell.store", "supervisor.wire.records"))}
+    assert not {m for m in ours(found) if m.startswith(("supervisor.shell.etcd", "supervisor.wire.records"))}
 
 
 @pytest.mark.parametrize("command", ["status", "stop", "uncordon n1"])

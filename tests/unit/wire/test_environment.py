@@ -1,4 +1,4 @@
-"""What of a site's environment reaches our processes."""
+"""The part of a site's environment that reaches our processes."""
 
 from __future__ import annotations
 

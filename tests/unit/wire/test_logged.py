@@ -1,4 +1,4 @@
-"""A log of JSON lines, each with what it is about."""
+"""A log of JSON lines, each with its subject."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from _pytest.capture import CaptureResult
 
-from agents.names import about as about_process
+from agents.agent.names import about as about_process
 from supervisor.wire import logged
 from supervisor.wire.logged import about
 
@@ -20,7 +20,7 @@ log = logging.getLogger("a.module")
 
 @pytest.fixture(autouse=True)
 def _root() -> Iterator[None]:
-    """The tests' own handlers stay."""
+    """Keeps the tests' own handlers."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers = []
@@ -84,7 +84,7 @@ def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stalls(io.StringIO):
-    """Takes no line before it is told to."""
+    """A stream that takes no line before it is set free."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def test_who_logs_does_not_wait_for_a_disk_that_stalls(monkeypatch: pytest.Monke
 
 
 def test_a_slip_in_what_is_logged_ends_nobody(capsys: pytest.CaptureFixture[str]) -> None:
-    """As the standard library's handlers have it: a library of others may log with too few arguments."""
+    """The standard library's handlers do the same: another library may log with too few arguments."""
     logged.set_up()
     log.warning("%d", "no number")
     log.warning("and on")
@@ -129,7 +129,7 @@ def test_a_slip_in_what_is_logged_ends_nobody(capsys: pytest.CaptureFixture[str]
 
 
 def test_who_has_logged_nothing_begins_no_thread_to_end() -> None:
-    """At the end of a process none can be begun."""
+    """At the end of a process no thread can be begun."""
     logged.set_up()
     before = threading.active_count()
     for handler in logging.getLogger().handlers:

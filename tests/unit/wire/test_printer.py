@@ -1,4 +1,4 @@
-"""Whatever others wrote is shown as they wrote it, by every renderer."""
+"""Text from outside is shown as it was written, by every renderer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from agents.checks import hand
-from fault_injection import ledger
+from agents.health.checks import hand
 from fault_injection.demo import command as demo
+from supervisor.cli import ledger
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.reason import Code, Reason
-from supervisor.shell import doctor, render
-from supervisor.shell.doctor.finding import bad
-from supervisor.shell.status import LighthouseStatus, NodeStatus, RunStatus
+from supervisor.shell.inspect import doctor, render
+from supervisor.shell.inspect.doctor.finding import bad
+from supervisor.shell.inspect.status import LighthouseStatus, NodeStatus, RunStatus
 from supervisor.wire.checks import CheckResult
 from supervisor.wire.printer import Printer, print_line
 

@@ -1,4 +1,4 @@
-"""Every record survives its way through the store; what cannot be read is refused, and nothing else happens."""
+"""Every record survives its way through the store; an unreadable one is refused, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from supervisor.core import model
+from supervisor.core.model import AllocationMemory, GroupMemory, Incident, Memory
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 from supervisor.core.words import say
@@ -28,10 +28,10 @@ KINDS: list[type[Any]] = [
         ),
         key=lambda kind: kind.__name__,
     ),
-    model.Memory,
-    model.GroupMemory,
-    model.AllocationMemory,
-    model.Incident,
+    Memory,
+    GroupMemory,
+    AllocationMemory,
+    Incident,
     RunSpec,
 ]
 
@@ -82,12 +82,14 @@ def _values() -> None:
         ("the same at step 20 2 times in a row, on n1", Code.SEEN_AGAIN),
         ("the same before its first commit 3 times in a row, on n1 and n2", Code.SEEN_AGAIN),
         ("a process ended and its node lives", Code.TEXT),
+        ("incident i2: crash", Code.HOLDS_AGAINST),
+        ("incident i2: crash; incident i3: node_lost", Code.TEXT),
         ("", None),
     ],
 )
 def test_a_sentence_of_version_1_is_read_as_a_reason(text: str, code: Code | None) -> None:
     old = {"$kind": "GroupMemory", "$version": 1, "group": 3, "left_out": text}
-    read = decode(json.dumps(old), model.GroupMemory).left_out
+    read = decode(json.dumps(old), GroupMemory).left_out
     assert (read.code if read is not None else None) == code
     assert say(read) == text
 

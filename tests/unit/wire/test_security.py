@@ -1,4 +1,4 @@
-"""The security file is read strictly, and what would go in plain off loopback is refused with a sentence."""
+"""The security file is read strictly, and plain traffic off loopback is refused with a sentence."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from supervisor.shell.page.history import OLDER, RECENT, History, Point
+from supervisor.shell.web.history import OLDER, RECENT, History, Point
 
 
 def filled(count: int) -> History:

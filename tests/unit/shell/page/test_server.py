@@ -1,4 +1,4 @@
-"""The page over HTTP: what is answered, the stream, and clients that misbehave."""
+"""The page over HTTP: its answers, the stream, and clients that misbehave."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from supervisor.shell.page import server as server_module
-from supervisor.shell.page import watcher
-from supervisor.shell.page.server import Server, serve, url_of
-from supervisor.shell.page.watcher import Page
+from supervisor.shell.web import server as server_module
+from supervisor.shell.web import watcher
+from supervisor.shell.web.server import Server, serve, url_of
+from supervisor.shell.web.watcher import Page
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from supervisor.wire.security import Security

@@ -1,4 +1,4 @@
-"""What the page says of a run, by what was really decided about it."""
+"""The page's statements about a run, from real decisions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from supervisor.core.model import ControlView, Kind, StuckView
-from supervisor.shell import views
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page import merge
-from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S
-from supervisor.shell.page.snapshot import INCIDENTS, Live, snapshot
-from supervisor.shell.store.errors import NOSPACE_MEND
+from supervisor.shell.control import observe
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.etcd.errors import NOSPACE_MEND
+from supervisor.shell.web import merge
+from supervisor.shell.web.calls import AWAY_S, CALLS, STILL_S
+from supervisor.shell.web.snapshot import INCIDENTS, Live, snapshot
 from supervisor.wire import keys
 from supervisor.wire.records import Account, encode
 from tests.helpers.told import ToldWorld
@@ -37,7 +37,7 @@ def look(w: ToldWorld, **live: Any) -> dict[str, Any]:
     """The snapshot, as a browser gets it."""
     w.tell()
     mirror = Mirror(w.store.list(keys.PREFIX))
-    record = views.runs(mirror)["run"]
+    record = observe.runs(mirror)["run"]
     known = {"now": CLOCK_AT + w.now, "clock_at": {"run": CLOCK_AT}, "clocks": {"run": w.now}, **live}
     found = snapshot(mirror, record, Live(**known))
     assert None not in list(_values(found)), "a null would be read as a removal"
@@ -53,7 +53,7 @@ def _values(value: Any) -> Any:
 
 
 def applied(target: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """As the browser does it."""
+    """Applies a change as the browser does."""
     found = dict(target)
     for key, value in change.items():
         if value is None:
@@ -182,7 +182,7 @@ def test_hung_and_slow_ranks() -> None:
 
 
 def unsaved(w: ToldWorld) -> dict[str, Any]:
-    """All groups train, and their checkpoints fail."""
+    """Makes all groups train, while their checkpoints fail."""
     w.save(0, 50)
     w.round(0.1)
     why = "checkpoint of step 200 failed: No space left on device (0 bytes left in /runs/run/checkpoints)"
@@ -305,7 +305,7 @@ def test_no_step() -> None:
 
 
 def blind(w: ToldWorld) -> dict[str, Any]:
-    """Nobody hears etcd: Prometheus no supervisor, or the page no watch."""
+    """Cuts etcd off: Prometheus hears no supervisor, or the page no watch."""
     return look(w, store_since=CLOCK_AT + w.now - AWAY_S - 1)
 
 
@@ -314,7 +314,7 @@ def without_a_step(w: ToldWorld) -> dict[str, Any]:
 
 
 def no_group_left(w: ToldWorld) -> dict[str, Any]:
-    """Every group hangs, and none is to blame."""
+    """Makes every group hang, through the fault of none."""
     for group in range(3):
         w.report(group, 0, commits=1, step=5, stuck=StuckView(activity="quorum", activity_s=931.0, bound_s=30.0))
     assert look(w)["headline"]["text"].startswith("Not training: no group steps")
@@ -322,7 +322,7 @@ def no_group_left(w: ToldWorld) -> dict[str, Any]:
 
 
 def waits_for_nodes(w: ToldWorld) -> dict[str, Any]:
-    """All nodes are lost, and an allocation is only pending."""
+    """Loses all nodes; an allocation is only pending."""
     for group in w.memory.groups.values():
         w.hear(group.group, "silent")
         w.nodes[group.node] = replace(w.nodes[group.node], registered=False)
@@ -345,7 +345,7 @@ def leaderless(w: ToldWorld) -> dict[str, Any]:
 
 
 def mute(w: ToldWorld) -> dict[str, Any]:
-    """The lighthouse's host says nothing any more, and there is no other."""
+    """Silences the lighthouse's host; there is no other."""
     w.mute()
     w.nodes["host"] = replace(w.nodes["host"], registered=False)
     w.round(1.0)
@@ -378,7 +378,7 @@ FAULTS = {
     "SupervisorBlind": (blind,),
     "BreakerOpen": (broken,),
 }
-"""What each alert that calls somebody at night is for."""
+"""Faults behind each alert that calls a person at night."""
 
 
 def test_every_alert_that_calls_at_night_has_its_fault() -> None:
@@ -411,7 +411,7 @@ def test_what_an_alert_leaves_for_the_morning_the_page_does_too() -> None:
 
 
 def test_what_was_long_ago_is_told_no_more_though_nothing_has_changed_since() -> None:
-    """A healthy run's memory, and the clock in it, are written hardly ever."""
+    """A healthy run's memory, and the clock in it, are seldom written."""
     w = world(budget={"restart": 2})
     for error in ("ValueError: one", "OSError: another"):
         w.fail(1, error=error)
@@ -453,7 +453,7 @@ def test_what_is_to_be_done_is_a_command() -> None:
 
 
 def test_when_things_happened_is_told_by_the_clock_of_the_term_in_which_they_did() -> None:
-    """The run clock goes back to the newest memory when another leads, and stands still while nobody does."""
+    """The run clock goes back to the newest memory when another leads, and stands still while there is no leader."""
     w = world()
     w.crash(1)
     w.round(0.5)
@@ -471,7 +471,7 @@ def test_when_things_happened_is_told_by_the_clock_of_the_term_in_which_they_did
 
 
 def test_what_outlasted_a_leader_cost_the_time_without_one_too() -> None:
-    """In which the run clock stood still: the worst incidents looked like the best."""
+    """The run clock stood still in that time, so the worst incidents looked like the best."""
     w = world()
     w.crash(1)
     w.round(0.5)
@@ -519,7 +519,7 @@ def test_a_memory_that_cannot_be_read_is_the_whole_news() -> None:
     w = world()
     w.store.commit({keys.memory("run", "run"): b"{"})
     mirror = Mirror(w.store.list(keys.PREFIX))
-    found = snapshot(mirror, views.runs(mirror)["run"], Live(now=1.0))
+    found = snapshot(mirror, observe.runs(mirror)["run"], Live(now=1.0))
     assert found["headline"]["level"] == "bad"
     assert "cannot be read" in found["get_up"]["why"][0]
     assert "groups" not in found
@@ -544,7 +544,7 @@ def test_whatever_record_is_gone_or_torn_the_page_goes_on(harm: str) -> None:
             value = b"{" if harm == "torn" else b'{"$kind":"Other","$version":1}'
             items = (*items, replace(item, value=value))
         mirror = Mirror(replace(whole, items=items))
-        found = snapshot(mirror, views.runs(mirror)["run"], Live(now=1.0))
+        found = snapshot(mirror, observe.runs(mirror)["run"], Live(now=1.0))
         assert found["headline"]["text"], item.key
         if harm != "gone" and "/memory/" in item.key:
             assert found["get_up"]["level"] == "now", item.key

@@ -1,4 +1,4 @@
-"""The page in a terminal: it fits, and says what the page says."""
+"""The page in a terminal: it fits, and has the page's statements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from supervisor.core.model import ControlView
-from supervisor.shell.page.terminal import ENDLESS, PLAIN, SIGNS, Drawing, lasted
+from supervisor.shell.web.terminal import ENDLESS, PLAIN, SIGNS, Drawing, lasted
 from tests.unit.shell.page.test_snapshot import CLOCK_AT, look, unsaved, world
 
 
@@ -22,7 +22,7 @@ def drawn(told: Mapping[str, Any], width: int = 80, height: int = 24, signs: Map
 
 
 def hurt() -> dict[str, Any]:
-    """A node was lost and its group moved; a rank has just crashed."""
+    """The page of a run in which a node was lost and its group moved, and a rank has just crashed."""
     w = world()
     w.hear(2, "silent")
     w.lapse(w.group(2).node)

@@ -1,4 +1,4 @@
-"""What only who looks again and again can know: for how long something has been so."""
+"""Facts that only repeated looks can show: how long a state has lasted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from supervisor.ports.errors import Retryable
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.page import watcher
-from supervisor.shell.page.calls import AWAY_S, STILL_S
-from supervisor.shell.page.history import Since
-from supervisor.shell.page.watcher import UNREAD_EVERY_S, Page
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.web import watcher
+from supervisor.shell.web.calls import AWAY_S, STILL_S
+from supervisor.shell.web.history import Since
+from supervisor.shell.web.watcher import UNREAD_EVERY_S, Page
 from supervisor.wire import keys
 from supervisor.wire.records import Cordon, encode
 from tests.helpers.told import ToldWorld
@@ -28,7 +28,7 @@ class Watcher:
         self.page = Page(world.store, wall=lambda: self.at, alarms=lambda: alarms)
 
     def up(self, after_s: float = 0.0) -> dict[str, Any]:
-        """Who has to get up, so long after; looked at as often as the page is while nobody reads it."""
+        """The page's call for a person, `after_s` later. The page looks as often as it does while no one reads it."""
         end = self.at + after_s
         with self.page.reading("") as feed:
             while True:
@@ -114,7 +114,7 @@ def test_an_alarm_of_etcd_calls(world: ToldWorld) -> None:
 
 
 def test_an_etcd_that_goes_away_as_the_page_begins_to_follow_it_is_said_to_be_away(world: ToldWorld) -> None:
-    """Its own thread reads all again before it watches: whoever waits for that answer has a picture that is older."""
+    """Its own thread reads all again before it watches. Until that answer comes, a reader has an older picture."""
     page = Page(world.store)
     page.begin()
     world.store.away = True
@@ -152,7 +152,7 @@ def test_it_goes_on_after_an_error_that_nobody_foresaw(
     begin, look = page.begin, page.look
     failures = iter(
         (RuntimeError("a bug"), RuntimeError("a bug"), Retryable("etcd is away"))
-    )  # and another bug then, in what tells of it
+    )  # then another bug, in the code that reports it
     bugs = iter((RuntimeError("a bug"),))
 
     def begins() -> Mirror:

@@ -1,0 +1,105 @@
+"""Writes the files that a rank's folder needs before its start, and builds the requests that start processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agents.agent.names import LighthouseName, TrainerName
+from agents.shim.settings import Settings
+from supervisor.wire import programs
+from supervisor.wire.address import free_port
+from supervisor.wire.records import LighthouseDesired, RecordError, TrainerDesired, TrainerLaunch, decode, encode
+
+OUTPUT = "output.log"
+"""The file in a process's folder that takes its output."""
+
+
+def rank_name(desired: TrainerDesired, rank: int) -> TrainerName:
+    return TrainerName(desired.run, desired.group, desired.generation, rank)
+
+
+def read_launch(folder: Path) -> TrainerLaunch | None:
+    """Returns the settings that a rank was started with; None if there are none."""
+    try:
+        return decode((folder / "launch.json").read_bytes(), TrainerLaunch)
+    except (OSError, RecordError):
+        return None
+
+
+def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str) -> None:
+    """Writes launch.json for every rank of a generation. One that an agent wrote before it died stays."""
+    folders = [settings.node_folder / "ranks" / str(rank_name(desired, rank)) for rank in range(desired.world_size)]
+    written = [launch for launch in map(read_launch, folders) if launch is not None]
+    master_port = written[0].master_port if written else free_port(settings.address)
+    for rank, folder in enumerate(folders):
+        if read_launch(folder) is not None:
+            continue
+        launch = TrainerLaunch(
+            run=desired.run,
+            group=desired.group,
+            generation=desired.generation,
+            rank=rank,
+            world_size=desired.world_size,
+            groups=desired.groups,
+            min_groups=desired.min_groups,
+            node=settings.node,
+            node_address=settings.address,
+            master_port=master_port,
+            lighthouse=lighthouse,
+            run_dir=desired.run_dir,
+            rank_dir=str(folder),
+            titan=desired.titan,
+            torchft=desired.torchft,
+            checkpoint=desired.checkpoint,
+            resume=desired.resume,
+            writer=desired.writer,
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / "launch.tmp"
+        temporary.write_bytes(encode(launch))
+        temporary.replace(folder / "launch.json")
+
+
+def trainer_request(settings: Settings, desired: TrainerDesired, rank: int) -> dict[str, Any]:
+    """Returns the fields of the shim's spawn request for a rank."""
+    name = str(rank_name(desired, rank))
+    folder = settings.node_folder / "ranks" / name
+    launch = str(folder / "launch.json")
+    return {
+        "name": name,
+        "argv": programs.command("trainer", launch),
+        "env": {},
+        "folder": str(folder),
+        "log": str(folder / OUTPUT),
+        "launch": launch,
+        "cold": settings.cold,
+    }
+
+
+def lighthouse_request(settings: Settings, desired: LighthouseDesired) -> dict[str, Any]:
+    """Returns the fields of the shim's spawn request for a gate with its lighthouse."""
+    folder = settings.node_folder / "lighthouse" / f"{desired.run}.{desired.generation}"
+    options = {
+        "run": desired.run,
+        "generation": desired.generation,
+        "node": settings.node,
+        "address": settings.address,
+        "folder": folder,
+        "etcd": ",".join(settings.etcd),
+        "security": settings.security,
+        "groups": desired.groups,
+        "min-groups": desired.min_groups,
+        "quorum-ids-above": desired.quorum_ids_above,
+        "join-timeout-ms": desired.torchft.join_timeout_ms,
+        "heartbeat-timeout-ms": desired.torchft.heartbeat_timeout_ms,
+    }
+    return {
+        "name": str(LighthouseName(desired.run, desired.generation)),
+        "argv": programs.command("gate", *(f"--{key}={value}" for key, value in options.items())),
+        "env": {},
+        "folder": str(folder),
+        "log": str(folder / OUTPUT),
+        "launch": None,
+        "cold": True,
+    }

@@ -1,0 +1,457 @@
+"""The gate before a run's lighthouse: admits, holds, beats and cuts by generation. `python -m agents.gate ...`.
+
+It passes TorchFT's bytes unchanged. The rules are in gate_state.py; connections, lighthouse and etcd are here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agents.gate.etcd import Answer, Orders, OrdersWatch, Publisher
+from agents.gate.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYTES, PING, PONG
+from agents.gate.lighthouse_child import FROZEN_S, GateFailed, Lighthouse
+from agents.gate.state import GateState
+from agents.threads.from_thread import from_thread
+from supervisor.core.detect import GATE_ETCD_SILENCE_S
+from supervisor.shell.etcd.lease import boot_time
+from supervisor.shell.failpoints import reach
+from supervisor.wire import logged
+from supervisor.wire.aside import Aside
+from supervisor.wire.records import GateGroup, GateObserved, GatePresence
+from supervisor.wire.security import SecurityError, common_name, load, node_name, server_context
+
+log = logging.getLogger("agents.gate")
+
+TICK_S = 0.02
+ALIVE_S = 1.0
+"""Seconds between two requests for a sign of life from the lighthouse. Touching `gate.json` as often is the gate's own
+sign to the agent."""
+SETTLE_S = 0.06
+"""Seconds of three beats: the lighthouse must know all the living before the first of them asks for a quorum."""
+HEADER_WITHIN_S = 5.0
+LAST_WORDS_S = 2.0
+MUTE_WARNING_S = 2.0
+"""Seconds to wait for a manager's replica id: it calls every 100 ms, with its id in each call."""
+
+
+@dataclass(eq=False)
+class Visitor:
+    """One connection from a forwarder."""
+
+    node: str
+    group: int
+    generation: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.group, self.generation
+
+
+class Gate:
+    """Serves one run's lighthouse."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._state = GateState(
+            options.heartbeat_timeout_ms / 1000, options.join_timeout_ms / 1000, GATE_ETCD_SILENCE_S, FROZEN_S
+        )
+        self._visitors: set[Visitor] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._files = Aside("files")
+        self._lighthouse = Lighthouse()
+        self._told: GateObserved | None = None
+        self._address, self._port = "", 0
+        self._opening = False
+        self._asked = self._answered = 0
+        """Numbers of the last reading of all admissions that was asked for, and of the last that came."""
+        self._ending = asyncio.Event()
+        self._failure = ""
+        self._ticked_at: float | None = None
+        self._asked_for_life_at = 0.0
+        self._security = load(options.security)
+        own = (options.node, options.run, options.generation)
+        self._watch = OrdersWatch(*own, options.etcd, from_thread(self._loop, self._obey), self._security)
+        presence = GatePresence(run=options.run, node=options.node, generation=options.generation)
+        self._asking: tuple[int, tuple[tuple[int, int], ...]] | None = None
+        """Number of the open question, and the silent generations that it is about."""
+        self._no_doubt = asyncio.Event()
+        self._no_doubt.set()
+        self._publisher = Publisher(
+            presence, options.etcd, from_thread(self._loop, self._confirm), self._is_alive, self._security
+        )
+
+    # --- life ---
+
+    async def run(self) -> None:
+        """Runs until TERM or until another has the seat. Raises GateFailed if the lighthouse ends or the gate stood
+        still."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._ending.set)
+        try:
+            self._watch.start()
+            self._publisher.start()
+            options = self._options
+            died = await self._lighthouse.start(options.min_groups, options.join_timeout_ms, options.quorum_ids_above)
+            server = await asyncio.start_server(self._accept, self._options.address, 0, **self._tls())
+            self._port = int(server.sockets[0].getsockname()[1])
+            self._address = f"{self._options.address}:{self._port}"
+            reach("gate.listening")
+            self._write_state(())
+            await self._files.done(lambda: None)
+            print(json.dumps({"port": self._port}), flush=True)
+            self._ticked_at = boot_time()
+            ended = asyncio.create_task(self._ending.wait())
+            while not ended.done():
+                if died.done():
+                    raise GateFailed(f"the lighthouse ended (exit code {died.result()}); its output is above")
+                if self._stood_still() or self._failure:
+                    raise GateFailed(self._failure)
+                self._tick()
+                self._signs_of_life()
+                await asyncio.wait({died, ended}, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+            died.cancel()
+            server.close()
+        finally:
+            self._state.retired = True
+            self._review()
+            self._watch.stop()
+            self._publisher.stop()
+            await self._lighthouse.end()
+            await asyncio.to_thread(self._publisher.join, LAST_WORDS_S)
+
+    def _tls(self) -> dict[str, Any]:
+        """Returns start_server's TLS arguments for forwarders; empty without certificates."""
+        if not self._security.tls:
+            return {}
+        context = server_context(self._security)
+        return {"ssl": context, "ssl_handshake_timeout": HEADER_WITHIN_S, "ssl_shutdown_timeout": GOODBYE_WITHIN_S}
+
+    def _write_state(self, groups: Sequence[GateGroup]) -> None:
+        """Writes `gate.json` for the agent: the port, and how each group is heard."""
+        text = json.dumps({"port": self._port, "hearing": {str(each.group): each.hearing for each in groups}})
+        self._files.ask(partial(_leave, Path(self._options.folder), text))
+
+    def _signs_of_life(self) -> None:
+        self._lighthouse.check()
+        if self._loop.time() - self._asked_for_life_at >= ALIVE_S:
+            self._asked_for_life_at = self._loop.time()
+            self._lighthouse.ask()
+            if not self._files.left:  # else its disk stalls
+                self._files.ask(partial(os.utime, Path(self._options.folder) / "gate.json"))
+
+    def _is_alive(self) -> bool:
+        """Returns true while the event loop turns; for the publisher's thread. True too while the lighthouse starts."""
+        return self._ticked_at is None or boot_time() - self._ticked_at <= FROZEN_S
+
+    def _stood_still(self) -> bool:
+        """Returns true if the gate stood still for so long that another may have its seat soon. Then nothing passes."""
+        if self._ticked_at is not None and not self._failure:
+            still_s = boot_time() - self._ticked_at
+            if still_s > FROZEN_S:
+                self._failure = f"the gate stood still for {still_s:.1f} s: another may serve by now"
+                self._state.retired = True
+                log.warning("%s", self._failure)  # at once: a kill would not wait for our last words
+        return bool(self._failure)
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- what changes ---
+
+    def _obey(self, orders: Orders) -> None:
+        self._answered = orders.asked
+        if orders.retired:
+            log.warning(
+                "another gate has the seat of lighthouse %d, or this one must close: ending", self._options.generation
+            )
+            self._state.retired = True
+            self._ending.set()
+        for group, generation in sorted(self._state.admit(orders.admitted, self._loop.time())):
+            log.info(
+                "group %d: generation %d is stale and cut for good",
+                group,
+                generation,
+                extra=self._about(group, generation),
+            )
+        self._review()
+        self._tick()
+
+    def _review(self) -> None:
+        """Has every connection check again how it is treated, and cuts at once those that must be cut."""
+        for visitor in list(self._visitors):
+            if self._passage(visitor) == "cut":
+                visitor.writer.transport.abort()
+            visitor.changed.set()
+
+    def _passage(self, visitor: Visitor) -> str:
+        if self._stood_still():
+            return "cut"
+        return self._state.passage(*visitor.key, visitor.node)
+
+    def _about(self, group: int, generation: int) -> dict[str, dict[str, object]]:
+        return logged.about(run=self._options.run, group=group, generation=generation)
+
+    def _tick(self) -> None:
+        if self._stood_still() or self._ticked_at is None:
+            return
+        self._ticked_at = boot_time()
+        now = self._loop.time()
+        if self._state.judge_etcd(self._watch.silent_s, self._answered >= self._asked, now):
+            if self._state.closed:
+                log.warning("etcd is silent and a group is lost: closed, because the current generation is not known")
+                self._asked = self._watch.read_again()
+            else:
+                log.warning("etcd is back and was read again: open")
+            self._review()
+        if not self._state.opened and not self._opening and self._state.may_open(now):
+            self._opening = True
+            self._keep(self._open())
+        self._doubt(now)
+        self._lighthouse.beat(self._state.beats(now))
+        if self._address:
+            self._publish(now)
+
+    def _doubt(self, now: float) -> None:
+        """Asks etcd before the quorum steps on without a silent group. This gate may be cut off, while that group
+        trains on with the other side."""
+        doubted = self._state.doubted(now)
+        if doubted and self._asking is None:
+            self._asking = (self._publisher.ask(), doubted)
+        if doubted:
+            self._no_doubt.clear()
+        else:
+            self._no_doubt.set()
+
+    def _confirm(self, answer: Answer) -> None:
+        if answer.orders is not None:
+            self._obey(replace(answer.orders, asked=self._answered))
+        if self._asking is not None and answer.number >= self._asking[0]:
+            self._state.confirm(self._asking[1])
+            self._asking = None
+            self._tick()
+
+    async def _open(self) -> None:
+        reach("gate.opening")
+        self._state.open(self._loop.time())
+        self._lighthouse.beat(self._state.beats(self._loop.time()))
+        await asyncio.sleep(SETTLE_S)
+        reach("gate.open")
+        self._opening = False
+        log.info("open: %s", ", ".join(self._lighthouse.beats))
+        self._review()
+
+    def _publish(self, now: float) -> None:
+        observed = GateObserved(
+            run=self._options.run,
+            node=self._options.node,
+            generation=self._options.generation,
+            address=self._address,
+            groups=self._state.groups(now),
+        )
+        if observed != self._told:
+            self._told = observed
+            self._publisher.publish(observed)
+            self._write_state(observed.groups)
+
+    # --- connections ---
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._keep(self._receive(reader, writer))
+
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(HEADER_WITHIN_S):
+                visitor = self._identify(await reader.readline(), reader, writer)
+            if visitor is None or self._passage(visitor) == "cut":
+                return
+            self._visitors.add(visitor)
+            first = await reader.read(CHUNK)
+            if first == PING:
+                await self._answer(visitor)
+            elif first == GONE:
+                await self._gone(visitor)
+            elif first.startswith(BUILT):
+                await self._built(visitor, first)
+            elif first:
+                await self._client(visitor, first)
+        except (OSError, TimeoutError, ValueError) as error:
+            log.debug("a connection ended: %s", error)
+        finally:
+            self._visitors = {v for v in self._visitors if v.writer is not writer}
+            writer.close()
+
+    def _identify(self, header: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Visitor | None:
+        if not header:
+            return None  # it left without a header
+        try:
+            who = json.loads(header)
+            if who["run"] != self._options.run:
+                raise ValueError(f"it belongs to run {who['run']!r}")
+            node = str(who["node"])
+            if self._security.tls:
+                shown = common_name(writer.get_extra_info("ssl_object"))
+                if shown != node_name(node):
+                    raise ValueError(f"it claims to be node {node}, but shows the certificate of {shown!r}")
+            return Visitor(node, int(who["group"]), int(who["generation"]), reader, writer)
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("closed a connection from %s: %s", writer.get_extra_info("peername"), error)
+            return None
+
+    async def _answer(self, visitor: Visitor) -> None:
+        """Answers the forwarder's pings for as long as this gate serves it."""
+        while self._passage(visitor) != "cut":
+            visitor.writer.write(PONG)
+            await visitor.writer.drain()
+            if not await visitor.reader.read(CHUNK):
+                return
+
+    async def _gone(self, visitor: Visitor) -> None:
+        self._state.gone(*visitor.key)
+        log.info("group %d generation %d is gone", *visitor.key, extra=self._about(*visitor.key))
+        self._visitors.discard(visitor)
+        self._review()
+        self._tick()
+        visitor.writer.write(b"OK\n")
+        await visitor.writer.drain()
+
+    async def _built(self, visitor: Visitor, line: bytes) -> None:
+        replica_id = str(json.loads(line.removeprefix(BUILT))["replica_id"])
+        self._state.built(*visitor.key, replica_id, self._loop.time())
+        log.info("group %d generation %d is built: %s", *visitor.key, replica_id, extra=self._about(*visitor.key))
+        self._review()
+        self._tick()
+        self._loop.call_later(MUTE_WARNING_S, self._warn_of_other_id, visitor.key)
+        if await self._admitted(visitor, bytearray()):
+            visitor.writer.write(b"OK\n")
+            await visitor.writer.drain()
+
+    def _warn_of_other_id(self, key: tuple[int, int]) -> None:
+        if self._state.speaks_otherwise(*key):
+            what = "group %d generation %d is held: its manager does not use the replica id that it gave"
+            log.warning(what, *key, extra=self._about(*key))
+
+    async def _client(self, visitor: Visitor, first: bytes) -> None:
+        self._state.came(*visitor.key)
+        self._heard(visitor, first)
+        held = bytearray(first)
+        if not await self._admitted(visitor, held):
+            return
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._lighthouse.port)
+        try:
+            # connecting yielded to other tasks: what was admitted may be stale by now
+            if self._passage(visitor) != "admit":
+                return
+            writer.write(bytes(held))
+            pumps = {
+                asyncio.create_task(self._inward(visitor, writer)),
+                asyncio.create_task(self._outward(reader, visitor)),
+            }
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            for pump in pumps:
+                pump.cancel()
+        finally:
+            writer.transport.abort()  # a cut leaves nothing on its way to the lighthouse
+
+    async def _admitted(self, visitor: Visitor, held: bytearray) -> bool:
+        """Holds until this generation is admitted; False when it is cut, or its client leaves before."""
+        while True:
+            visitor.changed.clear()
+            passage = self._passage(visitor)
+            if passage != "hold" and not (passage == "admit" and self._opening):
+                return passage == "admit"
+            reading = asyncio.create_task(visitor.reader.read(CHUNK))
+            changing = asyncio.create_task(visitor.changed.wait())
+            await asyncio.wait({reading, changing}, return_when=asyncio.FIRST_COMPLETED)
+            changing.cancel()
+            # a read that is cancelled while it waits has consumed nothing: the next one gets it all
+            reading.cancel()
+            await asyncio.wait({reading})
+            if not reading.cancelled():
+                more = reading.result()
+                if not more or len(held) > HELD_BYTES:
+                    return False
+                self._heard(visitor, more)
+                held += more
+
+    def _heard(self, visitor: Visitor, data: bytes) -> None:
+        if self._state.heard(*visitor.key, data, self._loop.time()):
+            self._review()
+            self._tick()
+
+    async def _inward(self, visitor: Visitor, lighthouse: asyncio.StreamWriter) -> None:
+        try:
+            while data := await visitor.reader.read(CHUNK):
+                if self._passage(visitor) != "admit":
+                    return
+                self._heard(visitor, data)
+                lighthouse.write(data)
+                await lighthouse.drain()
+        except OSError:
+            pass  # same as the end of file
+
+    async def _outward(self, lighthouse: asyncio.StreamReader, visitor: Visitor) -> None:
+        try:
+            while data := await lighthouse.read(CHUNK):
+                while not self._no_doubt.is_set() and self._passage(visitor) == "admit":
+                    await self._no_doubt.wait()
+                if self._passage(visitor) != "admit":
+                    return
+                self._state.answered(*visitor.key, self._loop.time())
+                visitor.writer.write(data)
+                await visitor.writer.drain()
+        except OSError:
+            pass  # same as the end of file
+
+
+def _leave(folder: Path, text: str) -> None:
+    try:
+        (folder / "gate.tmp").write_text(text)
+        (folder / "gate.tmp").replace(folder / "gate.json")
+    except OSError as error:
+        log.warning("cannot write gate.json: %s", error)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="agents.gate")
+    for name in ("run", "node", "address", "folder"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("generation", "groups", "min-groups", "quorum-ids-above", "join-timeout-ms", "heartbeat-timeout-ms"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--security", default="")
+    parser.add_argument("--etcd", required=True, type=lambda text: tuple(text.split(",")))
+    return parser.parse_args(arguments)
+
+
+async def _run(options: argparse.Namespace) -> None:
+    await Gate(options).run()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        logged.set_up()
+        asyncio.run(_run(options))
+    except logged.LogFormatError as error:
+        log.error("%s", error)
+        return 2
+    except (GateFailed, SecurityError, OSError) as error:
+        log.error("the gate of run %s ends: %s", options.run, error)
+        return 1
+    return 0

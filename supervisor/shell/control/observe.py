@@ -1,0 +1,287 @@
+"""Converts records to the values that `decide` reads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, replace
+from functools import partial
+
+from supervisor.core import gpu
+from supervisor.core.errors import printable
+from supervisor.core.model import (
+    AllocationMemory,
+    Checkpoint,
+    ControlView,
+    GateView,
+    GpuFact,
+    Grant,
+    GroupMemory,
+    Incident,
+    Memory,
+    NodeView,
+    Observed,
+    RankView,
+    SpikeView,
+    StuckView,
+)
+from supervisor.shell.control import cordons
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import (
+    Control,
+    EpochsBefore,
+    ExitObserved,
+    Fact,
+    GateObserved,
+    GatePresence,
+    Health,
+    NodeCheck,
+    NodeObserved,
+    PolicySet,
+    Registration,
+    RunRecord,
+    TrainerObserved,
+)
+
+
+class Unreadable(ValueError):
+    """A record without which nothing may be decided is unreadable."""
+
+
+def runs(mirror: Mirror) -> dict[str, RunRecord]:
+    """Returns all launched runs by name, each with its current policy. Callers must not change the dict."""
+    return mirror.derived(_runs, "spec", "policy")
+
+
+def _runs(mirror: Mirror) -> dict[str, RunRecord]:
+    found = {}
+    for key in mirror.of_sort("spec"):
+        record = mirror.record(key, RunRecord)
+        if record is not None:
+            found[record.spec.name] = _with_policy(mirror, record)
+    return found
+
+
+def _with_policy(mirror: Mirror, record: RunRecord) -> RunRecord:
+    was_set = mirror.record(keys.policy(record.spec.name), PolicySet)
+    return record if was_set is None else replace(record, spec=replace(record.spec, policy=was_set.policy))
+
+
+def memory(mirror: Mirror, run: str) -> Memory:
+    """Assembles the memory of a run from its parts. Raises Unreadable if a part is corrupt or newer."""
+    prefix = keys.memory(run, "")
+    base = mirror.record(prefix + "run", Memory)
+    groups = {g.group: g for g in mirror.table(prefix + "group-", GroupMemory).values()}
+    allocations = {a.key: a for a in mirror.table(keys.allocation(run, ""), AllocationMemory).values()}
+    incidents = mirror.table(keys.incident(run, ""), Incident).values()
+    # Only incidents of groups that are in the middle of one are needed.
+    needed = tuple(keys.incident(run, g.incident) for g in groups.values() if g.incident)
+    own = (prefix, keys.allocation(run, ""), keys.policy(run), *needed)
+    bad = [f"{key}: {why}" for key, why in mirror.unreadable.items() if key.startswith(own)]
+    if bad:
+        raise Unreadable(f"run {run} is left alone, its memory cannot be read: {'; '.join(bad)}")
+    fresh = base if base is not None else Memory()
+    return Memory(
+        **{
+            **{name: getattr(fresh, name) for name in Memory.__dataclass_fields__},
+            "groups": groups,
+            "allocations": allocations,
+            "incidents": {i.id: i for i in incidents if i.state in ("open", "acting")},
+        }
+    )
+
+
+def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s: float) -> Observed:
+    """Returns all observations of one run: the nodes of its allocations, the service hosts, its gate, its grants."""
+    nodes = _nodes(mirror, run, known)
+    # An existing but unreadable request of a person is unknown, so nothing is done until it can be read.
+    unread = Control(paused=keys.control(run) in mirror.items)
+    control = mirror.record(keys.control(run), Control) or unread
+    grants = {g.key: g for g in mirror.table(keys.grant(run, ""), Grant).values()}
+    return Observed(
+        revision=mirror.revision,
+        now=now,
+        store_stable_s=store_stable_s,
+        nodes=nodes,
+        gate=_gate(mirror, run, known),
+        grants=grants,
+        control=ControlView(
+            paused=control.paused,
+            stop=control.stop,
+            restarts=control.restarts,
+            resumes=control.resumes,
+            because=control.because,
+            down=control.down,
+            evictions=control.evictions,
+        ),
+        cordons=cordons.seen_by(mirror, run),
+    )
+
+
+def epochs_before(mirror: Mirror) -> int:
+    """Returns the number that is added to a leader's create revision to make its epoch."""
+    before = mirror.record(keys.EPOCHS_BEFORE, EpochsBefore)
+    return before.count if before is not None else 0
+
+
+def node_names(mirror: Mirror) -> list[str]:
+    """Returns the nodes that have any key in etcd."""
+    return mirror.nodes()
+
+
+def runs_on(mirror: Mirror, run: str) -> list[str]:
+    """Returns the nodes that report a process of the run."""
+    seen = mirror.table(keys.NODES, NodeObserved, sort="observed")
+    return [key[len(keys.NODES) :].split("/", 1)[0] for key, node in seen.items() if run in node.runs]
+
+
+def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
+    grants = mirror.table(keys.grant(run, ""), Grant).values()
+    wanted = {key for key, allocation in known.allocations.items() if allocation.state == "wanted"}
+    given = {
+        node: grant.key
+        # A host may be given again under the same name: the allocation that is gone is then overridden.
+        for gone in (True, False)
+        for grant in grants
+        if (grant.state == "gone") is gone and grant.key in wanted
+        for node in grant.nodes
+    }
+    hosts = {g.node: g.host for g in known.groups.values() if g.node}
+    held = {g.node for g in known.groups.values()} | {g.old_node for g in known.groups.values()}
+    held.add(known.lighthouse.node)
+    ours = []
+    for name in node_names(mirror):
+        if name not in given and name not in held:
+            registration = mirror.record(keys.registration(name), Registration)
+            if registration is None or registration.role != "service":
+                continue
+        ours.append((name, given.get(name, ""), hosts.get(name, "")))
+    return mirror.of_each(run, ours, partial(_view, mirror, run))
+
+
+def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> NodeView:
+    """Returns one node's view. `allocation` and `host` apply once its registration is gone."""
+    registration = mirror.record(keys.registration(name), Registration)
+    seen = mirror.record(keys.observed(name), NodeObserved)
+    health = mirror.record(keys.health(name), Health)
+    facts = health.facts if health is not None else ()
+    check = mirror.record(keys.check(name), NodeCheck) if registration is not None else None
+    stands, said = (check.stands, cordons.failure(check)) if check is not None else ("", "")
+    return NodeView(
+        name=name,
+        registered=registration is not None,
+        host=(registration.host if registration is not None else host) or name,
+        leaving=seen.leaving if seen is not None and registration is not None else "",
+        allocation=registration.allocation if registration is not None else allocation,
+        role=registration.role if registration is not None else "trainer",
+        slots=registration.slots if registration is not None else 0,
+        checking=check is not None and check.state == "pending" and stands != "failed",
+        failed=said if stands == "failed" else "",
+        unsure=said if stands == "unknown" else "",
+        # The last reports outlive the lease.
+        facts={f.kind: f.evidence for f in facts if f.kind not in gpu.KINDS},
+        gpus=tuple([_gpu(f, run) for f in facts if f.kind in gpu.KINDS]),
+        store_ms=health.store_ms if health is not None else 0.0,
+        warm=health is not None and health.warm == "ready" and registration is not None,
+        ranks=tuple([_rank(t) for t in seen.trainers if t.run == run]) if seen is not None else (),
+        lighthouses_ended=tuple([x.generation for x in seen.lighthouses if x.run == run and x.state == "exited"])
+        if seen is not None and seen.lighthouses
+        else (),
+    )
+
+
+def _gpu(fact: Fact, run: str) -> GpuFact:
+    during = None
+    if fact.during is not None:
+        found = (re.fullmatch(r"(.*)\.(\d+)\.(\d+)", way) for way in fact.during)
+        during = frozenset((int(way[2]), int(way[3])) for way in found if way is not None and way[1] == run)
+    return GpuFact(kind=fact.kind, evidence=fact.evidence, xid=fact.xid, rank=fact.rank, during=during)
+
+
+_NO_END = ExitObserved()
+
+
+def _rank(trainer: TrainerObserved) -> RankView:
+    progress = trainer.progress
+    mark = progress.checkpoint if progress is not None else None
+    end = trainer.exit or _NO_END
+    return RankView(
+        group=trainer.group,
+        generation=trainer.generation,
+        rank=trainer.rank,
+        state=trainer.state,
+        exit_code=end.exit_code,
+        signal=end.signal,
+        error=end.error_file or end.raised,
+        trace=end.trace,
+        last_words=end.last_words,
+        told=end.told,
+        oom=end.oom,
+        kernel=end.kernel,
+        ended_s=end.ended_s,
+        disk=end.disk,
+        phase=progress.phase if progress is not None else "starting",
+        step=progress.step if progress is not None else 0,
+        commits=progress.commits if progress is not None else 0,
+        step_s=progress.step_s if progress is not None else 0.0,
+        checkpoint=Checkpoint(mark.step, mark.path, mark.group, mark.generation) if mark is not None else None,
+        save_failed=_save_failed(trainer),
+        heal_failed=_heal_failed(trainer),
+        quorum_id=progress.quorum_id if progress is not None else -1,
+        participants=progress.participants if progress is not None else 0,
+        healed=progress.healed if progress is not None else None,
+        gate=trainer.gate,
+        reaches_gate=trainer.reaches_gate,
+        stuck=_stuck(trainer),
+        stopped=printable(trainer.stopped) if trainer.state != "exited" else "",
+        stopped_s=trainer.stopped_s,
+        compute_s=trainer.compute_s,
+        data_s=trainer.data_s,
+        compute_past_s=trainer.compute_past_s,
+        data_past_s=trainer.data_past_s,
+        numerics=progress.numerics if progress is not None else "",
+        spike=SpikeView(**asdict(progress.spike)) if progress is not None and progress.spike is not None else None,
+        measured=trainer.measured,
+    )
+
+
+def _save_failed(trainer: TrainerObserved) -> str:
+    """Returns the error that a training rank reports; empty for one that ends, whose error is another."""
+    progress = trainer.progress
+    if progress is None or progress.phase == "failed" or trainer.state == "exited":
+        return ""
+    return printable(progress.error)
+
+
+def _heal_failed(trainer: TrainerObserved) -> str:
+    """Returns a sentence about failed heals; empty after a single failure, since the peer may have ended meanwhile."""
+    failed = trainer.progress.heal_failed if trainer.progress is not None else None
+    if failed is None or failed.times < 2:
+        return ""
+    error = printable(failed.error)
+    return f"its heal from {failed.source} has failed {failed.times} times in {failed.for_s:.0f} s: {error}"
+
+
+def _stuck(trainer: TrainerObserved) -> StuckView | None:
+    stuck = trainer.stuck
+    if stuck is None or trainer.state == "exited":
+        return None
+    return StuckView(**asdict(stuck))
+
+
+def _gate(mirror: Mirror, run: str, known: Memory) -> GateView | None:
+    seat = known.lighthouse
+    if not seat.node:
+        return None
+    gate = mirror.record(keys.gate(seat.node, run), GateObserved)
+    if gate is None or gate.generation != seat.generation:
+        return None
+    presence = mirror.record(keys.gate_presence(seat.node, run), GatePresence)
+    return GateView(
+        node=gate.node,
+        generation=gate.generation,
+        address=gate.address,
+        present=presence is not None and presence.generation == seat.generation,
+        admitted={g.group: g.generation for g in gate.groups},
+        hearing={g.group: g.hearing for g in gate.groups},
+    )

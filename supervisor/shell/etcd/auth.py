@@ -1,0 +1,111 @@
+"""`supervisor init-auth`: creates etcd's users and roles as docs/adr/0007-security.md defines them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from supervisor.ports.errors import Fatal
+from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.etcd.convert import range_of
+from supervisor.shell.etcd.stubs import rpc
+from supervisor.wire import keys
+from supervisor.wire.security import Security, SecurityError, node_name, read_certificate
+
+ROOT = "root"
+SUPERVISOR = "supervisor"
+READER = "reader"
+
+READ, READWRITE = "read", "readwrite"
+
+Permissions = Mapping[str, str]
+"""READ or READWRITE, by prefix."""
+
+OLDEST = (3, 4)
+"""Oldest etcd version that works: older servers have no users without a password, and would accept an empty one."""
+
+
+def roles(nodes: Sequence[str]) -> dict[str, Permissions]:
+    """Returns each role's permissions. Each role has one user, of the same name."""
+    found: dict[str, Permissions] = {SUPERVISOR: {keys.PREFIX: READWRITE}, READER: {keys.PREFIX: READ}}
+    for node in nodes:
+        found[node_name(node)] = {keys.desired(node, ""): READ, f"{keys.NODES}{node}/": READWRITE}
+    return found
+
+
+def init_auth(endpoints: Sequence[str], security: Security, nodes: Sequence[str]) -> list[str]:
+    """Creates what is missing, revokes excess permissions of our roles, and enables the checks. Returns a sentence for
+    each change.
+
+    Raises SecurityError without certificates; Fatal, also when the certificate is not that of `root`; Retryable when
+    etcd is away.
+    """
+    if not security.tls:
+        raise SecurityError(
+            "init-auth needs --security FILE with the certificate of `root`: etcd knows its users by certificates"
+        )
+    who = read_certificate(security).name
+    if who != ROOT:
+        raise Fatal(f"{security.cert} is the certificate of {who!r}: init-auth is only for `root`")
+    plain = [endpoint for endpoint in endpoints if not endpoint.strip().startswith("https://")]
+    if plain:
+        raise Fatal(f"etcd at {plain[0]} is addressed without TLS, so it sees no certificate: give https://HOST:PORT")
+    with connect(endpoints, security=security) as store:
+        _check_version(store)
+        return list(_changes(store, nodes))
+
+
+def _check_version(store: EtcdStore) -> None:
+    version = store.status().version
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST:
+        raise Fatal(f"etcd {version} has no users without a password: use 3.4 or newer")
+
+
+def _changes(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
+    auth = _Auth(store)
+    known = set(auth.ask("UserList", rpc.AuthUserListRequest()).users)
+    existing = set(auth.ask("RoleList", rpc.AuthRoleListRequest()).roles)
+    for role, permissions in roles(nodes).items():
+        if role not in existing:
+            auth.ask("RoleAdd", rpc.AuthRoleAddRequest(name=role))
+            yield f"role {role} made"
+        yield from _set_permissions(auth, role, permissions)
+    for user in (ROOT, *roles(nodes)):
+        if user not in known:
+            options = rpc.auth_pb2.UserAddOptions(no_password=True)
+            auth.ask("UserAdd", rpc.AuthUserAddRequest(name=user, options=options))
+            yield f"user {user} made"
+        if user not in auth.ask("UserGet", rpc.AuthUserGetRequest(name=user)).roles:
+            auth.ask("UserGrantRole", rpc.AuthUserGrantRoleRequest(user=user, role=user))
+            yield f"user {user} has the role {user}"
+    auth.ask("AuthEnable", rpc.AuthEnableRequest())
+    yield "etcd checks permissions"
+
+
+def _set_permissions(auth: _Auth, role: str, permissions: Permissions) -> Iterator[str]:
+    kinds = {READ: rpc.auth_pb2.Permission.READ, READWRITE: rpc.auth_pb2.Permission.READWRITE}
+    given = {(p.key, p.range_end): p.permType for p in auth.ask("RoleGet", rpc.AuthRoleGetRequest(role=role)).perm}
+    for prefix, kind in permissions.items():
+        start, end = range_of(prefix)
+        if given.pop((start, end), None) != kinds[kind]:
+            permission = rpc.auth_pb2.Permission(permType=kinds[kind], key=start, range_end=end)
+            auth.ask("RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name=role, perm=permission))
+            yield f"role {role} may {kind} {prefix}"
+    for start, end in given:
+        auth.ask("RoleRevokePermission", rpc.AuthRoleRevokePermissionRequest(role=role, key=start, range_end=end))
+        yield f"role {role} may no longer use {start.decode(errors='replace')}"
+
+
+class _Auth:
+    """etcd's auth service through a store's connection."""
+
+    def __init__(self, store: EtcdStore) -> None:
+        self._store = store
+
+    def ask(self, what: str, request: Any) -> Any:
+        """Makes one call. Raises Retryable or Fatal."""
+        with self._store.connection.call(what, writes=True) as client:
+            make: Any = rpc.AuthStub  # generated code has no types
+            return getattr(make(client.channel), what)(request, self._store.timeout_s)

@@ -1,0 +1,230 @@
+"""The CLI's requests to etcd: launch a run, control it, and read its state."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from supervisor.core import wind_down
+from supervisor.core.model import Incident, Memory
+from supervisor.core.restored import ENDED
+from supervisor.core.spec import RunSpec
+from supervisor.ports.engine import Request
+from supervisor.ports.errors import Fatal, Fenced, Retryable
+from supervisor.ports.store import Expect, Store
+from supervisor.shell.control import observe
+from supervisor.shell.control.leader import leader
+from supervisor.shell.control.rewrite import rewrite
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.engines.slurm.engine import SlurmEngine
+from supervisor.wire import environment, keys, programs
+from supervisor.wire.records import Control, RecordError, RunRecord, decode, encode
+
+RESUMABLE = ("halted", "stopped")
+"""Phases of an ended run that a person may resume."""
+
+
+def check_titan(spec: RunSpec) -> list[str]:
+    """Returns the problems that TorchTitan's own config finds in the Titan part, as sentences.
+
+    Runs a process of its own, because only `titan_actor` imports torch.
+    """
+    record = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0))
+    result = subprocess.run(
+        programs.command("check"), input=record, capture_output=True, check=False, env=environment.decided(os.environ)
+    )
+    try:
+        problems = json.loads(result.stdout)["problems"]
+    except (ValueError, KeyError):
+        tail = result.stderr.decode(errors="replace").strip().splitlines()[-3:]
+        return [f"the Titan part cannot be checked (exit code {result.returncode}): {' | '.join(tail)}"]
+    return [_problem(p) for p in problems]
+
+
+def _problem(problem: dict[str, Any]) -> str:
+    nearest = f"; nearest: {problem['nearest']}" if problem.get("nearest") else ""
+    return f"{problem['key']} = {problem['value']!r}: {problem['message']}{nearest}"
+
+
+def check_engine(spec: RunSpec, etcd: Sequence[str], security: str) -> str:
+    """Asks Slurm if it would take the run's jobs. Returns a note if Slurm cannot be asked here, because the supervisor
+    may be elsewhere. Raises Fatal, with Slurm's words and our key, if it would not."""
+    if spec.allocation.engine != "slurm":
+        return ""
+    not_asked = "Slurm was not asked if it accepts the run's jobs"
+    if shutil.which("sbatch") is None:
+        return f"{not_asked}: there is no sbatch"
+    request = Request(
+        key=f"{spec.name}-check",
+        run=spec.name,
+        slots=spec.groups.ranks_per_group,
+        lease_s=spec.policy.node_lease_s,
+        spec=spec.allocation,
+    )
+    try:
+        SlurmEngine(etcd, security, "check").check(request)
+    except Retryable as error:
+        return f"{not_asked}: {error}"
+    return ""
+
+
+def launched_before(store: Store, spec: RunSpec) -> RunRecord | None:
+    """Returns the record of this very run, or None if it was not launched. Raises Fatal if another run has its name."""
+    item = store.get(keys.spec(spec.name))
+    if item is None:
+        return None
+    record = decode(item.value, RunRecord)
+    if record.spec != spec:
+        raise Fatal(f"another run is already named {spec.name!r}: choose another name")
+    return record
+
+
+def launch(store: Store, spec: RunSpec, home: Path) -> RunRecord:
+    """Creates the run. Raises Fatal if its name is taken or no supervisor leads."""
+    if store.get(keys.LEADER) is None:
+        raise Fatal("no supervisor leads: nothing would happen; start one with `supervisor up`")
+    run_dir = home.resolve() / spec.name
+    record = RunRecord(spec=spec, run_dir=str(run_dir), launched_unix_s=time.time())
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Fatal(f"cannot make the run's folder {run_dir}: {error.strerror}") from error
+    try:
+        store.commit({keys.spec(spec.name): encode(record)}, expect=[Expect(keys.spec(spec.name), create_revision=0)])
+    except Fenced:
+        raise Fatal(f"a run named {spec.name!r} already exists: choose another name") from None
+    return record
+
+
+def choose_run(mirror: Mirror, name: str) -> RunRecord:
+    """Returns the named run, or the newest if no name is given. Raises Fatal if there is none."""
+    found = observe.runs(mirror)
+    if name and name not in found:
+        raise Fatal(f"there is no run {name!r}; known: {', '.join(sorted(found)) or 'none'}")
+    if not found:
+        raise Fatal("there is no run yet: start one with `supervisor launch RUN.toml`")
+    return found[name] if name else max(found.values(), key=lambda r: r.launched_unix_s)
+
+
+def not_over(mirror: Mirror, resumable: bool) -> dict[str, str]:
+    """Returns the phases of runs that a request can reach, newest first. `resumable` adds those to be resumed."""
+    ended = [phase for phase in ENDED if not (resumable and phase in RESUMABLE)]
+    newest_first = sorted(observe.runs(mirror).values(), key=lambda r: r.launched_unix_s, reverse=True)
+    memories = {r.spec.name: mirror.record(keys.memory(r.spec.name, "run"), Memory) for r in newest_first}
+    phases = {name: memory.phase if memory is not None else "new" for name, memory in memories.items()}
+    return {name: phase for name, phase in phases.items() if phase not in ended}
+
+
+def change_control(store: Store, run: str, change: Callable[[Control], Control]) -> Control:
+    """Changes a person's requests for a run; retries if another writer came in between."""
+    key = keys.control(run)
+    try:
+        return rewrite(store, key, Control, lambda known: change(known or Control()))
+    except RecordError as error:
+        raise Fatal(f"{key} cannot be read and is left alone ({error}); delete it in etcd to go on") from error
+
+
+def refuse_ended(mirror: Mirror, record: RunRecord, wish: str) -> None:
+    """Raises Fatal if the run has ended, so that the request `wish` (in words) would have no effect."""
+    name = record.spec.name
+    # an unreadable memory holds the run: a person may want to pause it before mending that
+    memory = mirror.record(keys.memory(name, "run"), Memory)
+    if memory is None or memory.phase not in ENDED:
+        return
+    if memory.phase in RESUMABLE:
+        raise Fatal(
+            f'run {name} is {memory.phase}: {wish} does nothing; to let it go on: supervisor resume {name} --because "..."'
+        )
+    refuse_over(mirror, record, wish)
+
+
+def refuse_over(mirror: Mirror, record: RunRecord, wish: str) -> None:
+    """Raises Fatal as `refuse_ended` does, but not for a run that may be resumed."""
+    name = record.spec.name
+    memory = mirror.record(keys.memory(name, "run"), Memory)
+    if memory is not None and memory.phase in ENDED and memory.phase not in RESUMABLE:
+        raise Fatal(f"run {name} is {memory.phase}: {wish} does nothing any more")
+
+
+def stopping(mirror: Mirror, record: RunRecord) -> str:
+    """Returns what a stop does now, and its time limits, which run from when a leader sees the request."""
+    memory = mirror.record(keys.memory(record.spec.name, "run"), Memory) or Memory()
+    drain_s, longest_s = (f(record.spec, memory.measured) for f in (wind_down.drain_s, wind_down.longest_s))
+    leads = "" if leader(mirror) is not None else "; no supervisor leads, so it begins when one does"
+    return (
+        f"stopping: groups that train end after one common step, the others at once; what has not ended in {drain_s:.0f} s "
+        f"is terminated, and the run ends within {longest_s:.0f} s{leads}"
+    )
+
+
+def require(record: RunRecord, group: int | None = None, rank: int | None = None) -> None:
+    """Raises Fatal if the run has no such group, or its groups no such rank. None: not checked."""
+    groups = record.spec.groups
+    if group is not None and not 0 <= group < groups.count:
+        raise Fatal(f"run {record.spec.name} has no group {group}: it has 0 to {groups.count - 1}")
+    if rank is not None and not 0 <= rank < groups.ranks_per_group:
+        raise Fatal(f"a group of run {record.spec.name} has no rank {rank}: it has 0 to {groups.ranks_per_group - 1}")
+
+
+def restart(store: Store, record: RunRecord, group: int) -> None:
+    """Requests a restart of a group. Raises Fatal if the run has no such group."""
+    require(record, group)
+    change_control(
+        store,
+        record.spec.name,
+        lambda c: replace(c, restarts={**c.restarts, group: c.restarts.get(group, 0) + 1}),
+    )
+
+
+def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_are_down: bool = False) -> str:
+    """Ends a pause, or a stop, or a halt, for the given reason. Returns what was done.
+
+    Raises Fatal if the run is finished or still drains towards its halt. Also raises it if the run ended with a
+    lighthouse on an unregistered node, unless the person says that `they_are_down`.
+    """
+    name = record.spec.name
+    memory = observe.memory(mirror, name)
+    phase, host = memory.phase, memory.lighthouse.node
+    if phase == "finished":
+        raise Fatal(f"run {name} is finished: there is nothing to resume; launch it under another name")
+    if phase == "stopping" and memory.halt_reason and because:
+        raise Fatal(f"run {name} is still stopping before its halt; repeat this when it is halted")
+    if phase == "running" and because and they_are_down and memory.lighthouse.mute_since is not None:
+        change_control(store, name, lambda c: replace(c, paused=False, down=c.down + 1, because=because))
+        return f"{name}: its lighthouse on {host} and what was on its side count as down, because: {because}"
+    if phase == "running" and because and memory.breaker_since is not None:
+        change_control(store, name, lambda c: replace(c, paused=False, evictions=c.evictions + 1, because=because))
+        held = "the nodes that are lost, or whose checks do not pass, or whose groups a restart did not repair, are given up"
+        return f"{name}: {held}, charged to no budget, because: {because}"
+    if phase not in RESUMABLE:
+        control = mirror.record(keys.control(name), Control)
+        if because and (control is None or not control.paused):
+            raise Fatal(f"run {name} is neither halted nor paused ({phase}): there is nothing to resume")
+        change_control(store, name, lambda c: replace(c, paused=False))
+        return f"{name}: acting again"
+    if host and keys.registration(host) not in mirror.items and not they_are_down:
+        raise Fatal(
+            f"run {name} had its lighthouse on node {host}, which is not registered: that lighthouse and the trainers on its "
+            "side may still train; make sure that they are down, then repeat this with --they-are-down"
+        )
+    because = because or "it had been stopped"
+    change_control(store, name, lambda c: resumed(c, because))
+    return f"{name}: resumed from its newest checkpoint, with full budgets, because: {because}"
+
+
+def resumed(control: Control, because: str) -> Control:
+    """Returns the requests of a person who resumes a halted or stopped run."""
+    return replace(control, paused=False, stop=False, suspended=False, resumes=control.resumes + 1, because=because)
+
+
+def incidents(mirror: Mirror, run: str) -> list[Incident]:
+    """Returns all incidents of a run, oldest first."""
+    found = [incident for _, incident in mirror.records(keys.incident(run, ""), Incident)]
+    return sorted(found, key=lambda i: int(i.id[1:]) if i.id[1:].isdigit() else 0)

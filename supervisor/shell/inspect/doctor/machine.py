@@ -1,0 +1,190 @@
+"""Examines this machine: its packages, disk, clock, and leftovers of earlier runs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, files, version
+from pathlib import Path
+from typing import Literal
+
+from supervisor.ports.errors import Fatal
+from supervisor.shell.dev.etcd_server import find_server
+from supervisor.shell.dev.home import system_folder
+from supervisor.shell.inspect.doctor.finding import Finding, bad, good, note
+
+PINS = {"torch": "2.13.0", "torchft": "0.2.0", "torchtitan": "0.3.0", "etcd3": "0.12.0"}
+FOREIGN = {"supervisor": "supervisord's package", "openai-agents": "the OpenAI agents package"}
+"""Public distributions with our import names: installed beside us, they overwrite our files."""
+
+LEAST_FREE_BYTES = 2 * 2**30
+"""Least free space: a debug model's checkpoints, logs and etcd's data stay below it for a day."""
+
+
+EASIER = "the demo loses a node by killing its processes, which is the easier case"
+
+STA_UNSYNC = 0x0040
+"""adjtimex(2): nothing synchronizes the clock."""
+
+
+def examine(home: Path) -> list[Finding]:
+    """Returns all findings that need no etcd."""
+    return [
+        *_python(),
+        *_packages(),
+        *_host(),
+        *namespaced(),
+        *_disk(home),
+        clock(clock_status()),
+        *_leftovers(home),
+        *_namespaces(),
+    ]
+
+
+def server() -> Iterator[Finding]:
+    """Finds the etcd that `up` would start."""
+    try:
+        yield Finding(level="good", what=f"etcd server: {find_server()}")
+    except Fatal as error:
+        yield Finding(level="bad", what=str(error))
+
+
+def _python() -> Iterator[Finding]:
+    inside = sys.prefix != sys.base_prefix
+    yield Finding(
+        level="good" if inside else "note",
+        what=f"Python {sys.version.split()[0]} {'in' if inside else 'outside'} a virtual environment",
+        do="" if inside else "use a virtual environment of its own: some public packages share our import names",
+    )
+
+
+def _packages() -> Iterator[Finding]:
+    for name, pin in PINS.items():
+        try:
+            have = version(name)
+        except PackageNotFoundError:
+            yield Finding(level="bad", what=f"{name} is not installed", do=f"pip install {name}=={pin}")
+            continue
+        right = have.split("+")[0] == pin
+        yield Finding(
+            level="good" if right else "bad",
+            what=f"{name} {have}",
+            do="" if right else f"these versions were tested together: pip install {name}=={pin}",
+        )
+    for name, whose in FOREIGN.items():
+        try:
+            files(name)
+        except PackageNotFoundError:
+            continue
+        yield Finding(
+            level="bad",
+            what=f"{whose} ({name}) is in this environment and overwrites files of this program",
+            do=f"pip uninstall {name}, then reinstall this program",
+        )
+
+
+def _host() -> Iterator[Finding]:
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+        yield Finding(level="good", what=f"the host's name {name} resolves")
+    except OSError:
+        yield Finding(
+            level="bad", what=f"the host's name {name} does not resolve", do=f"add it to /etc/hosts: 127.0.1.1 {name}"
+        )
+
+
+def namespaced() -> Iterator[Finding]:
+    """Finds what a node lacks here to fall silent in its own network namespace."""
+    if os.geteuid() != 0:
+        yield note(f"not root: {EASIER}", "run the demo as root for a silent loss")
+    elif shutil.which("ip") is None:
+        yield note(f"no `ip` command: {EASIER}", "apt-get install iproute2 for a silent loss")
+
+
+def _disk(home: Path) -> Iterator[Finding]:
+    folder = home.resolve()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    level: Literal["good", "bad"] = "good" if free > LEAST_FREE_BYTES else "bad"
+    yield Finding(
+        level=level, what=f"{free / 2**30:.1f} GiB free in {folder}", do="" if level == "good" else "free some"
+    )
+    if not os.access(folder, os.W_OK):
+        yield Finding(level="bad", what=f"{folder} cannot be written", do="give another --home")
+
+
+def clock_status() -> int | None:
+    """Returns the status bits of the kernel's clock; None if the kernel does not report them."""
+    timex = ctypes.create_string_buffer(256)  # struct timex: 208 bytes
+    try:
+        if ctypes.CDLL(None, use_errno=True).adjtimex(timex) < 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    word = ctypes.sizeof(ctypes.c_long)
+    return ctypes.c_int.from_buffer(timex, 5 * word).value  # after modes (padded), offset, freq, maxerror, esterror
+
+
+def clock(status: int | None) -> Finding:
+    """Finds a clock that is not synchronized. No decision depends on a wall clock, but people compare logs."""
+    do = "run chrony or systemd-timesyncd; until then do not compare the logs of several machines (no decision does)"
+    if status is None:
+        return note("the kernel does not say if the clock is synchronised", do)
+    return (
+        note("this machine's clock is not synchronised", do)
+        if status & STA_UNSYNC
+        else good("the clock is synchronised")
+    )
+
+
+def orphan(environment: str, system: Path, pid: str) -> str:
+    """Returns the pid of the dead shim of a node's process; empty if it is not ours, or its shim lives."""
+    values = dict(entry.split("=", 1) for entry in environment.split("\0") if "=" in entry)
+    folder = values.get("SUPERVISOR_NODE_DIR", "")
+    shim = values.get("SUPERVISOR_SHIM_PID", "")
+    if not folder or Path(folder).parent != system / "nodes" or shim in ("", pid):
+        return ""
+    return "" if Path(f"/proc/{shim}").exists() else shim
+
+
+def _leftovers(home: Path) -> Iterator[Finding]:
+    """Finds processes of nodes whose shim is gone."""
+    system = system_folder(home)
+    orphans = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if orphan(environment, system, entry.name):
+            orphans.append(entry.name)
+    if orphans:
+        yield bad(f"processes of nodes whose shim is gone: {', '.join(orphans)}", f"kill {' '.join(orphans)}")
+
+
+def _namespaces() -> Iterator[Finding]:
+    """Finds network namespaces of a killed demo or test."""
+    if shutil.which("ip") is None:
+        return
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False, timeout=10)
+    left = dead_namespaces(listed.stdout)
+    if left:
+        what = f"network namespaces of processes that are gone: {', '.join(left)}"
+        yield note(what, "; ".join(f"ip netns del {name}" for name in left))
+
+
+def dead_namespaces(listed: str) -> list[str]:
+    """Returns the names `sv<pid>-...` in the output of `ip netns list` whose process is gone."""
+    names = [line.split()[0] for line in listed.splitlines() if line.split()]
+    found = [(name, match[1]) for name in names if (match := re.fullmatch(r"sv(\d+)-.+", name))]
+    return [name for name, pid in found if not Path(f"/proc/{pid}").exists()]

@@ -1,0 +1,127 @@
+"""Reads the trainers' own output, as far as this machine has it, with only one block in memory at a time."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.core.visible import visible
+from supervisor.shell.dev.home import system_folder
+from supervisor.wire import rotated
+
+BLOCK_BYTES = 64 * 1024
+LINE_CHARACTERS = 2**20
+"""Longest line as JSON, which must be in memory as a whole. As text, each line is shown to its end."""
+
+_UNFINISHED = re.compile(r"\x1b(\[[0-9;:]{0,29})?\Z")
+"""A colour sequence that continues in the next block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogTail:
+    """The last lines of one rank's output, across its rotated files."""
+
+    node: str
+    group: int
+    generation: int
+    rank: int
+    path: str
+    begins: tuple[tuple[Path, int], ...]
+    """The files that hold them, oldest first, and the byte of each at which to begin."""
+
+    def text(self) -> Iterator[str]:
+        """Yields the text in blocks that are safe for a terminal. Carriage returns end lines, as in progress bars."""
+        decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+        rest = ""
+        for block in self._blocks():
+            text = rest + decoder.decode(block)
+            cut = _UNFINISHED.search(text, max(0, len(text) - 32))
+            text, rest = (text[: cut.start()], cut[0]) if cut else (text, "")
+            yield visible(text)
+        yield visible(rest + decoder.decode(b"", final=True))
+
+    def lines(self) -> Iterator[str]:
+        """Yields lines of at most LINE_CHARACTERS, with a note on what is left out."""
+        held, more = "", 0
+        for block in self.text():
+            first, *others = block.split("\n")
+            for at, piece in enumerate([first, *others]):
+                if at:
+                    yield _whole(held, more)
+                    held, more = "", 0
+                room = LINE_CHARACTERS - len(held)
+                held, more = held + piece[:room], more + max(0, len(piece) - room)
+        if held:
+            yield _whole(held, more)
+
+    def _blocks(self) -> Iterator[bytes]:
+        for path, offset in self.begins:
+            try:
+                with path.open("rb") as file:
+                    file.seek(offset)
+                    while block := file.read(BLOCK_BYTES):
+                        yield block
+            except OSError:
+                continue  # its node has removed or rotated it
+
+
+def kept_in(home: Path) -> Path:
+    """Returns the folder that holds `nodes/`: that of `supervisor up`, or an agent's home under an engine."""
+    return home if (home / "nodes").is_dir() else system_folder(home)
+
+
+def tails(system: Path, run: str, group: int | None, rank: int, lines: int) -> list[LogTail]:
+    """Returns the tails ordered by group and generation. `system` is the folder that holds `nodes/`."""
+    found = []
+    for path in system.glob(f"nodes/*/ranks/{run}.*/output.log"):
+        match = re.fullmatch(rf"{re.escape(run)}\.(\d+)\.(\d+)\.(\d+)", path.parent.name)
+        if match is None:
+            continue
+        g, generation, r = (int(part) for part in match.groups())
+        if r != rank or group not in (None, g):
+            continue
+        begins = tuple(_last_lines([*rotated.parts(path), path], lines))
+        found.append(
+            LogTail(node=path.parts[-4], group=g, generation=generation, rank=r, path=str(path), begins=begins)
+        )
+    return sorted(found, key=lambda t: (t.group, t.generation))
+
+
+def head(tail: LogTail) -> str:
+    """Returns the line above a tail's text."""
+    return f"== group {tail.group} generation {tail.generation} rank {tail.rank} on {tail.node}: {tail.path}"
+
+
+def _last_lines(paths: list[Path], lines: int) -> list[tuple[Path, int]]:
+    """Finds where the last lines begin. Reads backwards, block by block, until it has seen enough line ends."""
+    found: list[tuple[Path, int]] = []
+    left = lines
+    at_end = True  # the end of the last line begins no further line
+    for path in reversed(paths):
+        try:
+            with path.open("rb") as file:
+                end = file.seek(0, io.SEEK_END)
+                while end:
+                    start = max(0, end - BLOCK_BYTES)
+                    file.seek(start)
+                    # a progress bar's lines end with \r alone; the block must keep its length
+                    block = file.read(end - start).replace(b"\r\n", b" \n").replace(b"\r", b"\n")
+                    stop = len(block) - (at_end and block.endswith(b"\n"))
+                    at_end = False
+                    while (stop := block.rfind(b"\n", 0, stop)) >= 0:
+                        left -= 1
+                        if not left:
+                            return [(path, start + stop + 1), *found]
+                    end = start
+        except OSError:
+            continue
+        found.insert(0, (path, 0))
+    return found
+
+
+def _whole(line: str, more: int) -> str:
+    return f"{line} ... {more} more characters" if more else line

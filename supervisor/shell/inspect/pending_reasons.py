@@ -1,0 +1,81 @@
+"""The part of a run's status about groups that wait for nodes, and about problems that are seen but not acted on."""
+
+from __future__ import annotations
+
+from supervisor.core import breaker, detect, disks, left_out, numerics, shadow, straggler, unsaved
+from supervisor.core.blame import blame
+from supervisor.core.model import AllocationMemory, Memory, Observed
+from supervisor.core.placement import passed_over
+from supervisor.core.round import Round
+from supervisor.core.spec import RunSpec
+from supervisor.core.words import said, say
+
+
+def leaving(observed: Observed) -> dict[str, str]:
+    """Returns nodes to leave, because the engine will take them away or a person drains their hosts; and why."""
+    drained = {host: cordon.drain for host, cordon in observed.cordons.items() if cordon.drain}
+    trainers = [n for n in observed.nodes.values() if n.registered and n.role == "trainer"]
+    found = {n.name: drained[n.machine] for n in trainers if n.machine in drained}
+    found |= {n.name: n.leaving for n in observed.nodes.values() if n.leaving and n.registered}
+    return found | {
+        node: g.leaving for g in observed.grants.values() if g.leaving and g.state == "granted" for node in g.nodes
+    }
+
+
+def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
+    """Returns a sentence for each wanted allocation that is pending, refused or late, and one for the groups without a
+    node."""
+    if memory.phase not in ("new", "running"):
+        return ()
+    groups = [
+        str(g.group)
+        for g in memory.groups.values()
+        if g.phase in ("unplaced", "placing") and not (g.node or g.left_out)
+    ]
+    open_ = [(a, _state(a, observed)) for a in memory.allocations.values() if a.state == "wanted"]
+    asked = [_sentence(a, state, memory, observed) for a, state in open_ if state in ("pending", "refused")]
+    if not groups:
+        return tuple(asked)
+    who = f"{'group' if len(groups) == 1 else 'groups'} {', '.join(groups)} without a node"
+    return (f"{who}: " + ("waiting for the engine" if asked else "not waiting for the engine"), *asked)
+
+
+def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
+    """Returns sentences about problems that are left as they are: suspended and slow groups, a risen loss, an
+    unreachable gate, failing heals. Also hangs without a culprit, what the breaker holds, missing checkpoints, and
+    nodes that are passed over or have unusable disks."""
+    if memory.phase != "running":
+        return ()
+    found = [left_out.about(group) for group in memory.groups.values() if group.left_out]
+    found += [slow.reported for slow in straggler.stragglers(memory.groups, observed, spec)]
+    groups = shadow.there(memory.groups, memory.incidents, observed)
+    hangs = blame(groups, observed, spec, memory).held
+    tripped = breaker.why_it_holds(Round(observed, spec, memory)) if memory.breaker_since is not None else None
+    spike = numerics.spike(memory.groups, observed, spec)
+    no_way = detect.without_a_way(memory.groups, observed, spec, memory.lighthouse.opened)
+    behind = unsaved.with_reason(memory.groups, memory.checkpoint, observed, spec)
+    together = straggler.together(memory.groups, observed, spec)
+    found += filter(None, (together, spike, no_way, hangs, tripped, behind))
+    heals = (
+        f"group {group.group}, {say(why)}"
+        for group in groups.values()
+        for why in detect.heals_failed(group, observed)[:1]
+    )
+    more = (*disks.untold(memory.groups, observed), *passed_over(Round(observed, spec, memory)))
+    return (*said(found), *heals, *said(more))
+
+
+def _state(allocation: AllocationMemory, observed: Observed) -> str:
+    grant = observed.grants.get(allocation.key)
+    return grant.state if grant is not None else "pending"
+
+
+def _sentence(allocation: AllocationMemory, state: str, memory: Memory, observed: Observed) -> str:
+    grant = observed.grants.get(allocation.key)
+    word = f": {grant.reason}" if grant is not None and grant.reason else ""
+    # A memory's run clock stands still between two decisions, so this is a lower bound.
+    ago = f"requested at least {max(0.0, memory.clock - allocation.since):.0f} s ago ({say(allocation.reason)})"
+    if state == "refused":
+        return f"allocation {allocation.key} refused{word}; {ago}"
+    late = "late, the run goes on without it" if allocation.late else "pending"
+    return f"allocation {allocation.key} {late}{word}; {ago}"

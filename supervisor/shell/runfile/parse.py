@@ -1,0 +1,228 @@
+"""The run file: TOML to RunSpec. Finds every mistake before anything starts, and names the key, the value and the
+nearest right one."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from supervisor.core import timeouts
+from supervisor.core.bounds import Row
+from supervisor.core.measured import NOTHING, Measured
+from supervisor.core.spec import RunSpec
+from supervisor.shell.engines.slurm import validate
+from supervisor.shell.runfile import validate_policy
+
+
+class RunFileError(ValueError):
+    """The problems of a run file: one sentence each."""
+
+    def __init__(self, problems: list[str], timeouts: tuple[Row, ...] = ()) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+        self.timeouts = timeouts
+        """The whole table, if one of the timeouts is unsafe; else empty."""
+
+
+def load(path: Path) -> RunSpec:
+    """Reads and checks a run file. Raises RunFileError with all problems at once; contradictions are sought only once
+    all keys and types are right."""
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise RunFileError([f"cannot read the run file {path}: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        raise RunFileError([f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"]) from error
+    try:
+        body = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or deeply nested lists
+        raise RunFileError([f"{path} is not valid TOML: {error}"]) from error
+    return parse(body, base=path.parent)
+
+
+def parse(
+    body: dict[str, Any], base: Path | None = None, before: RunSpec | None = None, seen: Measured = NOTHING
+) -> RunSpec:
+    """Builds a RunSpec from a TOML document; relative data paths are taken from `base`. `before`: the spec that it
+    changes, whose own contradictions are not reported again. `seen`: measured durations of that run."""
+    unknown = _unknown_keys(body, RunSpec, "")
+    try:
+        # As JSON, for which strict mode builds dataclasses from tables, and accepts only numbers as numbers.
+        text = json.dumps(_prune(body, RunSpec), default=str)
+        spec = TypeAdapter(RunSpec).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise RunFileError(unknown + [_sentence(e) for e in error.errors()]) from error
+    known = contradictions(before, seen) if before is not None else []
+    problems = unknown + [problem for problem in contradictions(spec, seen) if problem not in known]
+    if problems:
+        unsafe = not _ranges(spec) and timeouts.unsafe(spec, seen)
+        raise RunFileError(problems, timeouts.rows(spec, seen) if unsafe else ())
+    if spec.titan.data.path and base is not None:
+        path = str((base / spec.titan.data.path).resolve())
+        data = dataclasses.replace(spec.titan.data, path=path)
+        spec = dataclasses.replace(spec, titan=dataclasses.replace(spec.titan, data=data))
+    return spec
+
+
+def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
+    """Returns sentences about values that contradict each other, or the durations `seen` in the run."""
+    found: list[str] = []
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", spec.name):
+        found.append(
+            f"name = {spec.name!r}: use 1 to 63 letters, digits and inner dashes; nearest: {_nearest_name(spec.name)!r}"
+        )
+    out_of_range = _ranges(spec)
+    found += out_of_range or [row.sentence for row in timeouts.unsafe(spec, seen)]
+    groups, allocation, policy = spec.groups, spec.allocation, spec.policy
+    if groups.min_groups > groups.count:
+        found.append(
+            f"groups.min_groups = {groups.min_groups} is more than groups.count = {groups.count}: at most {groups.count}"
+        )
+    if allocation.nodes < groups.count:
+        found.append(
+            f"allocation.nodes = {allocation.nodes} is fewer than groups.count = {groups.count}: each group needs a node, at least {groups.count}"
+        )
+    found += validate_policy.problems(policy)
+    if policy.backoff_first_s > policy.backoff_max_s:
+        found.append(
+            f"policy.backoff_first_s = {policy.backoff_first_s:g} is above policy.backoff_max_s = {policy.backoff_max_s:g}"
+        )
+    if spec.titan.data.source == "folder" and not spec.titan.data.path:
+        found.append('titan.data.path = "": source = "folder" needs the path of a folder of text, jsonl or parquet')
+    return found + validate.problems(allocation)
+
+
+_AT_LEAST: dict[str, float] = {
+    "titan.steps": 1,
+    "titan.checkpoint_interval_steps": 1,
+    "titan.checkpoints_kept": 1,
+    "titan.digest_interval_steps": 0,
+    "groups.count": 1,
+    "groups.ranks_per_group": 1,
+    "groups.min_groups": 1,
+    "allocation.nodes": 1,
+    "allocation.spares": 0,
+    "allocation.slurm.warn_s": 1,
+    "torchft.heartbeat_timeout_ms": 1,
+    "torchft.join_timeout_ms": 1,
+    "torchft.process_group_timeout_ms": 1,
+    "torchft.quorum_timeout_ms": 1,
+    "torchft.quorum_retries": 0,
+    "policy.budget.restart": 0,
+    "policy.budget.replace": 0,
+    "policy.budget.reallocate": 0,
+    "policy.budget.window_s": 1,
+    "policy.hang.factor": 6,
+    "policy.hang.at_least_s": 1,
+    "policy.hang.at_most_s": 1,
+    "policy.hang.stopped_s": 0,
+    "policy.breaker.share": 0,
+    "policy.breaker.at_least": 1,
+    "policy.breaker.window_s": 1,
+    "policy.backoff_first_s": 0,
+    "policy.backoff_max_s": 0,
+    "policy.healthy_after_s": 0,
+    "policy.silent_timeout_s": 1,
+    "policy.straggler_factor": 1,
+    "policy.straggler_for_s": 1,
+    "policy.loss_spike_factor": 5,
+    "policy.start_timeout_s": 1,
+    "policy.node_lease_s": 1,
+    "policy.allocation_timeout_s": 1,
+    "policy.cut_off_stop_s": 0,
+    "policy.term_grace_s": 0,
+}
+"""Least value of each key by itself; relations between timeouts are in core/timeouts.py."""
+
+
+def _ranges(spec: RunSpec) -> list[str]:
+    found = []
+    for key, least in _AT_LEAST.items():
+        value: Any = spec
+        for part in key.split("."):
+            value = getattr(value, part)
+        if not math.isfinite(value):
+            found.append(f"{key} = {value}: must be a finite number, at least {least:g}")
+        elif value < least:
+            found.append(f"{key} = {value:g}: must be at least {least:g}")
+    return found
+
+
+def _nearest_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:63] or "my-run"
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    hints: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        default = field.default_factory if field.default_factory is not dataclasses.MISSING else None
+        hints[field.name] = default if dataclasses.is_dataclass(default) else None
+    return hints
+
+
+def _unknown_keys(body: dict[str, Any], kind: Any, where: str) -> list[str]:
+    known = _fields(kind)
+    found = []
+    for key, value in body.items():
+        path = f"{where}{key}"
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+            elsewhere = [p for p in all_keys() if p.rsplit(".", 1)[-1] == key]
+            hint = elsewhere or [f"{where}{n}" for n in near]
+            nearest = f"; nearest: {hint[0]}" if hint else f"; known here: {', '.join(sorted(known))}"
+            why = validate_policy.fixed(where, key) or f"there is no such key{nearest}"
+            found.append(f"{path} = {_short(value)}: {why}")
+        elif known[key] is not None and isinstance(value, dict):
+            found += _unknown_keys(value, known[key], f"{path}.")
+    return found
+
+
+def _prune(body: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """Returns the body without unknown keys: they are reported with a better hint than pydantic's."""
+    known = _fields(kind)
+    return {
+        key: _prune(value, known[key]) if known[key] is not None and isinstance(value, dict) else value
+        for key, value in body.items()
+        if key in known
+    }
+
+
+@cache
+def all_keys() -> tuple[str, ...]:
+    """Returns every key of the run file, dotted."""
+
+    def walk(kind: Any, where: str) -> list[str]:
+        keys = []
+        for name, inner in _fields(kind).items():
+            keys.append(where + name)
+            if inner is not None:
+                keys += walk(inner, f"{where}{name}.")
+        return keys
+
+    return tuple(walk(RunSpec, ""))
+
+
+def _sentence(error: Any) -> str:
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"{path}: missing, and it has no default"
+    if error["type"] == "literal_error":
+        expected = error["ctx"]["expected"]
+        near = difflib.get_close_matches(str(error["input"]), re.findall(r"'([^']*)'", expected), n=1)
+        return f"{path} = {_short(error['input'])}: must be {expected}" + (f"; nearest: {near[0]!r}" if near else "")
+    said = error["msg"].replace("Input should be", "must be")
+    return f"{path} = {_short(error['input'])} ({type(error['input']).__name__}): {said}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
