@@ -357,7 +357,7 @@ MENDS = (
     ),
     Mend(
         "heal_pickle",
-        "HTTPTransport loads with weights_only=False: whoever answers runs code in the healing trainer",
+        "HTTPTransport loads with weights_only=False: any server that answers runs code in the healing trainer",
         "a torchft that loads heal state with weights_only=True",
         "import",
         _heal_pickle,

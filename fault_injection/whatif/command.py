@@ -200,15 +200,17 @@ def _what_if(path: Path, policies: Sequence[Path]) -> None:
 def _told_of(path: Path, found: past.Past, measured: Times) -> str:
     kinds = Counter(failed.kind.value for failed in found.failures)
     lines = [
-        f"{path}: {found.groups} groups, {found.spares} spares, {found.seconds / 60:.1f} minutes since everybody trained; failures: "
+        f"{path}: {found.groups} groups, {found.spares} spares, {found.seconds / 60:.1f} minutes since all groups trained; failures: "
         f"{', '.join(f'{n} {kind}' for kind, n in kinds.items()) or 'none'}.",
         f"A group trains {measured.start_s + measured.heal_s:.1f} s after its start "
         f"({'as this run shows' if found.restart_s is not None else 'assumed'}), and waits {measured.queue_s:.1f} s for an allocation "
-        f"({'as at its launch' if found.queue_s is not None else 'assumed'}); what takes how long otherwise: whatif/data/times.toml.",
+        f"({'as at its launch' if found.queue_s is not None else 'assumed'}); other durations: whatif/data/times.toml.",
     ]
     if found.left_out:
         out = ", ".join(f"{n} {kind}" for kind, n in found.left_out.items())
-        lines.append(f"Left out, as no failures, from before everybody trained, or halts that a person ended: {out}.")
+        lines.append(
+            f"Left out, because they are no failures, come from before all groups trained, or are halts that a person ended: {out}."
+        )
     return "\n".join(lines)
 
 

@@ -199,7 +199,7 @@ def pause(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityF
         print_line(f"{record.spec.name}: paused")
 
 
-@commands.command(epilog='Example: supervisor resume demo --because "the data set is mended"')
+@commands.command(epilog='Example: supervisor resume demo --because "the data set is repaired"')
 def resume(
     name: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, as with --run.")] = "",
     run: Run = "",

@@ -52,7 +52,7 @@ def test_what_is_wanted_of_another_allocation_is_not_started_and_said() -> None:
     theirs = trainer(generation=5, allocation="toy-a1")
     (refused,) = reconcile(node(theirs), [], "toy-a2")
     assert isinstance(refused, NotOurs)
-    assert all(word in refused.why for word in ("group 0", "generation 5", "toy-a1", "toy-a2", "anew"))
+    assert all(word in refused.why for word in ("group 0", "generation 5", "toy-a1", "toy-a2", "again"))
     # a field that one of the two lacks is not compared
     for wanted, allocation in ((theirs, "toy-a1"), (theirs, ""), (trainer(generation=5), "toy-a2")):
         assert reconcile(node(wanted), [], allocation) == [Start(wanted, (0,))]

@@ -135,7 +135,7 @@ def test_the_command(tmp_path: Path) -> None:
     policy.write_text("[policy]\nbackoff_first_s = 30.0\nbackoff_max_s = 30.0\n")
     told = CliRunner().invoke(app, ["--journal", str(path), "--policy", str(policy)], env={"COLUMNS": "200"})
     assert told.exit_code == 0, told.output
-    assert "2 groups, 1 spares, 10.0 minutes since everybody trained; failures: 1 crash" in told.output
+    assert "2 groups, 1 spares, 10.0 minutes since all groups trained; failures: 1 crash" in told.output
     assert "as shipped" in told.output
     assert "mine.toml" in told.output
     for unused in (
