@@ -131,17 +131,20 @@ def _offer(chosen: Chosen, source: str, given: decision_inputs.Input) -> None:
     chosen.offer(source, given.observed, given.spec, given.memory, decision)
 
 
-def reworded(path: Path) -> None:
-    """Takes over the sentences of today's decisions. Raises ValueError where anything else of a decision differs."""
-    lines = []
+def renewed(path: Path, *, words_alone: bool) -> None:
+    """Takes over today's answers and prints those that decide otherwise. Raises ValueError if only words may differ."""
+    lines, words, others = [], 0, []
     for number, line in enumerate(read(path)):
         today = line.today()
-        if {**today, "words": ""} != {**line.answered, "words": ""}:
-            raise ValueError(f"decision {number} ({line.source}) is another: its words alone may change")
+        fields = sorted(name for name in today.keys() | line.answered if today.get(name) != line.answered.get(name))
+        if fields not in ([], ["words"]):
+            others.append(f"decision {number} ({line.source}): {', '.join(fields)}")
+        words += "words" in fields
         lines.append(replace(line, answered=today))
-    differ = sum(a.answered != b.answered for a, b in zip(read(path), lines, strict=True))
+    if words_alone and others:
+        raise ValueError(f"{len(others)} decisions are others, and only words may change: {others[0]}")
     write(lines, path)
-    print(f"{differ} of {len(lines)} decisions are told in other words")
+    print(*others, f"of {len(lines)} decisions {words} have other words, {len(others)} are others", sep="\n")
 
 
 def main() -> None:
@@ -151,9 +154,12 @@ def main() -> None:
     parser.add_argument(
         "--words", action="store_true", help="keep every decision, and take its sentences as today has them"
     )
+    parser.add_argument(
+        "--answers", action="store_true", help="keep every input, and take today's answers: for a change on purpose"
+    )
     options = parser.parse_args()
-    if options.words:
-        reworded(options.out)
+    if options.words or options.answers:
+        renewed(options.out, words_alone=options.words)
         return
     chosen = Chosen()
     of_unit_tests(chosen)

@@ -91,7 +91,8 @@ class Watched:
         self.w, self.asked = w, asked
         w.supervisor()
         budget = BudgetSpec(restart=3, window_s=25.0)
-        self.toy = w.launch(toy_spec("toy", budget=budget))
+        # Toys do not speak to the gate, so a lease that lapses is a lost node. It must outlast a slow disk of etcd.
+        self.toy = w.launch(toy_spec("toy", budget=budget, node_lease_s=10))
         # one of one is more than any share
         self.held = w.launch(toy_spec("held", groups=1, spares=0, breaker=BreakerSpec(at_least=1)))
         self.saves = w.runs.parent / "saves"
