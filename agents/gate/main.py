@@ -1,6 +1,6 @@
 """The gate before a run's lighthouse: admits, holds, beats and cuts by generation. `python -m agents.gate ...`.
 
-It passes TorchFT's bytes unchanged. The rules are in gate_state.py; connections, lighthouse and etcd are here.
+It passes TorchFT's bytes unchanged. The rules are in state.py; connections, lighthouse and etcd are here.
 """
 
 from __future__ import annotations

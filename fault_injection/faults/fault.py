@@ -36,7 +36,7 @@ class Site:
     """Why a part of its network cannot be closed."""
     no_own_etcd: str = ""
     no_house: str = ""
-    """Why it has no etcds, GPUs and failpoints of its own (house.py)."""
+    """Why it has no etcds, GPUs and failpoints of its own (testbed/system.py)."""
     no_collective: str = ""
     """Why a step of its groups has no collective within a group."""
     no_reset: str = ""

@@ -47,7 +47,7 @@ Say = Callable[[str], None]
 
 
 class Commands(Protocol):
-    """The commands of Slurm that are needed here (engines/slurm_commands.py)."""
+    """The commands of Slurm that are needed here (commands.py)."""
 
     def jobs(self) -> Sequence[Job]: ...
 

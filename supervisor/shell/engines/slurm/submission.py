@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Commands(Protocol):
-    """The commands of Slurm that are needed here (slurm_commands.py)."""
+    """The commands of Slurm that are needed here (commands.py)."""
 
     def jobs(self) -> Sequence[Job]: ...
 
