@@ -26,8 +26,8 @@ help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 test: debian check  ## everything that a developer without a GPU can run
-	$(PYTEST) -n 3 $(BESIDE) $(LIGHT) $(HEAVY:%=--ignore %)
-	$(PYTEST) -n 2 $(BESIDE) $(HEAVY)
+	LANE=light $(PYTEST) -n 3 $(BESIDE) $(LIGHT) $(HEAVY:%=--ignore %)
+	LANE=heavy $(PYTEST) -n 2 $(BESIDE) $(HEAVY)
 
 test-long: debian  ## further cases of what `make test` shows
 	$(PYTEST) -n 2 $(BESIDE) -m long tests
@@ -40,7 +40,7 @@ check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) -n 2 tests/unit tests/properties tests/architecture tests/corpus
+	LANE=fast $(PYTEST) -n 2 tests/unit tests/properties tests/architecture tests/corpus
 
 chaos: debian  ## every fault that can be made here, once, with real trainers: a certificate in runs/chaos
 	rm -rf runs/chaos
