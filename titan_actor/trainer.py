@@ -1,4 +1,4 @@
-"""`python -m titan_actor.trainer LAUNCH_JSON`: one rank of a replica group, from start to exit code.
+"""`python -m titan_actor.trainer LAUNCH_JSON`: the entry of a rank and its exit codes. Its loop is in `replica`.
 
 Exit codes: 0 finished or drained, 1 failed (error.json says why), 75 PEERS_GONE, 78 MISCONFIGURED, 143 TERMINATED.
 """

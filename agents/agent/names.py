@@ -28,7 +28,7 @@ class TrainerName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class LighthouseName:
-    """A lighthouse with its gate: `lighthouse.RUN.GENERATION`."""
+    """The process of a gate, whose child the lighthouse is: `lighthouse.RUN.GENERATION`."""
 
     run: str
     generation: int

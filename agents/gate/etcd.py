@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 GATE_LEASE_S = 5
 """Seconds of the presence's lease. It lapses 3.3 to 5 s after the last sign of life, which is later than
-gate_lighthouse.FROZEN_S. A gate that thaws after that has ended before it was replaced."""
+lighthouse_child.FROZEN_S. A gate that thaws after that has ended before it was replaced."""
 LOOK_S = 0.5
 
 

@@ -16,7 +16,7 @@ alone (ADR 6)."""
 STARTS_WITHIN_S = 120.0
 FROZEN_S = 3.0
 """A lighthouse that gives no sign of life for this many seconds is ended, and so is a gate that stood still for as
-long. This is less than our lease takes to lapse (gate_etcd.GATE_LEASE_S), so no other gate has our seat before that."""
+long. This is less than our lease takes to lapse (etcd.GATE_LEASE_S), so no other gate has our seat before that."""
 
 
 class GateFailed(Exception):

@@ -76,19 +76,19 @@ STAGES: tuple[Stage, ...] = (
         "checkpoint",
         lambda r, _: _note_checkpoint(r),
         frozenset({"checkpoint"}),
-        "what starts in this round starts from the newest one",
+        "what starts in this round starts from the newest one, and an ended generation's is still counted",
     ),
     Stage(
         "measured",
         lambda r, _: _note_measured(r),
         frozenset({"measured"}),
-        "a run that ends in this round has its times",
+        "what was measured is kept before a group of it is changed",
     ),
     Stage(
         "begin",
         lambda r, _: _want_allocations(r),
         frozenset({"allocations", "groups", "phase"}),
-        "groups are there before they are looked at",
+        "a new run has its groups and allocations before anything is placed",
     ),
     Stage(
         "follow",
@@ -173,7 +173,7 @@ STAGES: tuple[Stage, ...] = (
                 "handover_since",
             }
         ),
-        "failures come first: a round changes only so many groups",
+        "failures come first: nodes are left only in a round that changes nothing else",
     ),
     Stage(
         "renew",

@@ -164,7 +164,7 @@ class TrainerLaunch:
     """Address at which other nodes reach this one: manager, store and process group listen there."""
     master_port: int
     lighthouse: str
-    """host:port of this node's forwarder."""
+    """host:port of this node's forwarder, which is the only way to the lighthouse."""
     run_dir: str
     """Folder that all nodes of the run share, for checkpoints."""
     rank_dir: str
@@ -563,7 +563,7 @@ class TrainerDesired:
     cut_off_stop_s: float = 0.0
     """`policy.cut_off_stop_s`; 0: never."""
     lost: tuple[int, ...] = ()
-    """Other groups that the gate no longer hears. A rank may wait in a collective with one of them. It must abort its
+    """Other groups that are silent at the gate; not those whose process is known to have ended. A rank may wait in a collective with one of them. It must abort its
     process group if its step has not moved for a heartbeat timeout."""
     hang: HangSpec = field(default_factory=HangSpec)
     stop_at_step: int | None = None

@@ -51,6 +51,7 @@ CONDITIONS: Mapping[str, Effect] = {
 KINDS = frozenset({XID, *CONDITIONS})
 
 EXPLAINS_NOTHING = frozenset({"gpu_ecc_lifetime"})
+"""Facts of a GPU that are no evidence in an incident."""
 
 MAY_BE_ITS_FAULT = that_are(Is.MAY_BE_A_GPU)
 """Kinds as which a failing GPU may appear in its process."""

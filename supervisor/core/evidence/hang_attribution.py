@@ -39,7 +39,8 @@ OTHERS_AT_LEAST = 2
 """Ranks of other groups that must wait at one place: of two ranks that differ, either may be the odd one."""
 
 EXPLAINS_NOTHING = frozenset({"clock_unsynchronised"})
-"""Facts of a machine that explain no failure."""
+"""Facts of a machine that are no reason for a failure. Every other kind of fact counts in `_ill`: a group on such a
+machine may be put down to a hang in which all wait."""
 
 UNSEEN = "ranks_unseen"
 """Fact of a machine whose agent cannot read what its ranks do."""

@@ -90,8 +90,8 @@ GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "f
 class GroupMemory:
     """One replica group, as we want it.
 
-    unplaced: never started. fencing: the old generation must be proved gone or shut out first. placing: it is, and a
-    node is looked for. starting: a node has it, no commit yet. running: it has committed. finished: ended cleanly.
+    unplaced: never started. fencing: it moves, and the old generation must be proved gone or shut out first. placing: a
+    node is looked for; where it starts again in place, the agent ends the old generation first. starting: a node has it, no commit yet. running: it has committed. finished: ended cleanly.
     """
 
     group: int

@@ -1,4 +1,4 @@
-"""The supervisor's loop: watch, decide, commit under the epoch, journal. It is thin: all judgement is in `core`."""
+"""The supervisor's loop: watch, decide, journal the intent, commit under the epoch, journal the outcome. It is thin: all judgement is in `core`."""
 
 from __future__ import annotations
 
