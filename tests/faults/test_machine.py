@@ -22,7 +22,8 @@ from tests.unit.fault_injection.test_catalogue import OneProcess, made, target
 
 FOLLOWS = """
 import sys, threading
-from fault_injection import clocks, netns
+from fault_injection.doubles import clocks
+from fault_injection.testbed import netns
 clocks.follow(["--node=n1"])
 print(sys.argv[1:], flush=True)
 threading.Event().wait(60)

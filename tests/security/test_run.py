@@ -93,7 +93,7 @@ def test_a_nodes_certificate_speaks_for_no_other_node(run: Run) -> None:
         with dial(address, world.certificates.of(who)) as impostor:
             impostor.sendall(truth + b"GONE\n")
             assert closed(impostor, CLOSED_WITHIN_S), who
-        eventually(lambda who=who: f"with the certificate of '{who}'" in gate_log(world), 5, "the gate says so")
+        eventually(lambda who=who: f"shows the certificate of '{who}'" in gate_log(world), 5, "the gate says so")
     # nor may a node with its own name and certificate speak for a generation that another node has
     with dial(address, world.certificates.of(f"node-{other}")) as impostor:
         impostor.sendall(header(other, name, 0, group.generation) + b"GONE\n")
