@@ -16,7 +16,7 @@ HEAVY := tests/slurm/test_rungs.py \
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo help test test-long test-bare check chaos chaos-long killpoints ground sim bench bench-detection bench-slurm install install-dev debian docs clean
+.PHONY: demo help test test-nightly test-bare check chaos chaos-long killpoints ground sim bench bench-detection bench-slurm install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -26,10 +26,10 @@ help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 test: debian check  ## everything that a developer without a GPU can run
-	LANE=light $(PYTEST) -n 3 $(BESIDE) $(LIGHT) $(HEAVY:%=--ignore %)
+	LANE=light $(PYTEST) -n 5 $(BESIDE) $(LIGHT) $(HEAVY:%=--ignore %)
 	LANE=heavy $(PYTEST) -n 2 $(BESIDE) $(HEAVY)
 
-test-long: debian  ## further cases of what `make test` shows
+test-nightly: debian  ## further cases of what `make test` shows
 	$(PYTEST) -n 2 $(BESIDE) -m long tests
 
 test-bare: install-dev  ## nightly: `make check` in a bare Debian made by debootstrap, as root and as an ordinary user; BARE=DIR keeps it

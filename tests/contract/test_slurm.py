@@ -156,6 +156,7 @@ def test_only_a_boot_of_its_host_says_that_the_processes_have_ended(
         assert grants(at_slurm.engine())["a1"] == ended, "to a new object too"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_time_limit_is_told_to_the_main_process_and_ends_the_job(at_slurm: SlurmPlace) -> None:
     warned, agent = at_slurm.folder / "warned", at_slurm.folder / "agent.py"

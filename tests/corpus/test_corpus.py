@@ -16,7 +16,7 @@ PLANTED = "nothing cheaper is left, another group is the cause"
 
 PARTS = 8
 FAST = 1
-"""Parts that `make check` plays; `make test-long` plays all."""
+"""Parts that `make check` plays; `make test-nightly` plays all."""
 
 
 @pytest.mark.parametrize("part", [pytest.param(n, marks=() if n < FAST else pytest.mark.long) for n in range(PARTS)])

@@ -90,6 +90,7 @@ def test_a_clock_that_jumps_hours_ahead_and_back_escalates_nothing(tmp_path: Pat
         assert all(s is not None and s < 60.0 for s in lasted_s), lasted_s
 
 
+@pytest.mark.long
 def test_a_node_whose_clock_is_hours_off_is_named_and_nothing_is_done(tmp_path: Path) -> None:
     """Its kernel still reports the clock as synchronized, but the clock differs from all others."""
     libfaketime()

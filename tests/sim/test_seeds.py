@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,22 @@ from tests.sim.planted import NOT_TOLD_BY_FILES, PLANS, PLANTED, TOLD_BY_FILES
 SEEDS, NODES, AT_ONCE = 200, 50, 10
 FAMILY = re.compile(r'f?"([a-z]+): ')
 """The start of a sentence about a violation."""
+
+
+SLOW = {
+    "gate_closes_for_good",
+    "gate_closes_whomever_it_hears",
+    "nothing_is_renewed",
+    "no_epoch_compared",
+    "incidents_are_dropped",
+    "nothing_is_withdrawn",
+}
+"""Bugs that take many seeds to be found: half a minute of computing and more. They are for the nightly lane."""
+
+
+def of_a_lane(planted: tuple[tuple[Callable[..., None], str, int], ...]) -> list[Any]:
+    """Returns the parameters, those of slow ones marked."""
+    return [pytest.param(*one, marks=[pytest.mark.long] if one[0].__name__ in SLOW else []) for one in planted]
 
 
 @cache
@@ -71,7 +88,7 @@ def test_the_checkers_have_something_to_say() -> None:
 
 
 @pytest.mark.timeout(1200)  # it is all computing, and a machine may be ten times slower
-@pytest.mark.parametrize(("plant", "checks", "nodes"), PLANTED)
+@pytest.mark.parametrize(("plant", "checks", "nodes"), of_a_lane(PLANTED))
 def test_a_planted_bug_is_found_within_200_seeds_by_its_own_checks(
     plant: Callable[[pytest.MonkeyPatch], None], checks: str, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +101,7 @@ def test_a_planted_bug_is_found_within_200_seeds_by_its_own_checks(
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("plant", "checker", "nodes"), TOLD_BY_FILES)
+@pytest.mark.parametrize(("plant", "checker", "nodes"), of_a_lane(TOLD_BY_FILES))
 def test_the_checker_of_files_tells_of_a_planted_bug_alone(
     plant: Callable[[pytest.MonkeyPatch], None], checker: str, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def without_a_node_s(history: History, group: int) -> float:
     return longest
 
 
+@pytest.mark.long
 def test_what_slurm_does_is_made_read_back_and_undone(w: SlurmWorld, record: RunRecord) -> None:
     began = chaos(w, planned(*ALL_FOUR))
     text = said(began)

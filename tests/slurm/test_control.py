@@ -167,6 +167,7 @@ def test_a_replacement_that_stays_pending(w: SlurmWorld) -> None:
     w.check(record)
 
 
+@pytest.mark.long
 def test_what_slurm_refuses_is_not_asked_again(w: SlurmWorld) -> None:
     known = len(w.lab.jobs())
     record = w.launch(w.spec("refused", slurm={"partition": "nowhere"}))

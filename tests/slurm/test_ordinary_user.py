@@ -207,6 +207,7 @@ def test_a_run_of_a_user_who_is_not_root(w: Office) -> None:
     w.check(record)
 
 
+@pytest.mark.long
 def test_a_user_who_may_not_drain_goes_on_without(w: Office) -> None:
     """A node is lost twice. Slurm's refusal is logged once, no node is drained, and our own jobs exclude both."""
     record = w.trains(w.begun(w.file("suspects", "drain_suspects = true")))
@@ -249,6 +250,7 @@ def test_what_a_user_may_not_break_is_said(w: Office) -> None:
     assert w.incidents(record) == []
 
 
+@pytest.mark.long
 def test_a_partition_that_is_closed_to_the_user(w: Office) -> None:
     """The refusal comes before a submission; where Slurm cannot be asked before, the run halts with it."""
     file, jobs = w.file("closed", 'partition = "staff"'), len(w.lab.jobs())
@@ -291,6 +293,7 @@ def test_a_right_that_is_taken_away_while_the_run_trains(w: Office) -> None:
         w.lab.command("scontrol", "update", "partitionname=club", "allowgroups=ALL")
 
 
+@pytest.mark.long
 def test_a_limit_that_slurm_holds_a_job_for(w: Office) -> None:
     """Where EnforcePartLimits is not set the job waits: so does the run, with Slurm's reason and one job each."""
     before, asked = {job["job_id"] for job in w.lab.jobs()}, w.submissions()

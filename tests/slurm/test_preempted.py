@@ -32,7 +32,11 @@ SIGNALS = {"SlurmctldParameters": "preempt_send_user_signal"}
 """The option of Slurm 22.05; since 23.02 it is PreemptParameters=send_user_signal."""
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["by Slurm's lists alone", "by a signal too"])
+@pytest.fixture(
+    scope="module",
+    params=[False, pytest.param(True, marks=pytest.mark.long)],
+    ids=["by Slurm's lists alone", "by a signal too"],
+)
 def signals(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
