@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest --durations=25 --durations-min=10
 # What runs beside each other, the longest files first; and what starts real trainers, which take the processors for themselves.
 LIGHT := tests/sim tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/faults tests/prometheus tests/page tests/gpu
 HEAVY := tests/slurm/test_rungs.py \
-	tests/integration/test_demo.py tests/integration/test_hang.py tests/integration/test_causes.py tests/integration/test_chaos.py tests/prometheus/test_up.py \
+	tests/integration/test_demo.py tests/integration/test_hang.py tests/integration/test_causes.py tests/integration/test_chaos.py \
 	tests/integration/test_peers_gone.py tests/integration/test_lighthouse.py \
 	tests/integration/test_stalled.py tests/integration/test_compared.py tests/titan
 # The order as it is given: a file of one long test is not to be the last.
@@ -27,7 +27,7 @@ help:  ## list these targets
 
 test: debian check  ## everything that a developer without a GPU can run
 	LANE=light $(PYTEST) -n 5 $(BESIDE) $(LIGHT) $(HEAVY:%=--ignore %)
-	LANE=heavy $(PYTEST) -n 2 $(BESIDE) $(HEAVY)
+	LANE=heavy $(PYTEST) -n 3 $(BESIDE) $(HEAVY)
 
 test-nightly: debian  ## further cases of what `make test` shows
 	$(PYTEST) -n 2 $(BESIDE) -m long tests

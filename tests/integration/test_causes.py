@@ -56,7 +56,7 @@ def test_the_verdict_is_right(bench: Bench, name: str) -> None:
     assert wrong == [], json.dumps(found, indent=1)
 
 
-@pytest.mark.parametrize("quiet", [True, False])
+@pytest.mark.parametrize("quiet", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_full_disk_is_told_as_what_its_node_says_of_it(tmp_path_factory: pytest.TempPathFactory, quiet: bool) -> None:
     """A write of the rank's own fails. Or TorchFT's manager, which logs there, hangs in the middle of a line, and all
     groups wait in the quorum. That does not happen if another write of the rank meets the full disk first."""

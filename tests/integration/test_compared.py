@@ -102,7 +102,10 @@ def test_a_stall_that_all_groups_share_ends_nobody(run: Run) -> None:
     bench.w.check(bench.record)
 
 
-@pytest.mark.parametrize(("rung", "group"), [(Rung.RESTART, 1), (Rung.REPLACE, 0)], ids=["restart", "replace"])
+@pytest.mark.parametrize(
+    ("rung", "group"),
+    [pytest.param(Rung.RESTART, 1, marks=pytest.mark.long, id="restart"), pytest.param(Rung.REPLACE, 0, id="replace")],
+)
 def test_a_slow_group_is_acted_on_as_the_policy_says(run: Run, rung: Rung, group: int) -> None:
     bench, other = run.bench, 1 - group
     bench.settle()

@@ -75,6 +75,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield Run(w, w.launch(spec), [1, 1])
 
 
+@pytest.mark.long
 def test_steps_that_are_five_times_as_slow_are_left_alone(run: Run) -> None:
     """Each slow step takes half of a hang's time, one after the other."""
     run.hangs(1, "paced")
@@ -98,7 +99,7 @@ def test_steps_that_are_five_times_as_slow_are_left_alone(run: Run) -> None:
     [
         ("data", 1, "data", "sleeping", "batch_generator (hanging.py:"),
         ("gil", 0, "compute", "sleeping", ", holding the interpreter's lock"),
-        ("compute", 1, "compute", "busy", "forward_backward_step (hanging.py:"),
+        pytest.param("compute", 1, "compute", "busy", "forward_backward_step (hanging.py:", marks=pytest.mark.long),
     ],
 )
 def test_the_one_that_hangs_is_found_and_started_again(

@@ -110,6 +110,7 @@ def kill_by_chaos(started: Started) -> None:
 
 
 @pytest.mark.trainers
+@pytest.mark.long
 @pytest.mark.timeout(1080)
 def test_every_panel_and_every_rule_finds_numbers_in_a_run_that_was_broken(started: Started) -> None:
     eventually(started.running(1, 1), 120, "both groups train")

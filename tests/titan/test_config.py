@@ -196,7 +196,7 @@ def test_check_refuses_a_folder_that_leaves_a_group_without_data(tmp_path: Path)
 def test_check_program_refuses_what_is_no_run() -> None:
     run = subprocess.run([sys.executable, "-m", "titan_actor.check"], input=b"{}", capture_output=True, check=False)
     assert run.returncode == 2
-    assert b"no RunRecord" in run.stderr
+    assert b"is not a RunRecord" in run.stderr
 
 
 @pytest.mark.parametrize(("shared", "expected"), [(False, "nccl"), (True, "gloo")])

@@ -154,6 +154,7 @@ def test_a_sample_has_the_same_name_for_the_same_tokens_at_the_same_places() -> 
         assert (other[0] == both[0], other[1] == both[1]) == (True, False)
 
 
+@pytest.mark.long
 @pytest.mark.trainers
 @pytest.mark.timeout(900)
 def test_the_twin_flips_the_bits_that_were_flipped_in_a_group(groups: Groups) -> None:

@@ -64,13 +64,17 @@ def test_a_local_run_asks_nothing() -> None:
 
 def test_where_slurm_is_not_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.shutil, "which", lambda name: None)
-    assert registry.before_launch(SPEC, CONTEXT).endswith("is not checked here: there is no sbatch")
+    assert registry.before_launch(SPEC, CONTEXT).endswith(
+        "Slurm was not asked if it accepts the run's jobs: there is no sbatch"
+    )
     assert Engine.asked == ()
 
 
 def test_where_slurm_is_away_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "answer", Retryable("no controller answers"))
-    assert registry.before_launch(SPEC, CONTEXT).endswith("is not checked here: no controller answers")
+    assert registry.before_launch(SPEC, CONTEXT).endswith(
+        "Slurm was not asked if it accepts the run's jobs: no controller answers"
+    )
 
 
 def test_a_refused_run_is_not_launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ class SlurmEngine:
 def before_launch(spec: RunSpec, etcd: Sequence[str], security_file: str) -> str:
     """Asks Slurm if it would take the run's jobs. Returns a note if Slurm cannot be asked here, because the supervisor
     may be elsewhere. Raises Fatal, with Slurm's words and our key, if it would not."""
-    not_asked = "whether Slurm takes the run's jobs is not checked here"
+    not_asked = "Slurm was not asked if it accepts the run's jobs"
     if shutil.which("sbatch") is None:
         return f"{not_asked}: there is no sbatch"
     request = Request(
