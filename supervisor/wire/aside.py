@@ -52,7 +52,7 @@ class Aside:
         return await asyncio.wrap_future(self.ask(work))
 
     async def within(self, seconds: float, work: Callable[[], T]) -> T | None:
-        """As `done`; None if it is not finished after `seconds`. The work goes on."""
+        """Returns what `done` returns, or None if it is not finished after `seconds`. The work goes on."""
         asked = asyncio.wrap_future(self.ask(work))
         await asyncio.wait({asked}, timeout=seconds)
         return asked.result() if asked.done() else None

@@ -82,7 +82,7 @@ def decided(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:
 
 
 def of_node(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:
-    """As `decided`, for the shim and all below it."""
+    """Returns what `decided` returns, for the shim and all below it."""
     return _without(decided(of, near), "node")
 
 

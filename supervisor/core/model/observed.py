@@ -30,7 +30,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckView:
-    """As `supervisor.wire.records.Stuck`."""
+    """The core's copy of `supervisor.wire.records.Stuck`."""
 
     activity: str
     activity_s: float = 0.0
@@ -43,7 +43,7 @@ class StuckView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpikeView:
-    """As `supervisor.wire.records.LossSpike`."""
+    """The core's copy of `supervisor.wire.records.LossSpike`."""
 
     step: int
     loss: float

@@ -94,7 +94,7 @@ def problems(allocation: AllocationSpec) -> list[str]:
 
 
 def before_launch(spec: RunSpec, context: Context) -> str:
-    """As Row.before_launch, of the run's engine."""
+    """Returns the note of the run's engine before a launch (Row.before_launch)."""
     return ENGINES[spec.allocation.engine].before_launch(spec, context)
 
 

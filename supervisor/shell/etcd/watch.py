@@ -58,7 +58,7 @@ class EtcdWatch:
         self._thread.start()
 
     def poll(self, timeout_s: float) -> Changes | None:
-        """As in the port. Raises Fatal if etcd refuses the watch for good."""
+        """Returns the next changes, as the port defines. Raises Fatal if etcd refuses the watch for good."""
         if self._failure is not None and self._queue.empty():
             raise self._failure
         try:

@@ -132,7 +132,7 @@ class Seen:
     verdicts: Mapping[int, GroupVerdict]
     headline: Headline
     unsaved: str = ""
-    """As in core.unsaved.with_reason."""
+    """Reason from `core.evidence.checkpoint_lag.with_reason`."""
     incidents: Sequence[Incident] = ()
     """All incidents of the run in etcd."""
     allowed: Mapping[str, int]
