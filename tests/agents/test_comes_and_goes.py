@@ -147,6 +147,7 @@ def test_a_frozen_agent_is_killed_by_the_shim_and_the_next_one_adopts(nodes: Nod
     assert "it is frozen, killing it" in node.output.read_text()
 
 
+@pytest.mark.long
 def test_a_shim_that_was_frozen_itself_kills_no_agent(nodes: Nodes, store: Store) -> None:
     node = nodes.cold()
     agent = eventually(lambda: registered_agent(store), 10)
@@ -158,6 +159,7 @@ def test_a_shim_that_was_frozen_itself_kills_no_agent(nodes: Nodes, store: Store
     assert node.pid("agent") == agent
 
 
+@pytest.mark.long
 def test_an_agent_that_knows_no_pings_is_left_alone(nodes: Nodes) -> None:
     programs = json.dumps({**TOYS, "agent": "tests.agents.toy_old_agent"})
     node = nodes.cold(SUPERVISOR_PROGRAMS=programs)
@@ -302,7 +304,7 @@ def test_the_gate_away_alone_stops_nothing_and_is_reported(
     eventually(lambda: rank(store, "n0", 1).gate == holder.endpoint, 10)
 
 
-@pytest.mark.parametrize("agent_dies", [False, True])
+@pytest.mark.parametrize("agent_dies", [pytest.param(False, marks=pytest.mark.long), True])
 def test_both_away_stop_what_the_policy_says_after_its_time_and_not_before(
     nodes: Nodes, store: Store, wire: Relay, holder: Holder, agent_dies: bool
 ) -> None:
@@ -350,6 +352,7 @@ def with_gate(nodes: Nodes, store: Store) -> Node:
     return node
 
 
+@pytest.mark.long
 def test_a_frozen_gate_is_killed_but_not_by_an_agent_that_was_frozen_too(nodes: Nodes, store: Store) -> None:
     node = with_gate(nodes, store)
     gate, agent = node.pid(GATE), node.pid("agent")

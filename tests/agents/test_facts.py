@@ -416,6 +416,7 @@ def test_a_source_with_news_is_asked_before_its_turn() -> None:
     facts.join(10)
 
 
+@pytest.mark.long
 @ROOT
 @pytest.mark.etcd
 def test_a_nodes_agent_publishes_them(etcd_server: EtcdServer, store: Store, tmp_path: Path) -> None:

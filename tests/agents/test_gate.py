@@ -166,6 +166,7 @@ def test_three_groups_never_wait_for_one_that_builds(nodes: Nodes, store: Store)
     kill_and_build_for_long(start(nodes, store, 3), last=2)
 
 
+@pytest.mark.long
 def test_two_groups_never_wait_for_one_that_builds_and_then_take_it_in(two: Run) -> None:
     killed = kill_and_build_for_long(two, last=1)
     eventually(lambda: two.hearing(1) == (2, "beating"), 30)

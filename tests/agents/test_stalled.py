@@ -178,6 +178,7 @@ def end_of_what_is_not_wanted(store: Store) -> ExitObserved:
         watch.close()
 
 
+@pytest.mark.long
 @pytest.mark.etcd
 def test_its_agent_says_so_and_obeys_all_the_while(etcd_server: EtcdServer, store: Store, tmp_path: Path) -> None:
     with (

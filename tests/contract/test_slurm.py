@@ -202,6 +202,7 @@ def test_a_job_of_more_right_takes_the_node(at_slurm: SlurmPlace) -> None:
     eventually(lambda: "PREEMPTED" in grants(engine)["a1"].reason, WITHIN_S, "Slurm says why")
 
 
+@pytest.mark.long
 def test_a_job_that_is_preempted_after_a_grace_is_leaving_until_then(at_slurm: SlurmPlace) -> None:
     """Its main process gets no signal: SIGTERM goes to its steps alone, and it has none."""
     warned, agent = at_slurm.folder / "warned", at_slurm.folder / "agent.py"

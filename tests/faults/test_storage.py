@@ -113,7 +113,7 @@ def test_it_lasts_until_a_checkpoint_has_failed_and_has_happened_when_one_is_wri
     assert listed(str(run_dir)), "what it hid is there again"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(NAMES[0], marks=pytest.mark.long), NAMES[1]])
 def test_where_no_checkpoint_fails_it_did_not_happen_and_is_healed_all_the_same(run_dir: Path, name: str) -> None:
     with pytest.raises(Fatal, match="a checkpoint fails"), ExitStack() as after:
         made(name, run_dir, after, silent=True)

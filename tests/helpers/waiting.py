@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _EVERY_S, _SELDOM_S = 0.02, 0.5
-_SHARE = 4
+_SHARE = 10
 """A slow question, as one for all of etcd, takes at most 1/_SHARE of the time: the system needs the processor."""
 _WORK = range(1_000_000)
 _USUALLY_S = 0.025

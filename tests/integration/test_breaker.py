@@ -96,6 +96,7 @@ def test_nodes_that_are_lost_at_once_are_held_and_go_on_when_they_come_back(run:
     assert (state.cordons, state.budgets_left) == ({}, before)
 
 
+@pytest.mark.long
 def test_nodes_that_are_lost_at_once_are_given_up_when_a_person_says_so(run: tuple[World, RunRecord]) -> None:
     w, record = run
     before = w.status(record).budgets_left

@@ -38,8 +38,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 OTHERS = (
-    "abort", "sigkill", "exit_code", "gil_held", "endless_loop", "checkpoint_blocked", "nan_everywhere", "straggler",
-    "slow_steps", "agent_killed", "noisy_neighbours",
+    "abort", "sigkill", "exit_code", "gil_held", "gil_held_aside", "endless_loop", "checkpoint_blocked", "data_blocked",
+    "nan_everywhere", "straggler", "slow_steps", "agent_killed", "noisy_neighbours", "hiccup", "collective_skipped",
 )  # fmt: skip
 """Causes with a similar one in the fast lane; `make bench-detection` makes all of them ten times."""
 EACH = [pytest.param(name, marks=pytest.mark.long if name in OTHERS else ()) for name in CASES]
@@ -56,7 +56,8 @@ def test_the_verdict_is_right(bench: Bench, name: str) -> None:
     assert wrong == [], json.dumps(found, indent=1)
 
 
-@pytest.mark.parametrize("quiet", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("quiet", [True, False])
 def test_a_full_disk_is_told_as_what_its_node_says_of_it(tmp_path_factory: pytest.TempPathFactory, quiet: bool) -> None:
     """A write of the rank's own fails. Or TorchFT's manager, which logs there, hangs in the middle of a line, and all
     groups wait in the quorum. That does not happen if another write of the rank meets the full disk first."""

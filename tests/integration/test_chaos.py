@@ -57,6 +57,7 @@ def said(process_: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> str:
         process_.send_signal(signal.SIGINT)  # which has it clean up
 
 
+@pytest.mark.long
 @pytest.mark.trainers
 @pytest.mark.timeout(TIMEOUT_S + 60)
 def test_a_run_is_broken_mended_and_certified(tmp_path: Path) -> None:
@@ -90,6 +91,7 @@ def test_a_run_is_broken_mended_and_certified(tmp_path: Path) -> None:
     assert left(folder, started.pid) == []
 
 
+@pytest.mark.long
 @pytest.mark.trainers
 @pytest.mark.timeout(TIMEOUT_S + 60)
 def test_an_interrupt_heals_what_is_broken_and_ends_what_was_started(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def test_a_control_record_that_cannot_be_read_holds_the_run(toy_run: tuple[World
     eventually(lambda: [i.state for i in w.incidents(record)] == ["recovered"], 30, "acts once it is gone")
 
 
+@pytest.mark.long
 def test_up_starts_its_parts_again_and_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "supervisor.cli", "up", "--home", str(tmp_path), "--nodes", "1", "--cold"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:

@@ -45,6 +45,7 @@ def trainers(w: World) -> list[str]:
     return [n.node for n in status.node_status(w.mirror()) if n.role == "trainer"]
 
 
+@pytest.mark.long
 def test_a_clock_that_jumps_hours_ahead_and_back_escalates_nothing(tmp_path: Path) -> None:
     """The supervisor's and the nodes' clock jump; etcd's stays. The idle toys count their steps by that clock, so the
     history checkers, which read times, cannot judge here."""

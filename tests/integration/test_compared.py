@@ -104,7 +104,10 @@ def test_a_stall_that_all_groups_share_ends_nobody(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("rung", "group"),
-    [pytest.param(Rung.RESTART, 1, marks=pytest.mark.long, id="restart"), pytest.param(Rung.REPLACE, 0, id="replace")],
+    [
+        pytest.param(Rung.RESTART, 1, marks=pytest.mark.long, id="restart"),
+        pytest.param(Rung.REPLACE, 0, marks=pytest.mark.long, id="replace"),
+    ],
 )
 def test_a_slow_group_is_acted_on_as_the_policy_says(run: Run, rung: Rung, group: int) -> None:
     bench, other = run.bench, 1 - group
@@ -135,6 +138,7 @@ def test_a_slow_group_is_acted_on_as_the_policy_says(run: Run, rung: Rung, group
         live_policy.set_policy(bench.w.store, bench.record, ["first_rung.straggler=ride_through"], "the test is over")
 
 
+@pytest.mark.long
 def test_a_group_of_which_a_full_disk_tells_nothing_is_no_hang_and_leaves_it_when_it_fails(run: Run) -> None:
     bench, group = run.bench, 1
     if not bench.disks:

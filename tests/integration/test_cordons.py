@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from supervisor.core.model.kinds import Kind
 from supervisor.wire.records import RunRecord
 from tests.helpers.waiting import eventually
@@ -34,6 +36,7 @@ def _one_spare(w: World, record: RunRecord) -> str:
     return str(eventually(look, 30, "one spare is there"))
 
 
+@pytest.mark.long
 def test_a_cordoned_host_gets_no_group_until_it_is_free_again(toy_run: tuple[World, RunRecord]) -> None:
     """Four nodes, two groups. The spare's host is cordoned, so a lost node's group goes to the fourth."""
     w, record = toy_run

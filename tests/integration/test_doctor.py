@@ -58,6 +58,7 @@ def test_a_healthy_system_has_nothing_bad(toy_run: tuple[World, RunRecord]) -> N
     assert rows["torchft.quorum_timeout_ms"]["least"]["why"] in text
 
 
+@pytest.mark.long
 def test_timeouts_are_held_against_what_the_run_was_seen_to_take(toy_run: tuple[World, RunRecord]) -> None:
     w, _ = toy_run
 
@@ -86,6 +87,7 @@ def test_a_lease_that_nobody_renews(empty: World) -> None:
     assert "frozen, cut off" in late.do
 
 
+@pytest.mark.long
 def test_a_gate_that_is_gone_while_nobody_leads(toy_run: tuple[World, RunRecord]) -> None:
     w, _ = toy_run
     for process in w.supervisors:

@@ -69,6 +69,7 @@ def xids(w: World, node: str) -> dict[int, tuple[str, ...] | None]:
     return {fact.xid: fact.during for fact in health.facts if fact.xid} if health is not None else {}
 
 
+@pytest.mark.long
 def test_an_xid_13_moves_nobody_and_one_that_needs_a_reset_only_who_failed_by_it(
     gpus: Gpus, toys: tuple[World, RunRecord]
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_lost_allocation_is_asked_for_anew(toy_run: tuple[World, RunRecord]) -
     assert w.status(record).budgets_left["reallocate"] == record.spec.policy.budget.reallocate - 1
 
 
+@pytest.mark.long
 def test_a_restart_loop_climbs_and_stops_when_nothing_is_left(empty: World) -> None:
     """A group that always fails spends its budgets rung by rung; then the run is halted with the whole story."""
     spec = toy_spec(name="loop", groups=1, spares=1, backoff_first_s=0.0)
@@ -173,6 +174,7 @@ def test_a_bug_at_a_step_stops_the_run_when_it_comes_back(empty: World) -> None:
     empty.check(record)
 
 
+@pytest.mark.long
 def test_a_program_that_cannot_start_anywhere_is_tried_in_place_and_elsewhere_and_no_further(
     empty: World, tmp_path: Path
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_program_that_cannot_start_anywhere_is_tried_in_place_and_elsewhere_an
     empty.check(record, stepped=False)
 
 
+@pytest.mark.long
 def test_a_group_that_cannot_start_any_more_is_left_out_and_the_other_goes_on(empty: World, tmp_path: Path) -> None:
     """It is tried in place and on the spare; then a person mends it, and asks for it."""
     there = tmp_path / "there"

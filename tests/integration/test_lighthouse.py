@@ -118,7 +118,7 @@ def moved_on(w: World, record: RunRecord, before: list[int], fault: float, host:
     w.check(record)
 
 
-@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("groups", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_lighthouse_that_is_killed_is_replaced(w: World, groups: int) -> None:
     record = trains(w, quorum_spec(groups))
     before, fault = pids(w, record), time.time()
@@ -133,7 +133,9 @@ def test_a_gate_that_is_killed_is_replaced(w: World) -> None:
     moved_on(w, record, before, fault, "host", "gate killed")
 
 
-@pytest.mark.parametrize("which", [gate_pid, lighthouse_pid], ids=["gate", "lighthouse"])
+@pytest.mark.parametrize(
+    "which", [pytest.param(gate_pid, marks=pytest.mark.long, id="gate"), pytest.param(lighthouse_pid, id="lighthouse")]
+)
 def test_a_frozen_one_never_serves_again(w: World, which: Any) -> None:
     record = trains(w, quorum_spec(2))
     before, fault = pids(w, record), time.time()
@@ -144,6 +146,7 @@ def test_a_frozen_one_never_serves_again(w: World, which: Any) -> None:
     moved_on(w, record, before, fault, "host", f"{which.__name__.removesuffix('_pid')} frozen")
 
 
+@pytest.mark.long
 def test_a_gate_that_stood_still_ends_by_itself_when_it_thaws(w: World) -> None:
     """Its agent is frozen too and cannot end it: the gate must not pass another byte."""
     record = trains(w, quorum_spec(2))
@@ -161,6 +164,7 @@ def test_a_gate_that_stood_still_ends_by_itself_when_it_thaws(w: World) -> None:
     moved_on(w, record, before, fault, "host", "gate and its agent frozen")
 
 
+@pytest.mark.long
 def test_a_service_host_that_hangs_is_followed_by_another_and_never_serves_again(w: World) -> None:
     """Its kernel keeps the connections alive, but no process on it answers."""
     w.second_host()

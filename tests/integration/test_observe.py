@@ -47,6 +47,7 @@ def test_a_crash_is_a_shadow_until_a_person_asks_for_a_restart(tmp_path: Path) -
         w.check(record)
 
 
+@pytest.mark.long
 def test_by_a_policy_set_on_a_live_run_a_stopped_rank_is_a_shadow_that_recovers_by_itself(tmp_path: Path) -> None:
     with world(tmp_path) as w:
         record = trains(w, quorum_spec(groups=2, mode="quorum"))

@@ -14,10 +14,7 @@ from fault_injection.testbed import netns
 from tests.integration import split_cases
 
 CASES = [name for name in vars(split_cases) if name.startswith("test_")]
-FAST = (
-    "test_a_split_with_the_lighthouse_on_the_far_side",
-    "test_a_node_cut_off_from_the_control_plane_alone_cannot_bring_its_old_generation_back",
-)
+FAST = ("test_a_split_with_the_lighthouse_on_the_far_side",)
 EACH = [
     pytest.param(name, marks=[] if name in FAST else [pytest.mark.long], id=name.removeprefix("test_"))
     for name in CASES

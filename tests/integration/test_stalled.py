@@ -112,6 +112,7 @@ def test_of_one_node_it_is_found_and_its_group_goes_on_elsewhere(run: Run) -> No
     bench.w.check(bench.record)
 
 
+@pytest.mark.long
 def test_of_all_nodes_it_ends_nobody(run: Run) -> None:
     """The run's folder holds the files that the ranks read at each step, and the leader's journal."""
     bench = run.bench

@@ -87,6 +87,7 @@ class TestOneServer:
             self.start_again(one)
         one.restarts_as_usual("etcd killed")
 
+    @pytest.mark.long
     def test_frozen_for_longer_than_all_leases(self, one: Outage) -> None:
         with one.nothing_happens("etcd frozen"), frozen(one.w.etcd.pid):
             passes(FROZEN_S)
@@ -105,6 +106,7 @@ class TestOneServer:
         assert "NOSPACE" not in _supervisor_status(one)
         one.restarts_as_usual("etcd out of space")
 
+    @pytest.mark.long
     def test_a_slow_disk(self, one: Outage, tmp_path: Path) -> None:
         with one.nothing_happens("etcd on a slow disk"):
             with slow_disk(one.w.etcd.pid, FSYNC_DELAY_S, tmp_path / "strace.log"):
@@ -134,6 +136,7 @@ class TestOneServer:
 class TestThreeMembers:
     """A cluster of three: the loss of one member must not be noticed, of two is an outage."""
 
+    @pytest.mark.long
     def test_a_follower_lost(self, three: Outage) -> None:
         follower = (three.w.etcd.leader() + 1) % 3
         with three.nothing_happens("a follower of three lost", hold_s=AWAY_S):
@@ -141,6 +144,7 @@ class TestThreeMembers:
         three.restarts_as_usual("a follower of three lost")
         three.w.etcd.start(follower)
 
+    @pytest.mark.long
     def test_the_leader_lost(self, three: Outage) -> None:
         leader = three.w.etcd.leader()
         with three.nothing_happens("the leader of three lost", hold_s=AWAY_S):
@@ -148,6 +152,7 @@ class TestThreeMembers:
         three.restarts_as_usual("the leader of three lost")
         three.w.etcd.start(leader)
 
+    @pytest.mark.long
     def test_the_leader_frozen(self, three: Outage) -> None:
         """The others elect another, but its own connections stay open and silent."""
         with three.nothing_happens("the leader of three frozen"):
@@ -193,6 +198,7 @@ class Apart:
 class TestApart:
     """The store lives, but some parts cannot reach it."""
 
+    @pytest.mark.long
     def test_compacted_beyond_the_watches(self, apart: Apart) -> None:
         """Connections are silent while the store is written to and compacted, and are then lost. The client finds what
         it missed by listing, and acts on it once."""

@@ -306,6 +306,7 @@ def test_what_was_interrupted_is_gone_on_with(login: Login) -> None:
     login.trains(beyond=0)
 
 
+@pytest.mark.long
 def test_a_job_that_waits_for_the_one_before_it_has_a_successor_too(login: Login) -> None:
     """Both are on the only host that there is, and the one that waits may wait until its own end."""
     login.submit("--supervisors", "1")
@@ -332,7 +333,8 @@ def test_a_job_that_waits_for_the_one_before_it_has_a_successor_too(login: Login
 
 
 @pytest.mark.parametrize("login", [6], indirect=True)
-@pytest.mark.parametrize("kept", ["data", pytest.param("backup", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kept", ["data", "backup"])
 def test_etcd_is_at_another_address_after_its_host_was_lost(login: Login, tmp_path: Path, kept: str) -> None:
     """docs/SLURM.md has the remedies: with its data on another disk, and with a backup."""
     login.submit()

@@ -99,6 +99,7 @@ def test_a_leader_that_is_killed_is_followed_within_its_lease(w: World) -> None:
     w.check(record)
 
 
+@pytest.mark.long
 def test_a_leader_that_is_stopped_cleanly_is_followed_at_once(w: World) -> None:
     first, second = two_supervisors(w)
     record = trains(w)
@@ -111,6 +112,7 @@ def test_a_leader_that_is_stopped_cleanly_is_followed_at_once(w: World) -> None:
     w.check(record)
 
 
+@pytest.mark.long
 def test_a_frozen_leaders_late_write_is_refused(w: World) -> None:
     """It is frozen between its decision and its commit; the next leader acts meanwhile; then it thaws and commits."""
     record_of_first = w.supervisor()
@@ -161,6 +163,7 @@ def test_a_leader_that_is_frozen_past_its_lease_and_thawed_does_nothing(w: World
     w.check(record)
 
 
+@pytest.mark.long
 def test_a_leader_that_is_cut_off_from_etcd_steps_down_by_its_own_clock(w: World) -> None:
     with relay(w.etcd.endpoint) as way:
         first = w.supervisor(etcd=way.endpoint)
@@ -203,6 +206,7 @@ def grants(w: World, record: RunRecord) -> dict[str, Grant]:
     return {g.key: g for _, g in w.mirror().records(keys.grant(record.spec.name, ""), Grant)}
 
 
+@pytest.mark.long
 def test_a_leader_with_another_home_leaves_the_firsts_allocations_alone(w: World, tmp_path: Path) -> None:
     """Like a leader on another machine, it has no pool and knows none of the nodes. It does what needs no engine; the
     rest waits for a supervisor of the first home."""

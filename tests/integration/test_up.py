@@ -21,7 +21,11 @@ from tests.helpers.waiting import eventually
 
 @pytest.mark.parametrize(
     "cell",
-    [Cell("up", "KILL", "training"), Cell("up", "TERM", "recovery"), Cell("up", "TWICE", "training")],
+    [
+        Cell("up", "KILL", "training"),
+        pytest.param(Cell("up", "TERM", "recovery"), marks=pytest.mark.long),
+        pytest.param(Cell("up", "TWICE", "training"), marks=pytest.mark.long),
+    ],
     ids=str,
 )
 def test_a_cell_of_the_matrix(cell: Cell, tmp_path: Path) -> None:

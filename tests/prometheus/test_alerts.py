@@ -166,6 +166,7 @@ def each(run: str, *alerts: str) -> list[str]:
     return [f"{alert} {run}" for alert in alerts]
 
 
+@pytest.mark.long
 def test_alerts_fire_for_their_faults_and_clear(watched: Watched, tmp_path: Path) -> None:
     """One story for all alerts, so that the waits are shared."""
     a, began = watched.asked, time.time()

@@ -118,6 +118,7 @@ def reaches(world: TlsWorld, generation: int) -> bool:
     return len(trainers) == 2 and all(trainer.gate and trainer.reaches_gate for trainer in trainers)
 
 
+@pytest.mark.long
 def test_a_whole_system_outlives_its_certificates(tmp_path: Path) -> None:
     with authed_etcd(tmp_path, seconds=RUN_S) as server:
         world = TlsWorld(tmp_path, server)

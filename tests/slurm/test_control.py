@@ -66,6 +66,7 @@ def longest_gap_s(w: SlurmWorld, record: RunRecord, since: float, until: float) 
     return max(b - a for a, b in itertools.pairwise(times))
 
 
+@pytest.mark.long
 def test_two_runs_share_the_hosts(w: SlurmWorld) -> None:
     """Each has its own lighthouse, hosts, names and budgets; a failure of one does not touch the other."""
     one, two = (trains(w, w.launch(w.spec(name, spares=0))) for name in ("one", "two"))
@@ -145,6 +146,7 @@ def test_the_task_of_a_stopped_slurmd_is_fenced(w: SlurmWorld) -> None:
         w.lab.thaw(node)
 
 
+@pytest.mark.long
 def test_a_replacement_that_stays_pending(w: SlurmWorld) -> None:
     """After its deadline the run goes on with fewer groups and reports that; the group is back when there is a host."""
     record = trains(w, w.launch(w.spec("waits", spares=0, allocation_timeout_s=15.0)))

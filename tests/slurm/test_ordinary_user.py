@@ -226,6 +226,7 @@ def test_a_user_who_may_not_drain_goes_on_without(w: Office) -> None:
     w.check(record)
 
 
+@pytest.mark.long
 def test_what_a_user_may_not_break_is_said(w: Office) -> None:
     """The refusal comes before anything is broken, and its check changes nothing."""
     file = w.file("broken")
@@ -275,6 +276,7 @@ def test_a_partition_that_is_closed_to_the_user(w: Office) -> None:
     assert len(w.lab.jobs()) == jobs, "no job was made"
 
 
+@pytest.mark.long
 def test_a_right_that_is_taken_away_while_the_run_trains(w: Office) -> None:
     """The group whose job ended stays without a node, with Slurm's reason; the other trains on."""
     record = w.trains(w.begun(w.file("shut", 'partition = "club"\ndrain_suspects = false')))

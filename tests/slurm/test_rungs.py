@@ -90,6 +90,7 @@ def test_a_slurmd_and_its_agent_are_killed(w: SlurmWorld, record: RunRecord, kno
     eventually(lambda: w.lab.node_states()[lost][0] == "idle", 60, "Slurm has it again")
 
 
+@pytest.mark.long
 def test_a_job_is_cancelled_from_outside(w: SlurmWorld, record: RunRecord, known: int) -> None:
     job, fault = w.job_of(record, 0), time.time()
     w.lab.cancel(job)

@@ -92,6 +92,7 @@ def test_a_group_is_killed_and_heals_and_the_losses_are_the_twins(groups: Groups
     assert "has a loss of" in parity(planted(history, swapped, 0))["why"]
 
 
+@pytest.mark.long
 @pytest.mark.trainers
 @pytest.mark.timeout(900)
 def test_groups_of_two_ranks_have_a_twin_too(groups: Groups) -> None:
