@@ -32,7 +32,7 @@ CONFIGURATION = Path(__file__).parents[2] / "deploy" / "monitoring"
 def ask(url: str, what: str, **parameters: object) -> Any:
     """The data of an answer of Prometheus. Raises AssertionError with its message on a wrong query."""
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}", timeout=60) as answer:
+        with urllib.request.urlopen(f"{url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}", timeout=180) as answer:
             return json.load(answer)["data"]
     except urllib.error.HTTPError as error:
         raise AssertionError(f"{parameters}: {error.read().decode()}") from error

@@ -46,6 +46,8 @@ SPEEDS = {
     "SupervisorBlind": 20.0,
     # and so are a few slow writes
     "StoreSlow": 40.0,
+    # 15 minutes are 15 seconds: a busy machine may take eight for a step and its scrape
+    "RunNotProgressing": 60.0,
 }
 
 HEALTHY_S = 50.0
