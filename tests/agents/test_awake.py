@@ -8,7 +8,7 @@ import pytest
 
 from agents.agent.isolation import CutOff
 from agents.shim.active_clock import AwakeClock, Still
-from tests.agents.nodes import trainer
+from fault_injection.testbed.nodes import trainer
 
 WAY = "toy.0.1"
 

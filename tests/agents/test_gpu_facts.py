@@ -12,9 +12,9 @@ from agents.health.facts.gpu_devices import LINKS_EVERY, THROTTLED_LOOKS, Device
 from agents.health.facts.gpu_xids import SAME_S, TOLD_S, Xids, in_line
 from agents.health.kernel_log import Follower
 from fault_injection.doubles.fake_nvml import FakeNvml, gpu
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.evidence import gpu_faults as core
 from supervisor.wire.records import Fact
-from tests.helpers.waiting import eventually
 
 FIRST = "GPU 0 (0000:10:00.0, GPU-0000)"
 SECOND = "GPU 1 (0000:11:00.0, GPU-0001)"

@@ -11,11 +11,11 @@ import pytest
 from agents.agent.node_view import View
 from agents.agent.reporter import Callbacks, Reporter
 from agents.shim.settings import Settings
+from fault_injection.doubles.memory_store import MemoryStore
+from fault_injection.testbed.waiting import eventually
 from supervisor.shell.metrics import clock_skew
 from supervisor.wire import keys
 from supervisor.wire.records import Health, NodeObserved, ProcessRecord, Progress, Registration, decode, encode
-from tests.helpers.memory_store import MemoryStore
-from tests.helpers.waiting import eventually
 
 WAY, RANK = "toy.0.1", "toy.0.1.0"
 

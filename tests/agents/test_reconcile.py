@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from agents.agent.names import TrainerName, parse
 from agents.agent.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
+from fault_injection.testbed.nodes import RUN, trainer
 from supervisor.core.model.spec import TorchFTSpec
 from supervisor.wire.records import LighthouseDesired, NodeDesired, ProcessRecord, TrainerDesired
-from tests.agents.nodes import RUN, trainer
 
 
 def process(name: str, exit_code: int | None = None, signal: int | None = None) -> ProcessRecord:

@@ -16,8 +16,8 @@ from fault_injection.doubles import clocks
 from fault_injection.doubles.clocks import Clocks
 from fault_injection.faults import site
 from fault_injection.testbed import netns
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fatal
-from tests.helpers.waiting import eventually
 from tests.unit.fault_injection.test_catalogue import OneProcess, made, target
 
 FOLLOWS = """

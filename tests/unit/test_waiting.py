@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.helpers import waiting
+from fault_injection.testbed import waiting
 
 
 def test_what_never_comes_is_waited_for_as_long_as_it_was_said(monkeypatch: pytest.MonkeyPatch) -> None:

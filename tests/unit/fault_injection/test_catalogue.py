@@ -24,13 +24,13 @@ from fault_injection.faults.fault import Site, Target
 from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Order
 from fault_injection.in_rank.hooks import BIT, Obeying
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.spec import AllocationSpec
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.etcd.errors import OutOfSpace
 from supervisor.wire.checkpoints import MARKER
 from supervisor.wire.records import CheckpointMark, encode
-from tests.helpers.waiting import eventually
 
 FAMILIES = {
     "process", "collectives", "data", "state", "agent", "node", "supervisor", "lighthouse", "etcd", "engine", "gpu",

@@ -21,6 +21,8 @@ from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Target
 from fault_injection.testbed import slurm
 from fault_injection.testbed.slurm import SlurmHere, filling, reasons, takes_jobs
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import toy_spec
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request
@@ -28,8 +30,6 @@ from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
 from supervisor.shell.engines.slurm.commands import Node
-from tests.helpers.waiting import eventually
-from tests.integration.world import toy_spec
 
 
 @pytest.fixture

@@ -21,10 +21,12 @@ from fault_injection.chaos.campaign import Campaign, refuse_unless_allowed, sett
 from fault_injection.chaos.live import LEARNED_STEPS, LiveRun
 from fault_injection.chaos.schedule import Planned, Schedule, drawn, unfold
 from fault_injection.chaos.watch import Watcher
+from fault_injection.doubles.memory_store import MemoryStore
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
 from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Orders
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory
@@ -46,9 +48,7 @@ from supervisor.wire.records import (
     decode,
     encode,
 )
-from tests.helpers.memory_store import MemoryStore
 from tests.helpers.reasons import STARTS
-from tests.helpers.waiting import eventually
 from tests.unit.shell.records import MEMORY, SPEC, registration, run_values
 
 WELL = Memory(

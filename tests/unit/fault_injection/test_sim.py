@@ -27,14 +27,14 @@ from fault_injection.sim.run import Result, run
 from fault_injection.sim.shrink import ddmin, shrunk
 from fault_injection.sim.store import SimStore
 from fault_injection.sim.world import World, spec
+from fault_injection.testbed.nodes import trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.kinds import Kind
 from supervisor.core.remediation import apply
 from supervisor.shell.history import files
 from supervisor.shell.history.incidents import incidents
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, encode
-from tests.agents.nodes import trainer
-from tests.helpers.waiting import eventually
 from tests.sim.planted import no_proof_of_emptiness
 
 NODES = 4

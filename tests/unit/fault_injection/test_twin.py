@@ -14,8 +14,8 @@ import pytest
 from fault_injection.chaos import certificate
 from fault_injection.checkers.history_file import load, save
 from fault_injection.parity import replay, twin
+from fault_injection.testbed.waiting import eventually
 from supervisor.shell.history.files import FaultDone, History
-from tests.helpers.waiting import eventually
 from tests.unit.fault_injection.broken import KILL, SETTING
 from tests.unit.fault_injection.toy_model import ToyRun, again
 from titan_actor.twin import PLAN, NoTwin, Plan, Step

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import Checkpoint
@@ -31,7 +32,6 @@ from supervisor.wire.records import (
     decode,
     encode,
 )
-from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
 
 ODD = keys.PREFIX + "runs/run/odd\udcff"

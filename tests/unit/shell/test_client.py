@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.memory import Lighthouse
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import Control, LeaderRecord, RunRecord, decode, encode
-from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import MEMORY, mirror_of, registration, run_values
 
 

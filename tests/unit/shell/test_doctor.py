@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.measured import NOTHING, Measured
 from supervisor.core.model.memory import GroupMemory, Lighthouse, Memory
 from supervisor.core.model.spec import PolicySpec, RunSpec
@@ -42,7 +43,6 @@ from supervisor.wire.records import (
 )
 from supervisor.wire.security import Security
 from tests.helpers import site
-from tests.helpers.waiting import eventually
 
 DAY = 86400.0
 

@@ -11,6 +11,8 @@ from typing import Literal
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.memory import AllocationMemory
 from supervisor.core.model.observed import Grant
 from supervisor.ports.engine import Request, RequestRefused
@@ -20,9 +22,7 @@ from supervisor.shell.control.engine_driver import BACKOFF_MAX_S, FATAL_PAUSE_S,
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import RecordError, RunRecord, decode, encode
-from tests.helpers.memory_store import MemoryStore
 from tests.helpers.reasons import STARTS, text
-from tests.helpers.waiting import eventually
 from tests.unit.shell.records import SPEC, Term
 
 KEY = "run-a1"

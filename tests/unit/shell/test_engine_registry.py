@@ -72,7 +72,7 @@ from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.runfile import parse as runfile
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, decode, encode
-from tests.helpers.memory_store import MemoryStore
+from fault_injection.doubles.memory_store import MemoryStore
 from tests.unit.shell.records import Term
 
 spec = runfile.parse({"name": "run", "allocation": {"engine": "toy"}})

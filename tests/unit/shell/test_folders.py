@@ -6,13 +6,13 @@ import shutil
 import threading
 from pathlib import Path
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import DiskView
 from supervisor.shell.control import checkpoint_folders
 from supervisor.shell.control.checkpoint_folders import ANSWERS_WITHIN_S, Folders
 from supervisor.wire import checkpoints
 from supervisor.wire.records import CheckpointMark, encode
-from tests.helpers.waiting import eventually
 
 
 def save(run_dir: Path, step: int, generation: int = 1) -> Path:

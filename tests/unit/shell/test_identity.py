@@ -6,12 +6,12 @@ import re
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.ports.errors import Fatal
 from supervisor.ports.store import Item
 from supervisor.shell.control.system_id import LENGTH, system_id
 from supervisor.wire import keys
 from supervisor.wire.records import System, encode
-from tests.helpers.memory_store import MemoryStore
 
 THEIRS = encode(System(name="theirs"))
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
 from supervisor.cli import common, look
 from supervisor.core.model.spec import GroupsSpec, RunSpec
@@ -19,7 +20,6 @@ from supervisor.shell.inspect import merged_log as joined
 from supervisor.shell.inspect.merged_log import Entry, Joined, render
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
-from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import SPEC
 
 T = 1_700_000_000.0

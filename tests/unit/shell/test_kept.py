@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.incident import Suspicion
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import AllocationMemory, Memory
@@ -37,7 +38,6 @@ from supervisor.wire.records import (
     TrainerObserved,
     encode,
 )
-from tests.helpers.memory_store import MemoryStore
 from tests.helpers.reasons import STARTS, text
 from tests.unit.shell.records import INCIDENT, SPEC, registration, run_values
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from fault_injection.testbed.stopping import stop
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.observed import Grant
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal
@@ -22,8 +24,6 @@ from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
 from supervisor.shell.processes import is_running, start_ticks
 from tests.contract.places import grants, request
-from tests.helpers.stopping import stop
-from tests.helpers.waiting import eventually
 
 
 class Died(BaseException):

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
 from supervisor.cli import common
 from supervisor.shell.inspect import logs
 from supervisor.wire import keys, rotated
 from supervisor.wire.records import RunRecord, encode
-from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import SPEC
 
 MARKUP = Path(__file__).with_name("markup.txt")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.decide import decide
 from supervisor.core.model.decision import Action, Decision
 from supervisor.core.model.incident import Suspicion
@@ -43,7 +44,6 @@ from supervisor.wire.records import (
     decode,
     encode,
 )
-from tests.helpers.memory_store import MemoryStore
 from tests.helpers.reasons import STARTS, text
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC, Term, registration
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.decision import Decision
 from supervisor.core.model.kinds import Rung
 from supervisor.core.model.memory import Memory
@@ -29,8 +31,6 @@ from supervisor.shell.metrics.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.logged import JsonLine
 from supervisor.wire.records import RunRecord, decode, encode
-from tests.helpers.memory_store import MemoryStore
-from tests.helpers.waiting import eventually
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
 from tests.unit.shell.test_loop import Engine, Term, launched
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fatal
 from supervisor.shell.dev import parts
 from supervisor.shell.dev.parts import Part, Process, adopted, spawned
-from tests.helpers.waiting import eventually
 
 SLEEP = ["-c", "import time; time.sleep(600)"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
 from supervisor.cli import common
 from supervisor.core.model.measured import Measured
@@ -20,7 +21,6 @@ from supervisor.shell.runfile import live_policy
 from supervisor.shell.runfile.parse import RunFileError
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, PolicySet, RunRecord, decode
-from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import MEMORY, SPEC, run_values
 from tests.unit.shell.test_loop import _loop, launched
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control.leader import keep_port
 from supervisor.shell.dev import prometheus
@@ -19,7 +20,6 @@ from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire.address import free_port
 from supervisor.wire.security import Security
 from tests.helpers import site
-from tests.helpers.waiting import eventually
 
 PLAIN = Security()
 TLS = Security(ca="/c/ca.pem", cert="/c/reader.pem", key="/c/reader.key")

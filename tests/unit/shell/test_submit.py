@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
@@ -21,7 +22,6 @@ from supervisor.shell.engines.slurm.commands import Job, NumberUnknown, Refused
 from supervisor.wire import environment as decided
 from supervisor.wire import keys
 from supervisor.wire.security import Security
-from tests.helpers.memory_store import MemoryStore
 
 
 def job(number: int, comment: str, node: str = "", state: str = "", why: str = "") -> Job:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.spec import AllocationSpec
 from supervisor.shell.dev import suspend
 from supervisor.wire import keys
 from supervisor.wire.records import Control, RunRecord, decode, encode
-from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import MEMORY, SPEC, run_values
 
 RUNS = Path("/home/me/runs")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.web.top import _word, top
 from tests.helpers.terminal import IN, terminal
 from tests.helpers.told import ToldWorld
-from tests.helpers.waiting import eventually
 
 GREEN = "\x1b[1;32m"
 ROOT = str(Path(__file__).parents[3])

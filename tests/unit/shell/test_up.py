@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import signals
 from supervisor.shell.dev import up, up_lock, up_parts
@@ -23,7 +24,6 @@ from supervisor.shell.signals import Notice
 from supervisor.wire import address as wire_address
 from supervisor.wire.records import LeaderRecord
 from supervisor.wire.security import Security, SecurityError
-from tests.helpers.waiting import eventually
 
 AS_A_JOB = up.Options(etcd="e:1", name="service-n1")
 HERE = up.Options(etcd="127.0.0.1:1")

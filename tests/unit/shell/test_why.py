@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
 from supervisor.cli import common
 from supervisor.core.decide import decide
@@ -32,7 +33,6 @@ from supervisor.shell.control.loop import ROUTINE
 from supervisor.shell.inspect import decision_replay, render
 from supervisor.wire import keys
 from supervisor.wire.records import Account, RunRecord, encode
-from tests.helpers.memory_store import MemoryStore
 from tests.helpers.reasons import text
 from tests.unit.core.world import World
 from tests.unit.shell.records import mirror_of

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.shell.web import server as server_module
 from supervisor.shell.web import watcher
 from supervisor.shell.web.server import Server, serve, url_of
@@ -22,7 +23,6 @@ from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from supervisor.wire.security import Security
 from tests.helpers.told import ToldWorld
-from tests.helpers.waiting import eventually
 
 SOON_S = 20.0
 

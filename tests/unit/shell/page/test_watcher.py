@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Retryable
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.web import watcher
@@ -17,7 +18,6 @@ from supervisor.shell.web.watcher import UNREAD_EVERY_S, Page
 from supervisor.wire import keys
 from supervisor.wire.records import Cordon, encode
 from tests.helpers.told import ToldWorld
-from tests.helpers.waiting import eventually
 
 
 class Watcher:

@@ -1,4 +1,4 @@
-"""A whole system on a real Slurm: etcd, supervisors and a service host here, nodes as Slurm jobs."""
+"""Starts a whole system on a real Slurm: etcd, supervisors and a service host here, nodes as Slurm jobs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from agents.shim import process
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.own_slurm import Slurm, slurm
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import TORCHFT, World, equal_digests, toy_spec
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Rung
 from supervisor.core.model.observed import Grant
@@ -21,11 +25,6 @@ from supervisor.shell.inspect import status
 from supervisor.shell.processes import is_running
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord
-from tests.helpers.slurm import Slurm, slurm
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
-from tests.integration.test_lighthouse import TORCHFT
-from tests.integration.world import World, equal_digests, toy_spec
 
 BEGIN_S = 480.0
 """Real trainers import and build for a minute beside other tests on 2 cores."""
@@ -66,22 +65,22 @@ class SlurmWorld(World):
         return record
 
     def agent_pid(self, node: str) -> int:
-        """The registered agent's pid; 0 while none is registered."""
+        """Returns the registered agent's pid; 0 while none is registered."""
         registration = self.mirror().record(keys.registration(node), Registration)
         return registration.agent_pid if registration is not None else 0
 
     def says(self, record: RunRecord, *words: str) -> str:
-        """The sentence of `supervisor status` that has all these words, or an empty string."""
+        """Returns the sentence of `supervisor status` that has all these words; empty if there is none."""
         return next((x for x in self.status(record).waiting if all(word in x for word in words)), "")
 
     def job_of(self, record: RunRecord, group: int) -> int:
-        """The number of the Slurm job on which the group runs."""
+        """Returns the number of the Slurm job on which the group runs."""
         grant = self.mirror().record(keys.grant(record.spec.name, self.allocation_of(record, group)), Grant)
         assert grant is not None
         return int(grant.engine_id.rpartition(":")[2])
 
     def live_jobs(self, *states: str) -> list[dict[str, Any]]:
-        """Jobs in these states; by default those that have not ended."""
+        """Returns the jobs in these states; by default those that have not ended."""
         wanted = states or ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING")
         return [job for job in self.lab.jobs() if job["job_state"] in wanted]
 
@@ -97,19 +96,19 @@ class SlurmWorld(World):
         eventually(lambda: not is_running(shim, stat.start_ticks), 5, "the shim ends")
 
     def recovered(self, record: RunRecord, known: int) -> Incident | None:
-        """The newest incident, once there is one more than `known` and it is over."""
+        """Returns the newest incident, once there is one more than `known` and it is over."""
         incidents = self.incidents(record)
         over = len(incidents) > known and all(i.state == "recovered" for i in incidents)
         return incidents[-1] if over else None
 
     def all_run(self, record: RunRecord) -> bool:
-        """True if every group trains, no incident is open and the run holds its spares."""
+        """Returns true if every group trains, no incident is open and the run holds its spares."""
         state = self.status(record)
         still = all(i.state == "recovered" for i in self.incidents(record))
         return still and all(g.phase == "running" for g in state.groups) and len(state.spares) >= state_spares(record)
 
     def warm(self, record: RunRecord) -> bool:
-        """True if every spare has its warm process."""
+        """Returns true if every spare has its warm process."""
         spares = self.status(record).spares
         return all(node.warm == "ready" for node in status.node_status(self.mirror()) if node.node in spares)
 
@@ -124,7 +123,7 @@ def state_spares(record: RunRecord) -> int:
 
 @contextmanager
 def slurm_world(folder: Path, toys: bool = True, nodes: int = 4, **about: Any) -> Iterator[SlurmWorld]:
-    """A world with a supervisor that leads. `about`: Slurm's configuration, for tests.helpers.slurm."""
+    """Yields a world with a supervisor that leads. `about`: fields of `own_slurm.Settings`."""
     # a job does not begin in this folder
     here = {"PYTHONPATH": str(Path(__file__).parents[2])}
     environment = {**here, "SUPERVISOR_PROGRAMS": json.dumps(TOYS)} if toys else here

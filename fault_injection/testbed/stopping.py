@@ -1,4 +1,4 @@
-"""Processes that are stopped (SIGSTOP) and go on."""
+"""Stops processes (SIGSTOP) and lets them go on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.helpers.waiting import eventually
+from fault_injection.testbed.waiting import eventually
 
 
 def stop(pid: int) -> None:
@@ -30,5 +30,5 @@ def frozen(pid: int) -> Iterator[None]:
 
 
 def states(pid: int) -> set[str]:
-    """The states of a process's threads, as in /proc."""
+    """Returns the states of a process's threads, as in /proc."""
     return {file.read_text().rpartition(")")[2].split()[0] for file in Path(f"/proc/{pid}/task").glob("*/stat")}

@@ -31,6 +31,7 @@ import uuid
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from agents.shim import sockets
 from supervisor.wire import checkpoints
@@ -43,7 +44,7 @@ class ToyError(Exception):
 
 
 def leave(how: str) -> int:
-    """The pid of a daemon. marked: another program. forked: this one. bare: another program without any environment."""
+    """Leaves a daemon, and returns its pid. marked: another program. forked: this one. bare: another program without any environment."""
     report, answer = os.pipe()
     if os.fork() == 0:
         if os.fork() == 0:
@@ -81,7 +82,7 @@ class Toy:
             phase="starting",
         )
 
-    def say(self, **changes: object) -> None:
+    def say(self, **changes: Any) -> None:
         self.progress = replace(self.progress, sequence=self.progress.sequence + 1, **changes)
         temporary = self.folder / "progress.tmp"
         with contextlib.suppress(OSError):  # a full disk stops no real trainer either
@@ -123,7 +124,7 @@ class Toy:
             time.sleep(0.05)
 
     def run_step(self, step_s: float) -> int:
-        """The step of the whole run: all toys of a run count by one clock, as if they healed each other."""
+        """Returns the step of the whole run: all toys of a run count by one clock, as if they healed each other."""
         clock = Path(self.launch.run_dir) / "toy-clock"
         try:
             clock.touch(exist_ok=False)
@@ -169,7 +170,7 @@ class Toy:
         return 0
 
     def saved(self, step: int) -> CheckpointMark | None:
-        """The newest checkpoint to report."""
+        """Returns the newest checkpoint to report."""
         if not Path(self.options.get("saves", "none")).exists():
             return self.progress.checkpoint
         due = step - step % self.launch.titan.checkpoint_interval_steps
@@ -191,7 +192,7 @@ class Toy:
             raise ToyError(f"a bug at step {self.progress.step}, object at {hex(id(self))}, pid {os.getpid()}")
         if self.progress.step >= self.options.get("segfault_at", sys.maxsize):
             faulthandler.enable()
-            faulthandler._sigsegv()
+            faulthandler._sigsegv()  # type: ignore[attr-defined]
         if "hog" in self.options and Path(self.options["hog"]).exists():
             taken = [bytearray(b"x" * (1 << 20)) for _ in range(1024)]
             print(f"nobody minds {len(taken)} MiB", flush=True)
@@ -288,7 +289,7 @@ class Toy:
         value = torch.zeros(8)
         healed: list[bool] = []
 
-        def load(state: dict) -> None:
+        def load(state: dict[str, Any]) -> None:
             value.copy_(state["value"])
             healed.append(True)
 
@@ -366,7 +367,7 @@ def main(arguments: list[str]) -> int:
             toy.serve_commands()
             return toy.quorum()
         case "model":
-            from tests.agents import toy_model
+            from fault_injection.doubles import toy_model
 
             toy.serve_commands()
             return toy_model.train(toy)

@@ -1,4 +1,4 @@
-"""A whole system on this machine for tests: etcd, supervisors, the service host and local nodes, each a process."""
+"""Starts a whole system on this machine, with toys or real trainers: etcd, supervisors, the service host and local nodes, each a process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fault_injection.checkers import consistency
+from fault_injection.doubles.toys import TOYS, WARM_TORCH
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Retryable
@@ -30,11 +32,18 @@ from supervisor.wire import keys
 from supervisor.wire.records import Control, NodeObserved, RunRecord, TrainerObserved
 from supervisor.wire.security import Security
 from tests.helpers.etcd import Cluster
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
 
 LEASE_S = 2
 """Leases of the toys' nodes and of the supervisors: etcd's least."""
+
+TORCHFT = TorchFTSpec(
+    heartbeat_timeout_ms=1000,
+    join_timeout_ms=5000,
+    process_group_timeout_ms=5000,
+    quorum_timeout_ms=120_000,
+    quorum_retries=1000,
+)
+"""Timeouts of toys that step in a real quorum."""
 
 
 def toy_spec(name: str = "toy", groups: int = 2, spares: int = 1, **policy: Any) -> RunSpec:
@@ -50,7 +59,7 @@ def toy_spec(name: str = "toy", groups: int = 2, spares: int = 1, **policy: Any)
 
 
 class World:
-    """The running parts of a system, with ways to look at it and break it. Everything ends with its block."""
+    """The running parts of a system, with ways to look at it and break it."""
 
     def __init__(
         self,
@@ -58,11 +67,11 @@ class World:
         etcd: EtcdServer | Cluster,
         nodes: int,
         environment: dict[str, str],
-        cold: bool = True,
         security: Security | None = None,
         places: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
-        """`places`: node or service host -> (network namespace, address); the others are here, on loopback."""
+        """`places`: node or service host -> (network namespace, address); the others are here, on loopback. Trainers are
+        forked from warm processes if `environment` has WARM_TORCH."""
         self.places = places or {}
         self.security = security.path if security is not None else ""
         self.runs = folder / "runs"
@@ -72,7 +81,9 @@ class World:
         self.toys = bool(environment)
         self.supervisors: list[subprocess.Popen[bytes]] = []
         pool = tuple(self._pool_node(f"n{i + 1}") for i in range(nodes))
-        Pool(nodes=pool, etcd=etcd.endpoint, cold=cold, security=self.security).save(self.system)
+        Pool(nodes=pool, etcd=etcd.endpoint, cold=WARM_TORCH not in environment, security=self.security).save(
+            self.system
+        )
         self.host = self.start_host()
         self.hosts = {"host": self.host}
         self.store: EtcdStore = connect(etcd.endpoint.split(","), security=security)
@@ -152,7 +163,7 @@ class World:
         return keys.LEADER in self.mirror().items
 
     def mirror(self) -> Mirror:
-        """All keys of etcd. A busy disk may keep etcd away for seconds, which these tests tolerate."""
+        """Returns all keys of etcd. Waits where a busy disk keeps etcd away for seconds."""
 
         def read() -> Snapshot | None:
             try:
@@ -169,7 +180,7 @@ class World:
         return client.incidents(self.mirror(), record.spec.name)
 
     def running(self, record: RunRecord, *generations: int) -> Callable[[], bool]:
-        """A predicate: all groups run, at these generations if given."""
+        """Returns a predicate: all groups run, at these generations if given."""
 
         def look() -> bool:
             groups = self.status(record).groups
@@ -179,7 +190,7 @@ class World:
         return look
 
     def trainer(self, record: RunRecord, group: int) -> TrainerObserved:
-        """Rank 0 of the group's current generation, as its node reports it."""
+        """Returns rank 0 of the group's current generation, as its node reports it."""
         state = self.status(record).groups[group]
         seen = self.mirror().record(keys.observed(state.node), NodeObserved)
         assert seen is not None
@@ -194,12 +205,12 @@ class World:
         return int((self.system / "nodes" / node / "shim.lock").read_text())
 
     def shim_history(self, node: str) -> list[dict[str, Any]]:
-        """The journal of the node's shim."""
+        """Returns the journal of the node's shim."""
         text = (self.system / "nodes" / node / "shim.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def host_processes(self) -> list[str]:
-        """Names of the processes on the service host."""
+        """Returns the names of the processes on the service host."""
         found = []
         for path in (self.system / "nodes" / "host" / "processes").glob("*.json"):
             record = json.loads(path.read_text())
@@ -240,7 +251,7 @@ class World:
         read step records answer unknown."""
         verdicts = consistency.check(self.history(record))
         assert verdicts
-        excused = () if stepped else ("single_owner", "steps_not_lost", "one_quorum_per_step")
+        excused: tuple[str, ...] = () if stepped else ("single_owner", "steps_not_lost", "one_quorum_per_step")
         if record.spec.titan.overrides.get("toy.mode", "idle") == "idle" and self.toys:
             excused += ("one_quorum_per_step",)  # idle toys know no quorum: that checker answers unknown
         wrong = [v for v in verdicts if v.answer != "pass"]
@@ -270,7 +281,7 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 
 
 def equal_digests(w: World, record: RunRecord, since: float) -> list[int]:
-    """Steps since then at which every replica wrote the same digest. Raises AssertionError when two differ."""
+    """Returns the steps since then at which every replica wrote the same digest. Raises AssertionError when two differ."""
     found: dict[int, set[str]] = {}
     told: dict[int, set[int]] = {}
     for steps in w.history(record).steps:
@@ -284,7 +295,7 @@ def equal_digests(w: World, record: RunRecord, since: float) -> list[int]:
 
 @contextmanager
 def world(folder: Path, nodes: int = 4, toys: bool = True) -> Iterator[World]:
-    """The system without a supervisor: the test starts those."""
+    """Yields a system without a supervisor: the caller starts those."""
     server = start_etcd(folder / "etcd")
     try:
         with world_on(server, folder, nodes, toys) as made:
@@ -297,11 +308,11 @@ def world(folder: Path, nodes: int = 4, toys: bool = True) -> Iterator[World]:
 def world_on(
     etcd: EtcdServer | Cluster, folder: Path, nodes: int = 4, toys: bool = True, warm_torch: bool = False
 ) -> Iterator[World]:
-    """A world on an etcd that the test ends. `warm_torch`: trainers are forked from processes that have TorchFT."""
+    """Yields a world on an etcd that the caller ends. `warm_torch`: trainers are forked from processes that have TorchFT."""
     environment = {"SUPERVISOR_PROGRAMS": json.dumps(TOYS)} if toys else {}
     if warm_torch:
-        environment |= {"TOY_TORCHFT": "1"}
-    made = World(folder, etcd, nodes, environment, cold=not warm_torch)
+        environment |= {WARM_TORCH: "1"}
+    made = World(folder, etcd, nodes, environment)
     try:
         yield made
     finally:

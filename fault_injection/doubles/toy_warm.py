@@ -11,7 +11,9 @@ import socket
 import sys
 import time
 import traceback
+from typing import Any
 
+from fault_injection.doubles.toys import WARM_TORCH
 from supervisor.wire import marks
 
 
@@ -25,8 +27,8 @@ def adopted(shim: int) -> None:
         os._exit(137)
 
 
-def trainer(request: dict, answer: int) -> None:
-    from tests.agents import toy_trainer
+def trainer(request: dict[str, Any], answer: int) -> None:
+    from fault_injection.doubles import toy_trainer
 
     marks.put(request["env"][marks.STARTED_BY])
     os.setsid()
@@ -50,7 +52,7 @@ def trainer(request: dict, answer: int) -> None:
         os._exit(code)
 
 
-def fork(request: dict, ours: socket.socket) -> int:
+def fork(request: dict[str, Any], ours: socket.socket) -> int:
     report, answer = os.pipe()
     between = os.fork()
     if between == 0:
@@ -72,12 +74,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     ours = socket.socket(fileno=parser.parse_args().fd)
-    if os.environ.get("TOY_TORCHFT"):
+    if os.environ.get(WARM_TORCH):
         import torch
 
         torch.set_num_threads(1)
         import torchft  # noqa: F401
-    import tests.agents.toy_trainer  # noqa: F401
+    import fault_injection.doubles.toy_trainer  # noqa: F401
 
     ours.send(b'{"ready":true}')
     while packet := ours.recv(65536):

@@ -1,4 +1,4 @@
-"""The only wait of the tests."""
+"""Waits until something is so: the only wait of tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 _EVERY_S, _SELDOM_S = 0.02, 0.5
 _SHARE = 4
-"""A slow question, as one for all of etcd, takes at most 1/_SHARE of the time: the system needs the processor."""
+"""A slow predicate, such as one that reads all of etcd, takes at most 1/_SHARE of the time: the system needs the processor."""
 _WORK = range(1_000_000)
 _USUALLY_S = 0.025
 """Seconds that the counting takes where nothing else runs, on a processor of 2026."""
@@ -18,7 +18,7 @@ _MOST = 4.0
 
 
 def slowness() -> float:
-    """The factor, from 1 to 4, by which this machine is slower than usual now: it is slow, or others use it too."""
+    """Returns the factor, from 1 to 4, by which this machine is slower than usual now: it is slow, or others use it too."""
     began = time.monotonic()
     for _ in _WORK:
         pass

@@ -10,7 +10,7 @@ from supervisor.wire.checks import CheckResult, to_line
 
 
 def broken(home: Path, node: str) -> Path:
-    """The file beside a home in which a test writes why the node's device is broken."""
+    """Returns the file beside a home that says why the node's device is broken."""
     return home / f"broken-{node}"
 
 

@@ -29,7 +29,7 @@ from titan_actor.activity import ActivityFile
 from titan_actor.ledger import write_error_file
 
 if TYPE_CHECKING:
-    from tests.agents.toy_trainer import Toy
+    from fault_injection.doubles.toy_trainer import Toy
 
 SIZE = 64
 CHECKPOINT_BYTES = 1 << 16
@@ -176,7 +176,7 @@ class Model:
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[Path]:
-        """The folder of this node's own disk, or of the store that all groups share."""
+        """Yields the folder of this node's own disk, or of the store that all groups share."""
         if "store" not in self.toy.options:
             yield Path(self.launch.rank_dir)
             return

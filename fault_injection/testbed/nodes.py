@@ -1,4 +1,4 @@
-"""Real nodes for tests: shims with their agents as processes, toys in the place of titan_actor."""
+"""Starts real nodes: shims with their agents as processes, toys in the place of titan_actor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agents.shim import process
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import TitanSpec, TorchFTSpec
 from supervisor.ports.store import Store
 from supervisor.shell.processes import is_running
@@ -28,14 +30,12 @@ from supervisor.wire.records import (
     decode,
     encode,
 )
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
 
 RUN = "toy"
 
 
 class Node:
-    """One shim as a child of the test."""
+    """One shim, a child of this process."""
 
     def __init__(self, home: Path, name: str, etcd: str, *options: str, **environment: str) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Node:
         return found
 
     def pid(self, name: str) -> int:
-        """The pid of a process that runs; 0 when it does not."""
+        """Returns the pid of a process; 0 if it does not run."""
         record = self.records().get(name)
         if record is None or record.exited or not is_running(record.pid, record.start_ticks):
             return 0
@@ -90,7 +90,7 @@ class Node:
         return any(line["event"] == "warm" and line["state"] == "ready" for line in self.history())
 
     def left(self) -> list[process.Stat]:
-        """Everything that runs for this node, the shim excepted."""
+        """Returns everything that runs for this node, the shim excepted."""
         return process.marked(str(self.folder))
 
     def end(self) -> None:
@@ -125,7 +125,7 @@ class Nodes:
 
 
 def trainer(group: int = 0, generation: int = 1, **fields: Any) -> TrainerDesired:
-    """A desired group; keys with `toy_` become the toy's options."""
+    """Returns a desired group; keys with `toy_` become the toy's options."""
     options = {f"toy.{key.removeprefix('toy_')}": fields.pop(key) for key in list(fields) if key.startswith("toy_")}
     defaults: dict[str, Any] = {
         "run": RUN,

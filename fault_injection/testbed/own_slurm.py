@@ -1,4 +1,4 @@
-"""A real Slurm for tests: munged, slurmctld and a slurmd for each node, as root, all of them on this machine.
+"""Brings up a real Slurm of its own: munged, slurmctld and a slurmd for each node, as root, all on this machine.
 
 It shares nothing with the machine's own Slurm: it has its own configuration, ports and munge socket.
 """
@@ -15,14 +15,16 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fault_injection.testbed.stopping import stop
+from fault_injection.testbed.waiting import eventually
 from supervisor.wire.address import free_ports
-from tests.helpers.stopping import stop
-from tests.helpers.waiting import eventually
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel", "scontrol")
+CLUSTER, CPUS = "lab", 2
 UP_WITHIN_S = 30.0
 GRACE_S = 5
 ATTEMPTS = 3
@@ -72,7 +74,7 @@ NODE = (
 
 
 def available() -> str:
-    """An empty string when a Slurm can be brought up here, else the reason why not."""
+    """Returns why no Slurm can be brought up here; empty if one can."""
     if os.geteuid() != 0:
         return "no Slurm here: not root"
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
@@ -82,61 +84,64 @@ def available() -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Settings:
+    """Differences from a Slurm whose daemons are all on loopback."""
+
+    slurmd_timeout: int = 10
+    return_to_service: int = 2
+    preempt: bool = False
+    places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Maps a node to the (network namespace, address) where its slurmd runs."""
+    hub: tuple[str, str] | None = None
+    """(namespace, address) of slurmctld; the namespace is empty where this process is inside already."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Further or other lines of slurm.conf."""
+    partitions: Sequence[str] = ()
+    """Further ones, as "name Nodes=ALL ..."."""
+    slurmd_under: Sequence[str] = ()
+    """A command that runs another, in which the slurmds and so all jobs run."""
+
+
 class Slurm:
     """A running Slurm. Its partitions are `train` (the default: all nodes) and `tiny` (the last node, one minute). With
     `preempt` there are also `low`, `graced` and `high`: a job in `high` takes the nodes of one in `low` at once, and of
     one in `graced` after GRACE_S."""
 
-    def __init__(
-        self,
-        folder: Path,
-        nodes: int,
-        *,
-        cluster: str,
-        cpus: int,
-        slurmd_timeout: int,
-        return_to_service: int,
-        preempt: bool,
-        places: Mapping[str, tuple[str, str]],
-        hub: tuple[str, str] | None,
-        options: Mapping[str, str],
-        partitions: Sequence[str],
-        slurmd_under: Sequence[str],
-    ) -> None:
+    def __init__(self, folder: Path, nodes: int, settings: Settings) -> None:
         self.folder = folder
         self.nodes = tuple(f"n{i + 1}" for i in range(nodes))
-        self.cluster = cluster
+        self.cluster = CLUSTER
         self.conf = folder / "slurm.conf"
         self.environment = {"SLURM_CONF": str(self.conf)}
-        self._places = dict(places)
-        self._hub = hub
-        self._slurmd_under = list(slurmd_under)
+        self._places, self._slurmd_under = settings.places, settings.slurmd_under
+        hub = self._hub = settings.hub
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         port, *ports = free_ports(nodes + 1)
         text = CONF.format(
-            cluster=cluster,
+            cluster=CLUSTER,
             host=socket.gethostname(),
             address=hub[1] if hub else "127.0.0.1",
             port=port,
             folder=folder,
-            return_to_service=return_to_service,
-            slurmd_timeout=slurmd_timeout,
+            return_to_service=settings.return_to_service,
+            slurmd_timeout=settings.slurmd_timeout,
             # on loopback everything listens there alone; in a network of its own, at every address
             communication="" if hub else "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny\n",
         )
-        every = {"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"} if preempt else {}
-        text = _with(text, {**every, **options})
+        every = {"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"} if settings.preempt else {}
+        text = _with(text, {**every, **settings.options})
         for name, node_port in zip(self.nodes, ports, strict=True):
             address = self._places[name][1] if name in self._places else "127.0.0.1"
-            text += NODE.format(name=name, host=socket.gethostname(), address=address, port=node_port, cpus=cpus)
+            text += NODE.format(name=name, host=socket.gethostname(), address=address, port=node_port, cpus=CPUS)
         text += "PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO\n"
         text += f"PartitionName=tiny Nodes={self.nodes[-1]} MaxTime=1 State=UP OverSubscribe=NO\n"
-        if preempt:
+        if settings.preempt:
             text += "PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=CANCEL\n"
             text += "PartitionName=graced Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=CANCEL"
             text += f" GraceTime={GRACE_S}\n"
             text += "PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF\n"
-        self.conf.write_text(text + "".join(f"PartitionName={line}\n" for line in partitions))
+        self.conf.write_text(text + "".join(f"PartitionName={line}\n" for line in settings.partitions))
 
     # its parts
 
@@ -205,7 +210,7 @@ class Slurm:
     # its users
 
     def command(self, *argv: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """A Slurm command with this Slurm's configuration, in the hub where there is one."""
+        """Runs a Slurm command with this Slurm's configuration, in the hub where there is one."""
         return subprocess.run(
             self._inside(self._hub[0] if self._hub else "", argv),
             env={**os.environ, **self.environment, **(environment or {})},
@@ -218,14 +223,14 @@ class Slurm:
         )
 
     def jobs(self) -> list[dict[str, Any]]:
-        """All jobs that Slurm knows, ended ones too, as in `squeue --json`."""
+        """Returns all jobs that Slurm knows, ended ones too, as in `squeue --json`."""
         result = self.command("squeue", "--json", "--states=all")
         assert result.returncode == 0, result.stderr
         found: list[dict[str, Any]] = json.loads(result.stdout)["jobs"]
         return found
 
     def node_states(self) -> dict[str, list[str]]:
-        """State and flags of every node in small letters, as ["idle", "drain"]; nothing while Slurm does not answer."""
+        """Returns state and flags of every node in small letters, as ["idle", "drain"]; empty while Slurm does not answer."""
         result = self.command("scontrol", "show", "nodes", "--oneliner")
         found = {}
         for line in result.stdout.splitlines():
@@ -272,7 +277,7 @@ class Slurm:
         eventually(idle, within_s, "every node is idle again")
 
     def log(self, part: str = "slurmctld") -> str:
-        """The log of a part: `slurmctld`, or `slurmd-NODE`."""
+        """Returns the log of a part: `slurmctld`, or `slurmd-NODE`."""
         path = self.folder / "log" / f"{part}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -287,7 +292,7 @@ class Slurm:
         eventually(self._sweep, 20, "nothing of this Slurm runs any more")
 
     def leftovers(self) -> list[int]:
-        """Processes with our configuration in their environment, and all their descendants."""
+        """Returns processes with our configuration in their environment, and all their descendants."""
         mark = f"SLURM_CONF={self.conf}".encode()
         children: dict[int, list[int]] = {}
         ours: list[int] = []
@@ -356,46 +361,14 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def slurm(
-    folder: Path,
-    nodes: int = 4,
-    *,
-    cluster: str = "lab",
-    cpus: int = 2,
-    slurmd_timeout: int = 10,
-    return_to_service: int = 2,
-    preempt: bool = False,
-    places: Mapping[str, tuple[str, str]] | None = None,
-    hub: tuple[str, str] | None = None,
-    options: Mapping[str, str] | None = None,
-    partitions: Sequence[str] = (),
-    slurmd_under: Sequence[str] = (),
-) -> Iterator[Slurm]:
-    """Yields a Slurm with nodes n1, n2, ..., ended with the block; its logs are kept in `folder`.
-
-    `places`: node -> (network namespace, address) where its slurmd runs. `hub`: (namespace, address) of slurmctld; the
-    namespace is empty where this process is inside already. `options`: further or other lines of slurm.conf.
-    `partitions`: further ones, as "name Nodes=ALL ...". `slurmd_under`: a command that runs another, in which the
-    slurmds and so all jobs run.
-    """
+def slurm(folder: Path, nodes: int = 4, **settings: Any) -> Iterator[Slurm]:
+    """Yields a Slurm with nodes n1, n2, ..., ended with the block; its logs are kept in `folder`. `settings`: fields of
+    `Settings`."""
     for attempt in range(ATTEMPTS):
         # a unix socket's path may have 107 characters, and pytest's folders are long
         short = Path(tempfile.mkdtemp(prefix="sl", dir="/tmp"))
         short.chmod(0o755)
-        cell = Slurm(
-            short,
-            nodes,
-            cluster=cluster,
-            cpus=cpus,
-            slurmd_timeout=slurmd_timeout,
-            return_to_service=return_to_service,
-            preempt=preempt,
-            places=places or {},
-            hub=hub,
-            options=options or {},
-            partitions=partitions,
-            slurmd_under=slurmd_under,
-        )
+        cell = Slurm(short, nodes, Settings(**settings))
         try:
             try:
                 cell.start()
@@ -412,6 +385,6 @@ def slurm(
 
 
 def _with(conf: str, options: Mapping[str, str]) -> str:
-    """The configuration with these lines instead of those of the same name."""
+    """Returns the configuration with these lines instead of those of the same name."""
     lines = [line for line in conf.splitlines() if line.partition("=")[0] not in options]
     return "\n".join([*lines, *(f"{name}={value}" for name, value in options.items())]) + "\n"

@@ -1,4 +1,4 @@
-"""The store's fake for unit tests: one process, no time of its own. EtcdStore's contract tests hold for it too."""
+"""Stands for the store: one process, no time of its own. It passes the contract tests of EtcdStore."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class MemoryStore:
             self._changed.notify_all()
 
     def fail_next(self, n: int, error: type[PortError] | PortError = Retryable, applied: bool = False) -> None:
-        """The next `n` calls raise `error`. With `applied` a write takes effect all the same: an unknown outcome."""
+        """Makes the next `n` calls raise `error`. With `applied` a write takes effect all the same: an unknown outcome."""
         raised = error if isinstance(error, PortError) else error("injected")
         self._failures.extend(_Failure(raised, applied) for _ in range(n))
 
     def expire(self, lease: int) -> None:
-        """The lease runs out: its keys vanish and its holder sees `lost`."""
+        """Ends a lease: its keys vanish and its holder sees `lost`."""
         with self._changed:
             held = self._leases.pop(lease, None)
             if held is not None:
