@@ -15,6 +15,7 @@ from typing import Any
 
 from fault_injection.checkers import consistency
 from fault_injection.doubles.toys import TOYS, WARM_TORCH
+from fault_injection.testbed.etcds import Cluster
 from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
@@ -31,7 +32,6 @@ from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire import keys
 from supervisor.wire.records import Control, NodeObserved, RunRecord, TrainerObserved
 from supervisor.wire.security import Security
-from tests.helpers.etcd import Cluster
 
 LEASE_S = 2
 """Leases of the toys' nodes and of the supervisors: etcd's least."""
