@@ -11,7 +11,7 @@ from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code
 from supervisor.core.report.words import say
 from tests.helpers.reasons import codes, texts
-from tests.unit.core.test_leaving import WARN_S, drain, follow, limit, settle, wanted, world
+from tests.unit.core.remediation.test_drain import WARN_S, drain, follow, limit, settle, wanted, world
 from tests.unit.core.world import World
 
 GRACE_S = 60.0

@@ -64,7 +64,7 @@ def test_an_event_has_a_cause(event: str, cause: Cause) -> None:
 def written() -> set[str]:
     """The names of the lines that trainers write and that do not overlap."""
     found = set()
-    for path in (Path(__file__).parents[3] / "titan_actor").glob("*.py"):
+    for path in (Path(__file__).parents[4] / "titan_actor").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ledger.event"):
                 (name, *_) = node.args

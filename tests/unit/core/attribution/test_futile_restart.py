@@ -6,7 +6,7 @@ from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import FirstRungSpec
 from tests.helpers.reasons import codes
-from tests.unit.core.test_blame import hangs
+from tests.unit.core.evidence.test_hang_attribution import hangs
 from tests.unit.core.world import World
 
 SLEEPS = Reason.of(Code.PASSED, rung="restart", why=Reason.of(Code.UNINTERRUPTIBLE, rank=0))

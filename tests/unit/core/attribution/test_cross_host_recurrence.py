@@ -17,7 +17,7 @@ from supervisor.core.policy import cordons
 from supervisor.core.report.explain import explain
 from supervisor.core.report.words import say
 from tests.helpers.reasons import codes, held_against
-from tests.unit.core.test_blame import hangs
+from tests.unit.core.evidence.test_hang_attribution import hangs
 from tests.unit.core.world import World
 
 SIGSEGV = 11

@@ -25,7 +25,7 @@ SEEN = Measured(
     step_s=0.77, longest_step_s=2.1, collective_s=0.8, apart_s=2.4, start_s=8.4, gate_ms=1, store_ms=12,
     engine_word_s=0.7,
 )  # fmt: skip
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").rglob("*.toml"))
+EXAMPLES = sorted((Path(__file__).parents[4] / "examples").rglob("*.toml"))
 
 
 def with_value(spec: Any, key: str, value: float) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from supervisor.core.model.reason import Code
 from supervisor.core.report.words import say
 from tests.helpers.reasons import codes
-from tests.unit.core.test_leaving import WARN_S, drain, limit, settle, world
+from tests.unit.core.remediation.test_drain import WARN_S, drain, limit, settle, world
 from tests.unit.core.world import World
 
 

@@ -13,7 +13,7 @@ from supervisor.core.model.reason import Code
 from supervisor.core.report.notifications import Notice, due
 from supervisor.core.round.draft import Round
 from tests.helpers.reasons import codes, texts, values
-from tests.unit.core.test_one_cause import (
+from tests.unit.core.attribution.test_one_cause import (
     EIO,
     Ends,
     all_train,
