@@ -21,9 +21,9 @@ from supervisor.shell.inspect import hosts, render, status
 from supervisor.wire import keys
 from supervisor.wire.records import Cordon, GateGroup, GateObserved, GatePresence, RunRecord, decode, encode
 from tests.helpers.reasons import STARTS
+from tests.unit.shell.control.test_loop import _loop
+from tests.unit.shell.inspect.test_status import text
 from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
-from tests.unit.shell.test_loop import _loop
-from tests.unit.shell.test_status import text
 
 
 def person(host: str = "n2", drain: bool = False) -> dict[str, bytes]:

@@ -31,8 +31,8 @@ from supervisor.shell.metrics.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.logged import JsonLine
 from supervisor.wire.records import RunRecord, decode, encode
+from tests.unit.shell.control.test_loop import Engine, Term, launched
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
-from tests.unit.shell.test_loop import Engine, Term, launched
 
 NOTICE = Notice(about="i1-3", run="run", text="run run asks for another allocation", incident="i1", rung=3)
 SECRET = "T0KEN"

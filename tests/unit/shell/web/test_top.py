@@ -18,7 +18,7 @@ from tests.helpers.terminal import IN, terminal
 from tests.helpers.told import ToldWorld
 
 GREEN = "\x1b[1;32m"
-ROOT = str(Path(__file__).parents[3])
+ROOT = str(Path(__file__).parents[4])
 
 SCRIPT = """
 import signal, sys

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from supervisor.core.model.observed import ControlView
 from supervisor.shell.web.terminal import ENDLESS, PLAIN, SIGNS, Drawing, lasted
-from tests.unit.shell.page.test_snapshot import CLOCK_AT, look, unsaved, world
+from tests.unit.shell.web.test_snapshot import CLOCK_AT, look, unsaved, world
 
 
 def drawn(told: Mapping[str, Any], width: int = 80, height: int = 24, signs: Mapping[str, str] = SIGNS) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from supervisor.core.model.spec import RunSpec
 from supervisor.shell.runfile import parse
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").rglob("*.toml"))
+EXAMPLES = sorted((Path(__file__).parents[4] / "examples").rglob("*.toml"))
 
 
 def test_there_are_examples() -> None:

@@ -21,8 +21,8 @@ from supervisor.shell.runfile import live_policy
 from supervisor.shell.runfile.parse import RunFileError
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, PolicySet, RunRecord, decode
+from tests.unit.shell.control.test_loop import _loop, launched
 from tests.unit.shell.records import MEMORY, SPEC, run_values
-from tests.unit.shell.test_loop import _loop, launched
 
 RECORD = RunRecord(spec=SPEC, run_dir="/r", launched_unix_s=0.0)
 
