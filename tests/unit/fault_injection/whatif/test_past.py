@@ -267,7 +267,7 @@ def test_what_is_no_file_of_a_run_is_said_plainly(tmp_path: Path, text: str, say
 def test_the_recorded_run_of_the_tests_is_named_for_what_it_lacks(tmp_path: Path) -> None:
     """It was shortened for the page."""
     path = tmp_path / "history.jsonl"
-    path.write_bytes(gzip.decompress((Path(__file__).parent / "recorded_run/history.jsonl.gz").read_bytes()))
+    path.write_bytes(gzip.decompress((Path(__file__).parents[1] / "recorded_run/history.jsonl.gz").read_bytes()))
     with pytest.raises(ValueError, match=r"line 3: actions\.0\.key: Field required"):
         past.read(path)
 

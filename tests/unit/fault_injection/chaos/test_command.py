@@ -211,7 +211,7 @@ def test_only_a_plan_replays(tmp_path: Path) -> None:
 
 
 def test_the_command_line_finds_it() -> None:
-    points = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["entry-points"]
+    points = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]["entry-points"]
     module, _, name = points["supervisor.commands"]["fault_injection"].partition(":")
     assert getattr(importlib.import_module(module), name) is commands.register
     assert ("chaos", "chaos.command") in [each[1:3] for each in commands.COMMANDS]

@@ -12,7 +12,7 @@ from supervisor.shell.history.files import History
 from supervisor.shell.history.goodput import Span, ledger, windows
 from supervisor.shell.history.incident_cost import of_incidents
 from tests.unit.fault_injection.files import Files, incident, line, place, recorded, seconds, step, story
-from tests.unit.fault_injection.test_badput import crash, whole
+from tests.unit.shell.history.test_goodput import crash, whole
 
 Ledgers = Mapping[int, list[Interval]]
 

@@ -22,7 +22,7 @@ from supervisor.shell.metrics.live_goodput import Accounts
 from supervisor.shell.metrics.telemetry import LOOK_S
 from tests.unit.fault_injection.files import resumed
 
-RECORDED = Path(__file__).parent / "recorded_run" / "history.jsonl.gz"
+RECORDED = Path(__file__).parents[2] / "fault_injection/recorded_run/history.jsonl.gz"
 
 
 class Told:
