@@ -1,6 +1,6 @@
 """The ledger of a run: of a story in files, and of a real run against its trainers' own records.
 
-`tests/unit/fault_injection/recorded_run`: the first 640 s of a run of two groups on one machine. It was broken 28 times, with
+`fault_injection/recorded_run`: the first 640 s of a run of two groups on one machine. It was broken 28 times, with
 hangs, and once both groups were lost. It has the records of its shims and trainers and its supervisor's decisions.
 """
 
