@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.agent.names import TrainerName, parse
@@ -162,6 +162,7 @@ PROCESSES = st.builds(
 )
 
 
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=6),
     st.lists(PROCESSES, max_size=4, unique_by=lambda p: p.name),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.gate.state import GateState
@@ -184,6 +184,7 @@ EVENTS = st.lists(
 )
 
 
+@settings(max_examples=100)
 @given(EVENTS)
 def test_never_two_generations_of_a_group_and_never_an_older_one(events: list[tuple[str, int, int, float]]) -> None:
     gate = state({}, opened=False)
