@@ -4,8 +4,8 @@
 
 One run of two groups with two ranks each is broken repeatedly for a real cause. The seed picks the rank and the moment.
 The run is then left alone until it trains again. The control plane is the real one. The trainers are toys that step in
-a real TorchFT quorum with real collectives (tests/agents/toy_model.py): a fault inside TorchTitan looks no different to
-the supervisor.
+a real TorchFT quorum with real collectives (fault_injection/doubles/toy_model.py): a fault inside TorchTitan looks no
+different to the supervisor.
 
 `detect_s` runs from just before the fault until a watch brings the incident with its rung here from etcd, by one
 monotonic clock. An incident that rides something through (rung 0) is a first sign, no verdict. A verdict has four parts
@@ -45,6 +45,8 @@ from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Order
 from fault_injection.sim.lane import commit
 from fault_injection.testbed.unavailable import NotHere
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World, toy_spec, world_on
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.spec import BudgetSpec, GroupsSpec, RunSpec, TitanSpec, TorchFTSpec
@@ -59,8 +61,6 @@ from supervisor.shell.inspect.status import RunStatus
 from supervisor.shell.runfile import parse
 from supervisor.wire import keys
 from supervisor.wire.records import Health, NodeObserved, Registration, RunRecord, TrainerObserved, decode
-from tests.helpers.waiting import eventually
-from tests.integration.world import World, toy_spec, world_on
 
 RESULTS = Path(__file__).parent / "results" / "detection.json"
 NODES = 5

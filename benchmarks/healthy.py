@@ -32,6 +32,8 @@ from typing import Any
 from benchmarks.decide import machine
 from benchmarks.healthy_trainer import ALONE_EVERY, ALONE_S, EVALUATE_EVERY, EVALUATE_S, SLOW_EVERY, SLOW_TIMES
 from fault_injection.sim.lane import commit
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World, world_on
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code
@@ -42,8 +44,6 @@ from supervisor.shell.control import journal
 from supervisor.shell.dev.etcd_server import start_etcd
 from supervisor.shell.runfile import parse
 from supervisor.wire.records import RunRecord
-from tests.helpers.waiting import eventually
-from tests.integration.world import World, world_on
 
 RESULTS = Path(__file__).parent / "results" / "healthy.json"
 TORCHFT = TorchFTSpec(heartbeat_timeout_ms=1000, join_timeout_ms=3000, process_group_timeout_ms=6000)

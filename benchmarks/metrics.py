@@ -33,6 +33,7 @@ from agents.agent.reporter import Standing
 from agents.shim.settings import Settings
 from benchmarks.decide import describe, machine, once, reference
 from benchmarks.page import GROUPS, RANKS, RUN, mirror, stepped
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.decide import decide
 from supervisor.ports.store import Changes, Item
 from supervisor.shell.control import observe
@@ -47,7 +48,6 @@ from supervisor.shell.web.server import serve
 from supervisor.shell.web.watcher import Page
 from supervisor.wire.records import Health, ProcessRecord, Progress, Registration, encode
 from supervisor.wire.security import Security
-from tests.helpers.memory_store import MemoryStore
 
 SCRAPE_S, MEMORY_MB = 1.0, 200.0
 AGENT_CORE = 0.01
@@ -195,9 +195,9 @@ def of_agent() -> dict[str, Any]:
 
 def of_real_agent(seconds: float) -> dict[str, Any]:
     """Measures a real agent's whole process, which also watches, reports and obeys: 8 ranks step every second."""
+    from fault_injection.testbed.nodes import Nodes, desire, running, trainer
+    from fault_injection.testbed.waiting import eventually
     from supervisor.shell.dev.etcd_server import start_etcd
-    from tests.agents.nodes import Nodes, desire, running, trainer
-    from tests.helpers.waiting import eventually
 
     def ticks(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 from benchmarks.decide import describe, machine, once, reference
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.reason import Code, Reason
@@ -33,7 +34,6 @@ from supervisor.wire.records import (
     TrainerObserved,
     encode,
 )
-from tests.helpers.memory_store import MemoryStore
 
 GROUPS, RANKS, SPARES = 1000, 8, 20
 RUN = "bench"

@@ -40,6 +40,9 @@ from typing import Any
 from agents.shim import process
 from benchmarks.decide import machine
 from fault_injection.testbed import netns
+from fault_injection.testbed.own_slurm import Slurm, slurm
+from fault_injection.testbed.slurm_world import SlurmWorld
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import (
     AllocationSpec,
     GroupsSpec,
@@ -55,9 +58,6 @@ from supervisor.shell.inspect import hosts
 from supervisor.wire.address import free_ports
 from supervisor.wire.records import RunRecord, encode
 from supervisor.wire.security import load
-from tests.helpers.slurm import Slurm, slurm
-from tests.helpers.waiting import eventually
-from tests.slurm.world import SlurmWorld
 
 RESULTS = Path(__file__).parent / "results" / "slurm_node_loss.json"
 NODES = 4

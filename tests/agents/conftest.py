@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.nodes import Nodes
 from supervisor.shell.dev.etcd_server import EtcdServer
-from tests.agents.nodes import Nodes
 from tests.helpers.etcd import folder, running, store
 
 __all__ = ["store"]

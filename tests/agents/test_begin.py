@@ -15,14 +15,14 @@ from agents.agent.desired import Wanted
 from agents.agent.main import Agent
 from agents.agent.reporter import Callbacks, Reporter
 from agents.shim.settings import Settings, parse
+from fault_injection.doubles.memory_store import MemoryLease, MemoryStore
+from fault_injection.testbed.nodes import RUN, desire, trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.ports.store import Expect, Item, Snapshot, Store
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, NodeObserved, ProcessRecord, Registration, decode, encode
-from tests.agents.nodes import RUN, desire, trainer
-from tests.helpers.memory_store import MemoryLease, MemoryStore
-from tests.helpers.waiting import eventually
 
 DESIRED, OBSERVED, REGISTRATION = keys.desired("n0", ""), keys.observed("n0"), keys.registration("n0")
 FIRST = trainer(generation=1)

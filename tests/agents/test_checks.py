@@ -26,15 +26,15 @@ from agents.health.checks.network import Peer
 from agents.health.checks.node import AGAIN, FIRST, IDLE_S, REPEAT_FIRST_S, REPEAT_MOST_S, REPEATED, NodeChecks
 from agents.health.checks.run import Check, answers
 from agents.shim.settings import Settings
+from fault_injection.doubles.memory_store import MemoryStore
+from fault_injection.testbed.nodes import Nodes, desire, kill, running, trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.store import Store
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult
 from supervisor.wire.records import NodeCheck, NodeObserved, Registration, TrainerObserved, decode, encode
 from supervisor.wire.security import Security
-from tests.agents.nodes import Nodes, desire, kill, running, trainer
 from tests.agents.test_facts import ROOT, tmpfs
-from tests.helpers.memory_store import MemoryStore
-from tests.helpers.waiting import eventually
 from tests.unit.shell.records import registration
 from titan_actor import check_device
 

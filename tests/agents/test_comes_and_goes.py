@@ -23,16 +23,16 @@ from agents.agent.file_poller import GATE_FROZEN_S
 from agents.shim import process, sockets
 from agents.shim.main import AGENT_FROZEN_S
 from agents.shim.process_table import Child
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.nodes import Node, Nodes, desire, kill, observed, rank, running, trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import TorchFTSpec
 from supervisor.ports.store import Store
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import LighthouseDesired, LighthouseObserved, Registration, decode
-from tests.agents.nodes import Node, Nodes, desire, kill, observed, rank, running, trainer
 from tests.agents.toy_gate import Holder
 from tests.helpers.relay import Relay, relay
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
 
 FIRST = "toy.0.1.0"
 GATE = "lighthouse.toy.1"

@@ -14,12 +14,12 @@ import pytest
 
 from agents.shim import process
 from agents.shim.main import LEAVING
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.nodes import desire, observed, rank, trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.store import Store
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
-from tests.agents.nodes import desire, observed, rank, trainer
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")]
 

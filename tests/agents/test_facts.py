@@ -32,15 +32,15 @@ from agents.health.facts.files import (
 from fault_injection.faults.site import no_memory_cgroup
 from fault_injection.testbed import netns
 from fault_injection.testbed.memory_cgroup import memory_cgroup
+from fault_injection.testbed.nodes import Nodes
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import HangSpec
 from supervisor.ports.store import Store
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import Fact, Health, decode
-from tests.agents.nodes import Nodes
 from tests.helpers.file_system import file_system
 from tests.helpers.file_system import missing as no_fuse
-from tests.helpers.waiting import eventually
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 

@@ -15,8 +15,8 @@ import pytest
 
 from agents.gate.forwarder import PING_EVERY_S, PONG_WITHIN_S, SILENT_GATE_MS, Forwarder
 from fault_injection.testbed import netns
+from fault_injection.testbed.waiting import eventually
 from tests.agents.toy_gate import Holder
-from tests.helpers.waiting import eventually
 
 WAY = "toy.0.1"
 ESTABLISHED, CLOSE_WAIT = "01", "08"

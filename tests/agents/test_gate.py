@@ -12,15 +12,15 @@ from itertools import pairwise
 import pytest
 
 from agents.shim import process
+from fault_injection.testbed.nodes import RUN, Node, Nodes, desire, gate, kill, observed, running, trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
 from supervisor.core.model.spec import TorchFTSpec
 from supervisor.ports.store import Store
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.shell.etcd import connect
 from supervisor.wire.records import Admission, LighthouseDesired, TrainerDesired
-from tests.agents.nodes import RUN, Node, Nodes, desire, gate, kill, observed, running, trainer
 from tests.helpers import etcd
-from tests.helpers.waiting import eventually
 
 TORCHFT = TorchFTSpec(
     heartbeat_timeout_ms=1000,

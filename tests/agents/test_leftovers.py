@@ -16,10 +16,10 @@ from agents.shim import main as shims
 from agents.shim import process
 from agents.shim.main import Refusal, Shim
 from agents.shim.settings import parse
+from fault_injection.testbed.nodes import Node, Nodes, desire, kill, running, trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.store import Store
 from supervisor.wire import marks
-from tests.agents.nodes import Node, Nodes, desire, kill, running, trainer
-from tests.helpers.waiting import eventually
 
 FIRST = "toy.0.1.0"
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.nodes import RUN, Node, Nodes, desire, kill, observed, rank, registration, running, trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.store import Store
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.etcd import connect
 from supervisor.shell.inspect import status
 from supervisor.wire import keys, rotated
 from supervisor.wire.records import CheckpointMark, Health, decode
-from tests.agents.nodes import RUN, Node, Nodes, desire, kill, observed, rank, registration, running, trainer
 from tests.helpers import etcd
-from tests.helpers.waiting import eventually
 
 FIRST = "toy.0.1.0"
 SECOND = "toy.0.2.0"

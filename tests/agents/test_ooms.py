@@ -15,11 +15,11 @@ import pytest
 from agents.health import exit_decoder, kernel_log, oom_kills
 from agents.health.oom_kills import KEPT_S, Ooms, counter
 from agents.shim import process
+from fault_injection.testbed.nodes import Nodes, desire, kill, rank, running, trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.store import Store
 from supervisor.wire.records import ProcessRecord
-from tests.agents.nodes import Nodes, desire, kill, rank, running, trainer
 from tests.helpers.memory_cgroup import memory_cgroup
-from tests.helpers.waiting import eventually
 
 FIRST = "toy.0.1.0"
 

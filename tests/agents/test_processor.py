@@ -13,7 +13,7 @@ import pytest
 
 from agents.health.cpu_state import COUNTS, LOOK_S, ProcessorUse
 from agents.shim import process
-from tests.helpers.waiting import eventually
+from fault_injection.testbed.waiting import eventually
 
 LOOP = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
 THREADS = """import os, threading

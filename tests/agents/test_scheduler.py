@@ -17,13 +17,13 @@ import pytest
 from agents.agent.shim_client import ShimClient, ShimLost, Watched
 from agents.shim import process, sockets
 from agents.shim.main import LEAVING
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.nodes import Node, Nodes, desire, kill, observed, rank, registration, running, trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.store import Store
 from supervisor.shell.etcd import connect
 from supervisor.wire.address import towards
-from tests.agents.nodes import Node, Nodes, desire, kill, observed, rank, registration, running, trainer
 from tests.helpers import etcd
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
 
 FIRST = "toy.0.1.0"
 REPOSITORY = str(Path(__file__).parents[2])

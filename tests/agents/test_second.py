@@ -8,10 +8,10 @@ import pytest
 
 from agents.agent import reporter as module
 from agents.agent.reporter import Callbacks, Reporter
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.ports.errors import Fenced
 from supervisor.wire import keys
 from supervisor.wire.records import NodeObserved, Registration, SecondAgent, decode
-from tests.helpers.memory_store import MemoryStore
 
 LEASE_S = 5
 

@@ -17,13 +17,13 @@ from agents.shim import process
 from agents.shim.main import Shim
 from agents.shim.process_table import RECORD_VERSION, Child, Table, generation_of
 from agents.shim.settings import parse
+from fault_injection.testbed.nodes import Nodes, desire, kill, rank, running, trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.store import Store
 from supervisor.shell.processes import is_running
 from supervisor.wire import records
 from supervisor.wire.records import ProcessRecord, decode
-from tests.agents.nodes import Nodes, desire, kill, rank, running, trainer
 from tests.helpers import site
-from tests.helpers.waiting import eventually
 
 FIRST = "toy.0.1.0"
 

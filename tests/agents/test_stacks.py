@@ -14,8 +14,8 @@ import pytest
 
 from agents.health import stack_dump as stacks_module
 from agents.health.stack_dump import FILE, Stacks, innermost, where
-from tests.helpers.stopping import stop
-from tests.helpers.waiting import eventually
+from fault_injection.testbed.stopping import stop
+from fault_injection.testbed.waiting import eventually
 
 SLEEPS = "import time\ndef waits():\n    print('here', flush=True)\n    time.sleep(600)\nwaits()\n"
 HOLDS = "import ctypes\ndef holds():\n    print('here', flush=True)\n    ctypes.PyDLL(None).sleep(600)\nholds()\n"

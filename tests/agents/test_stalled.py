@@ -20,13 +20,13 @@ from agents.health.facts.files import DEADLINE_S, EVERY_S
 from agents.shim.main import AGENT_FROZEN_S, Shim
 from agents.shim.process_table import Child
 from agents.shim.settings import Settings, parse
+from fault_injection.testbed.nodes import Nodes, desire, rank, running, trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.store import Store
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import ExitObserved, Health, NodeObserved, ProcessRecord, decode
-from tests.agents.nodes import Nodes, desire, rank, running, trainer
 from tests.helpers.file_system import FileSystem, file_system, missing
-from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())

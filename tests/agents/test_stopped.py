@@ -15,11 +15,11 @@ import pytest
 from agents.agent.node_view import View
 from agents.health.stopped_ranks import BY_A_SIGNAL, MAIN_THREAD_ENDED, Stopped, state
 from agents.shim.settings import Settings
+from fault_injection.testbed.nodes import Nodes, desire, rank, running, trainer
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import HangSpec
 from supervisor.ports.store import Store
 from supervisor.wire.records import ProcessRecord
-from tests.agents.nodes import Nodes, desire, rank, running, trainer
-from tests.helpers.waiting import eventually
 
 WITHOUT_MAIN_THREAD = """import ctypes, threading, time
 threading.Thread(target=time.sleep, args=(600,)).start()

@@ -12,12 +12,12 @@ import pytest
 
 from agents.shim import process
 from agents.shim.main import LEAVING
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.nodes import Node, desire, kill, observed, rank, registration, running, trainer
+from fault_injection.testbed.own_slurm import Slurm, available, slurm
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.store import Store
 from supervisor.shell.dev.etcd_server import EtcdServer
-from tests.agents.nodes import Node, desire, kill, observed, rank, registration, running, trainer
-from tests.helpers.slurm import Slurm, available, slurm
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(available() != "", reason=available())]
 

@@ -14,7 +14,7 @@ from tests.architecture import purity
 
 ROOT = Path(__file__).parents[2]
 CORE = "supervisor/core"
-PACKAGES = ("supervisor", "agents", "titan_actor", "fault_injection", "dashboards")
+PACKAGES = ("supervisor", "agents", "titan_actor", "fault_injection", "dashboards", "benchmarks")
 
 
 def lint_imports(tree: Path) -> tuple[bool, str]:
@@ -188,6 +188,36 @@ PLANTED_LAYERS = [
         "from supervisor.shell.runfile import parse as runfile",
         "titan_actor is not allowed to import supervisor.shell",
         "titan_actor.cursor -> supervisor.shell.runfile.parse",
+    ),
+    (
+        "supervisor/shell/dev/prometheus.py",
+        "import dashboards.rules",
+        "supervisor is not allowed to import dashboards",
+        "supervisor.shell.dev.prometheus -> dashboards.rules",
+    ),
+    (
+        "dashboards/expressions.py",
+        "import agents.shim.process",
+        "dashboards is not allowed to import agents",
+        "dashboards.expressions -> agents.shim.process",
+    ),
+    (
+        "fault_injection/testbed/world.py",
+        "import benchmarks.decide",
+        "fault_injection is not allowed to import benchmarks",
+        "fault_injection.testbed.world -> benchmarks.decide",
+    ),
+    (
+        "benchmarks/page.py",
+        "from tests.unit.core.world import World",
+        "benchmarks is not allowed to import tests",
+        "benchmarks.page -> tests",
+    ),
+    (
+        "fault_injection/doubles/toys.py",
+        "def planted():\n    import tests.helpers.etcd",
+        "fault_injection is not allowed to import tests",
+        "fault_injection.doubles.toys -> tests",
     ),
 ]
 """File, planted code, the rule that it breaks, and the import that the lint must name."""

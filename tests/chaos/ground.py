@@ -22,6 +22,9 @@ from typing import Any, Literal, get_args
 
 from benchmarks.decide import machine
 from fault_injection.checkers import consistency
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import toy_spec
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.spec import TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Retryable
@@ -35,9 +38,6 @@ from supervisor.shell.processes import Process, with_environment
 from supervisor.wire import checkpoints, keys
 from supervisor.wire.programs import PART
 from supervisor.wire.records import RunRecord
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
-from tests.integration.world import toy_spec
 
 Victim = Literal["up", "supervisor", "host", "node", "etcd", "all"]
 Hit = Literal["KILL", "TERM", "STOP", "TWICE"]

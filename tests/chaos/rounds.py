@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fault_injection.checkers import consistency
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World, toy_spec
 from supervisor.core.model.spec import RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.store import MAX_OPERATIONS
 from supervisor.shell.dev.etcd_server import EtcdServer
@@ -21,9 +24,6 @@ from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
 from tests.chaos.plans import Plan
 from tests.helpers.etcd import clear
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
-from tests.integration.world import World, toy_spec
 
 PATIENCE_S = 60.0
 """Patience for steps that take seconds on an idle machine."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.own_slurm import Slurm, available, slurm
 from tests.contract.places import NODES, SlurmPlace
-from tests.helpers.slurm import Slurm, available, slurm
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from fault_injection.testbed.own_slurm import Slurm
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Engine, Request
@@ -22,8 +24,6 @@ from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
 from supervisor.shell.engines.slurm import commands
 from supervisor.shell.engines.slurm.engine import SlurmEngine
-from tests.helpers.slurm import Slurm
-from tests.helpers.waiting import eventually
 
 NODES = ("n1", "n2", "n3")
 WITHIN_S = 60.0

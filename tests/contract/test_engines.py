@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from tests.contract.places import WITHIN_S, Place, become, forgotten, grants, local_place
-from tests.helpers.waiting import eventually
 
 
 @pytest.fixture(params=["local", pytest.param("slurm", marks=pytest.mark.slurm)])

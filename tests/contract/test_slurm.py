@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.own_slurm import GRACE_S
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.engine import RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines.slurm import engine as engine_module
 from supervisor.shell.engines.slurm.commands import Commands
 from tests.contract.places import WITHIN_S, SlurmPlace, become, executable, forgotten, grants, with_slurm
-from tests.helpers.slurm import GRACE_S
-from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.slurm
 

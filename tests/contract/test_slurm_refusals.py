@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.own_slurm import available, slurm
 from supervisor.ports.engine import RequestRefused
 from supervisor.ports.errors import Retryable
 from supervisor.shell.engines.slurm.commands import Commands
 from tests.contract.places import SlurmPlace
-from tests.helpers.slurm import available, slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(available()), reason=available() or "Slurm")]
 

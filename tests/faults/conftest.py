@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.unit.fault_injection.test_engine_faults import slurmctld
+from tests.unit.fault_injection.faults.test_engine import slurmctld
 
 __all__ = ["slurmctld"]

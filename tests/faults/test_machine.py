@@ -16,9 +16,9 @@ from fault_injection.doubles import clocks
 from fault_injection.doubles.clocks import Clocks
 from fault_injection.faults import site
 from fault_injection.testbed import netns
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fatal
-from tests.helpers.waiting import eventually
-from tests.unit.fault_injection.test_catalogue import OneProcess, made, target
+from tests.unit.fault_injection.faults.test_catalogue import OneProcess, made, target
 
 FOLLOWS = """
 import sys, threading
@@ -102,7 +102,7 @@ def reset(connection: socket.socket) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_slurmctld_of_another_user_is_not_stopped(slurmctld: Path) -> None:
-    code = "import sys; from tests.unit.fault_injection.test_engine_faults import Cell, HERE; import os; os.setuid(65534)\n"
+    code = "import sys; from tests.unit.fault_injection.faults.test_engine import Cell, HERE; import os; os.setuid(65534)\n"
     code += "try: Cell({**HERE, 'SlurmctldPidFile': sys.argv[1]}).controller()\nexcept Exception as error: print(error)"
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
         open_to_all = Path(folder, "slurmctld.pid")

@@ -18,10 +18,10 @@ from fault_injection.faults import acts, storage
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Target
 from fault_injection.testbed import netns
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fatal
 from supervisor.wire.checkpoints import MARKER, folder_of, listed
 from supervisor.wire.records import CheckpointMark, encode
-from tests.helpers.waiting import eventually
 
 NAMES = ("checkpoint_disk_full", "checkpoint_folder_gone")
 

@@ -10,8 +10,8 @@ import pytest
 
 from agents.health.facts.gpu import Gpus
 from agents.health.facts.gpu_devices import Devices
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.evidence import gpu_faults as core
-from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU here")
 

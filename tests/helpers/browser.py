@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.waiting import eventually
+from fault_injection.testbed.waiting import eventually
 
 BINARY = "chromium-headless-shell"
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from fault_injection.testbed.etcds import Cluster, cluster
+from fault_injection.testbed.waiting import eventually
 from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
 from supervisor.shell.etcd import EtcdStore, connect
 from supervisor.shell.etcd.stubs import rpc
-from tests.helpers.waiting import eventually
 
 __all__ = ["Cluster", "cluster"]
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.wire.address import free_ports
-from tests.helpers.waiting import eventually
 
 BINARY = shutil.which("prometheus")
 

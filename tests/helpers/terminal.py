@@ -14,7 +14,7 @@ import termios
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
-from tests.helpers.waiting import eventually
+from fault_injection.testbed.waiting import eventually
 
 IN, OUT = "\x1b[?1049h", "\x1b[?1049l"
 """The codes that enter the alternate screen, and leave it again."""

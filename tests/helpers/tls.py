@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Retryable
 from supervisor.shell.dev.etcd_server import find_server
 from supervisor.shell.etcd import connect
 from supervisor.wire.address import free_ports
 from supervisor.wire.security import Security, load
-from tests.helpers.waiting import eventually
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "certificates.sh"
 

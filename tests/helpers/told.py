@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.decision import Decision
 from supervisor.core.model.observed import NodeView, RankView
 from supervisor.shell.control import projection
@@ -26,7 +27,6 @@ from supervisor.wire.records import (
     TrainerObserved,
     encode,
 )
-from tests.helpers.memory_store import MemoryStore
 from tests.unit.core.world import World
 
 GIB = 2**30

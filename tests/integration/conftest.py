@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World, toy_spec, world
 from supervisor.wire.records import RunRecord
-from tests.helpers.waiting import eventually
-from tests.integration.world import World, toy_spec, world
 
 
 @pytest.fixture

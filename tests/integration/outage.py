@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, World, toy_spec
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.spec import BudgetSpec, RunSpec, TorchFTSpec
@@ -20,8 +22,6 @@ from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, NodeObserved, RunRecord
-from tests.helpers.waiting import eventually
-from tests.integration.world import LEASE_S, World, toy_spec
 
 TORCHFT = TorchFTSpec(
     heartbeat_timeout_ms=2000,

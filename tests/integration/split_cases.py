@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.doubles.toys import TOYS
 from fault_injection.testbed import netns
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import TORCHFT, World
 from supervisor.shell.dev.etcd_server import start_etcd
 from supervisor.shell.inspect import client
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire.records import RunRecord
 from supervisor.wire.security import load
 from tests.helpers.measure import measured
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
-from tests.integration.test_lighthouse import TORCHFT, commits, joint, pids, quorum_spec, seat
-from tests.integration.world import World
+from tests.integration.test_lighthouse import commits, joint, pids, quorum_spec, seat
 
 NODES = ("host", "other", "n1", "n2", "n3", "n4")
 """Two service hosts and four nodes, a namespace each; etcd and the supervisor are in the hub."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, World, toy_spec, world
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.spec import TitanSpec
 from supervisor.core.remediation.restore import GENERATIONS
@@ -19,9 +21,7 @@ from supervisor.shell.dev.etcd_server import start_etcd
 from supervisor.wire import checkpoints, keys
 from supervisor.wire.records import CheckpointMark, NodeDesired, RunRecord, TrainerDesired, encode
 from tests.helpers.etcd import kill
-from tests.helpers.waiting import eventually
 from tests.integration.test_cli import cli, fails
-from tests.integration.world import LEASE_S, World, toy_spec, world
 
 START_S = 180
 """Real trainers import torch, several at once on a busy machine."""

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, World, world
 from supervisor.core.model.kinds import Rung
 from supervisor.core.model.spec import BreakerSpec
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord
-from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli
 from tests.integration.test_lighthouse import commits, joint, quorum_spec, trains
-from tests.integration.world import LEASE_S, World, world
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(720)]
 

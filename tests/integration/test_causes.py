@@ -18,11 +18,11 @@ from fault_injection.faults import acts
 from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Order
 from fault_injection.testbed.unavailable import NotHere
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code, Reason
 from supervisor.wire import keys
 from supervisor.wire.records import Health
-from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(900)]
 

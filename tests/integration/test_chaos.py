@@ -18,10 +18,10 @@ from fault_injection.chaos.schedule import load
 from fault_injection.checkers.consistency import check
 from fault_injection.checkers.history_file import load as read
 from fault_injection.checkers.recovery import ALL
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World, toy_spec
 from supervisor.core.model.spec import TitanSpec, TorchFTSpec
 from supervisor.shell.processes import start_ticks
-from tests.helpers.waiting import eventually
-from tests.integration.world import World, toy_spec
 
 TIMEOUT_S = 900
 

@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 
+from fault_injection.doubles.toy_check_device import broken
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, World, toy_spec
 from supervisor.core.model.incident import Suspicion
 from supervisor.wire import keys
 from supervisor.wire.records import NodeCheck, RunRecord
-from tests.agents.toy_check_device import broken
-from tests.helpers.waiting import eventually
 from tests.integration.test_cli import cli, fails
-from tests.integration.world import LEASE_S, World, toy_spec
 
 
 def agent_check(w: World, *options: str) -> subprocess.CompletedProcess[str]:

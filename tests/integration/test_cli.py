@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from agents.shim import process
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World
 from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from supervisor.wire.address import free_port
 from supervisor.wire.records import LeaderRecord, RunRecord, decode
-from tests.helpers.waiting import eventually
-from tests.integration.world import World
 
 
 def cli(*arguments: str, world: World | None = None, home: Path | None = None) -> subprocess.CompletedProcess[str]:

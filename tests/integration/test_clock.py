@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from fault_injection.doubles import clocks
+from fault_injection.doubles.toys import TOYS
 from fault_injection.testbed.unavailable import NotHere
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World, toy_spec, world
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.report.durations import incident_s
 from supervisor.shell.control import journal
 from supervisor.shell.inspect import status
 from supervisor.wire.programs import SEAM
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli
-from tests.integration.world import World, toy_spec, world
 
 pytestmark = pytest.mark.etcd
 

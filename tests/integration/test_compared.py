@@ -1,5 +1,5 @@
 """Comparison of one run's groups, with real parts: a stall that all share, a slow group, and one that is silent because
-its disk is full. The trainers are tests/agents/toy_model.py, in a real TorchFT quorum."""
+its disk is full. The trainers are fault_injection/doubles/toy_model.py, in a real TorchFT quorum."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from benchmarks.detection import CHECKPOINT_STEPS, GROUPS, Bench
 from fault_injection.faults import acts
 from fault_injection.in_rank import causes
 from fault_injection.in_rank.causes import Order
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code, Reason
 from supervisor.shell.runfile import live_policy
 from tests.helpers.reasons import values
-from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 
 pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(900)]

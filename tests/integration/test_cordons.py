@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, World, toy_spec, world
 from supervisor.core.model.kinds import Kind
 from supervisor.wire.records import RunRecord
-from tests.helpers.waiting import eventually
 from tests.integration.test_cli import cli, fails
 from tests.integration.test_lighthouse import quorum_spec, trains
-from tests.integration.world import LEASE_S, World, toy_spec, world
 
 
 def _say(w: World, *command: str) -> str:

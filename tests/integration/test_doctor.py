@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, World
 from supervisor.shell.control import observe
 from supervisor.shell.etcd import EtcdStore, connect
 from supervisor.shell.etcd.stubs import rpc
@@ -20,9 +22,7 @@ from supervisor.shell.inspect.doctor import Finding, trust
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord, encode
 from tests.helpers.tls import Certificates, tls_etcd
-from tests.helpers.waiting import eventually
 from tests.integration.test_cli import cli
-from tests.integration.world import LEASE_S, World
 from tests.security.world import authed_etcd
 
 pytestmark = pytest.mark.etcd

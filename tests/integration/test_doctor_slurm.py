@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.own_slurm import available, slurm
+from fault_injection.testbed.waiting import eventually
 from supervisor.shell.inspect.doctor import slurm as doctor
-from tests.helpers.slurm import available, slurm
-from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(available() != "", reason=available())]
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from fault_injection.doubles.gpus import FOLDER, Gpus
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, World, toy_spec, world
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code
 from supervisor.wire import keys
 from supervisor.wire.records import Health, RunRecord
 from tests.helpers.reasons import texts, values
-from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli
-from tests.integration.world import LEASE_S, World, toy_spec, world
 
 pytestmark = pytest.mark.etcd
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import TORCHFT, World, equal_digests, toy_spec, world
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.measured import Measured
@@ -17,10 +19,7 @@ from supervisor.core.model.reason import Code
 from supervisor.core.model.spec import HangSpec, TitanSpec
 from supervisor.wire.records import RunRecord
 from tests.helpers.reasons import codes, values
-from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
-from tests.integration.test_lighthouse import TORCHFT
-from tests.integration.world import World, equal_digests, toy_spec, world
 from tests.titan import hanging
 
 pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(1800)]

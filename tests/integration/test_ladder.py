@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from agents.agent.launch import read_launch
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, World, toy_spec
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import HangSpec
@@ -20,9 +22,7 @@ from supervisor.wire import keys
 from supervisor.wire.checkpoints import MARKER
 from supervisor.wire.records import CheckpointMark, NodeDesired, RunRecord, encode
 from tests.helpers.reasons import SEGFAULT, passed, values
-from tests.helpers.waiting import eventually
 from tests.integration.test_lighthouse import joint, quorum_spec
-from tests.integration.world import LEASE_S, World, toy_spec
 
 
 def _recovered(w: World, record: RunRecord, count: int) -> bool:

@@ -15,22 +15,14 @@ from typing import Any
 import pytest
 
 from agents.shim import process
-from supervisor.core.model.spec import RunSpec, TitanSpec, TorchFTSpec
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import TORCHFT, World, equal_digests, toy_spec, world
+from supervisor.core.model.spec import RunSpec, TitanSpec
 from supervisor.shell.processes import is_running
 from supervisor.wire.records import RunRecord
 from tests.helpers.measure import measured
-from tests.helpers.waiting import eventually
-from tests.integration.world import World, equal_digests, toy_spec, world
 
 pytestmark = pytest.mark.etcd
-
-TORCHFT = TorchFTSpec(
-    heartbeat_timeout_ms=1000,
-    join_timeout_ms=5000,
-    process_group_timeout_ms=5000,
-    quorum_timeout_ms=120_000,
-    quorum_retries=1000,
-)
 
 
 def quorum_spec(groups: int, mode: str = "torchft") -> RunSpec:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, World, toy_spec, world
 from supervisor.shell.metrics.catalogue import CATALOGUE
 from supervisor.wire import keys
 from supervisor.wire.records import FaultsMade, LeaderRecord, Registration, encode
 from tests.helpers.prometheus import BINARY, Prometheus, prometheus
-from tests.helpers.waiting import eventually
-from tests.integration.world import LEASE_S, World, toy_spec, world
 
 pytestmark = [pytest.mark.etcd, pytest.mark.skipif(BINARY is None, reason="prometheus is not installed")]
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, toy_spec, world
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.shell.control import journal
-from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli
 from tests.integration.test_lighthouse import joint, quorum_spec, trains
-from tests.integration.world import LEASE_S, toy_spec, world
 
 pytestmark = pytest.mark.etcd
 

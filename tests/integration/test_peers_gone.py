@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World, world
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.spec import AllocationSpec, GroupsSpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.wire.records import TrainerLaunch, decode
-from tests.helpers.waiting import eventually
-from tests.integration.world import World, world
 
 pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(900)]
 

@@ -1,5 +1,5 @@
 """An unreachable storage, with real parts: of one node, and one that all groups share. Each is a FUSE file system whose
-server is stopped; the trainers are tests/agents/toy_model.py, in a real TorchFT quorum."""
+server is stopped; the trainers are fault_injection/doubles/toy_model.py, in a real TorchFT quorum."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from agents.health.facts.files import DEADLINE_S, EVERY_S, EVERY_SHARED_S
 from benchmarks import detection
 from benchmarks.detection import CHECKPOINT_STEPS, NODES, Bench
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code, Reason
 from supervisor.wire import keys
 from supervisor.wire.records import Health
 from tests.helpers.file_system import FileSystem, file_system, missing
-from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli
 

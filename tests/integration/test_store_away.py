@@ -19,6 +19,9 @@ from statistics import median
 
 import pytest
 
+from fault_injection.testbed.stopping import frozen
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, world_on
 from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
 from supervisor.core.model.kinds import Kind
 from supervisor.ports.errors import Retryable
@@ -31,10 +34,7 @@ from supervisor.wire import keys
 from tests.helpers import etcd
 from tests.helpers.relay import Relay, relay
 from tests.helpers.slow_disk import slow_disk
-from tests.helpers.stopping import frozen
-from tests.helpers.waiting import eventually
 from tests.integration.outage import GROUPS, HEARTBEAT_S, Outage, passes
-from tests.integration.world import LEASE_S, world_on
 
 pytestmark = pytest.mark.etcd
 

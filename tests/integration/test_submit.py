@@ -15,6 +15,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.own_slurm import Slurm, available, slurm
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S
 from supervisor.ports.errors import Retryable
 from supervisor.shell.control.observe import memory
 from supervisor.shell.control.state_cache import Mirror
@@ -26,10 +30,6 @@ from supervisor.shell.inspect.status import RunStatus
 from supervisor.wire import keys
 from supervisor.wire.address import free_ports
 from supervisor.wire.records import LeaderRecord
-from tests.helpers.slurm import Slurm, available, slurm
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
-from tests.integration.world import LEASE_S
 
 pytestmark = [
     pytest.mark.etcd,

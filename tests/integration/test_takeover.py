@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
+from fault_injection.testbed.stopping import frozen
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, World, toy_spec, world
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.observed import Grant
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
 from tests.helpers.measure import measured
 from tests.helpers.relay import Relay, relay
-from tests.helpers.stopping import frozen
-from tests.helpers.waiting import eventually
-from tests.integration.world import LEASE_S, World, toy_spec, world
 
 pytestmark = pytest.mark.etcd
 

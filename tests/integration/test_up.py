@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.shell.dev.home import system_folder
 from tests.chaos.ground import Cell, Ground, played
-from tests.helpers.waiting import eventually
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import supervisor
+from fault_injection.testbed.stopping import frozen
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S, World
 from supervisor.wire import keys
 from supervisor.wire.records import Health, NodeObserved, RunRecord
-from tests.helpers.stopping import frozen
-from tests.helpers.waiting import eventually
 from tests.integration.test_cli import cli, fails
-from tests.integration.world import LEASE_S, World
 
 FIELD = ("core/model/memory.py", "    decisions: int = 0\n", "    decisions: int = 0\n    colour: str = 'blue'\n")
 """A field of a run's memory that this version does not know."""

@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.shell.dev.home import endpoints_of
 from supervisor.shell.etcd import connect
 from supervisor.shell.web.watcher import clock_in
 from supervisor.wire import keys
 from tests.helpers import browser as browsers
 from tests.helpers.browser import Browser
-from tests.helpers.waiting import eventually
 
 WITHIN_S = 900.0
 SIZE = {"width": 1160, "height": 1450}

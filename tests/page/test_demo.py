@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.web.history import History, Point
 from supervisor.shell.web.server import serve, url_of
@@ -22,7 +23,6 @@ from supervisor.shell.web.watcher import Page
 from supervisor.wire import keys
 from supervisor.wire.security import Security
 from tests.helpers.browser import Browser
-from tests.helpers.memory_store import MemoryStore
 from tests.page.test_page import LIVE, TEN_QUESTIONS, keep
 
 pytestmark = pytest.mark.timeout(900)

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.boards import BOARDS
+from fault_injection.testbed.waiting import eventually
 from supervisor.shell.dev import prometheus
 from supervisor.wire.address import free_port
 from supervisor.wire.security import Security
-from tests.helpers.waiting import eventually
 
 EVERY = "1s"
 """A busy machine may not answer within less."""

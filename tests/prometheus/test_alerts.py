@@ -21,15 +21,15 @@ import yaml
 
 from dashboards import build, rules
 from fault_injection.testbed.etcds import slow_disk
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World, toy_spec, world
 from supervisor.core.model.spec import BreakerSpec, BudgetSpec
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord
 from supervisor.wire.version import DISTRIBUTION
-from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli
-from tests.integration.world import World, toy_spec, world
 from tests.prometheus.asked import INHIBITED, Asked, answered, asked
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(1200)]

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from dashboards import rules
+from fault_injection.testbed.waiting import eventually
 from supervisor.shell.dev import prometheus
 from supervisor.wire.address import free_port
 from supervisor.wire.security import Security
-from tests.helpers.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy" / "monitoring.sh"

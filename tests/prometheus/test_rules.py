@@ -17,7 +17,7 @@ from dashboards.expressions import grown, since
 from dashboards.rules import Alert
 from tests.prometheus.asked import filled
 from tests.prometheus.cases import CASES, Case
-from tests.unit.shell.test_metrics import filled as a_series_of_each
+from tests.unit.shell.metrics.test_metrics import filled as a_series_of_each
 
 ALERTS = rules.alerts()
 

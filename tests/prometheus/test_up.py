@@ -16,6 +16,7 @@ import pytest
 
 from dashboards import rules
 from fault_injection.demo.command import spec
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.incident import Incident
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.dev.home import endpoints_of, system_folder
@@ -24,7 +25,6 @@ from supervisor.shell.etcd import EtcdStore, connect
 from supervisor.shell.inspect import client, status
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
-from tests.helpers.waiting import eventually
 from tests.prometheus.asked import answered, ask
 
 NOT_HERE = {"Run: MFU"}

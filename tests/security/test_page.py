@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.shell.web.server import READ_BY, Server, serve, url_of
 from supervisor.shell.web.watcher import Page
-from tests.helpers.memory_store import MemoryStore
 from tests.helpers.tls import Certificates
 from tests.helpers.tls_client import client_context, dial, metrics, without_certificate
 

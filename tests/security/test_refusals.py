@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World, toy_spec
 from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, Registration
 from supervisor.wire.security import load
 from tests.helpers.etcd import running
 from tests.helpers.tls import Certificates, TlsEtcd
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
-from tests.integration.world import World, toy_spec
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(540)]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import toy_spec
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.shell.etcd import EtcdStore, connect
 from supervisor.wire import keys
@@ -16,8 +18,6 @@ from supervisor.wire.records import LeaderRecord, NodeObserved, Registration
 from supervisor.wire.security import read_certificate
 from tests.helpers.tls import Certificates, TlsEtcd, tls_etcd
 from tests.helpers.tls_client import serial
-from tests.helpers.waiting import eventually
-from tests.integration.world import toy_spec
 from tests.security.world import NODES, TlsWorld, authed_etcd, gate_address
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(900)]

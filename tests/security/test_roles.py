@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Expect, Store
 from supervisor.shell.etcd import EtcdStore, connect
@@ -15,7 +16,6 @@ from supervisor.shell.etcd.auth import init_auth
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire import keys
 from tests.helpers.tls import Certificates, TlsEtcd, tls_etcd
-from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

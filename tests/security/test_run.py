@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from agents.shim import process
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import toy_spec
 from supervisor.core.model.spec import TitanSpec
 from supervisor.shell.inspect import bundle
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, Registration, RunRecord
 from tests.helpers.prometheus import BINARY, prometheus
 from tests.helpers.tls_client import client_context, closed, dial, header, metrics, without_certificate
-from tests.helpers.waiting import eventually
-from tests.integration.world import toy_spec
 from tests.security.world import NODES, TlsWorld, gate_address, tls_world
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(900)]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from tests.helpers.tls import TlsEtcd
-from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(540)]
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.world import World
 from supervisor.shell.etcd.auth import init_auth
 from supervisor.wire import keys
 from supervisor.wire.records import GateObserved, RunRecord
 from tests.helpers.tls import Certificates, TlsEtcd, tls_etcd
-from tests.helpers.toys import TOYS
-from tests.integration.world import World
 
 NODES = ("n1", "n2", "n3")
 

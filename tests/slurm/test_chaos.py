@@ -18,16 +18,16 @@ from fault_injection.checkers.consistency import check
 from fault_injection.checkers.history_file import load as read
 from fault_injection.checkers.recovery import ALL
 from fault_injection.faults import engine
+from fault_injection.testbed.own_slurm import available
+from fault_injection.testbed.slurm_world import SlurmWorld, slurm_world
+from fault_injection.testbed.stopping import states
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.spec import BudgetSpec, TitanSpec
 from supervisor.shell.history.files import History
 from supervisor.shell.history.incidents import incidents
 from supervisor.wire.records import RunRecord
-from tests.helpers.slurm import available
-from tests.helpers.stopping import states
-from tests.helpers.waiting import eventually
 from tests.integration.test_chaos import CHAOS
-from tests.slurm.world import SlurmWorld, slurm_world
 
 pytestmark = [
     pytest.mark.etcd,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.slurm import available
-from tests.helpers.waiting import eventually
+from fault_injection.testbed.own_slurm import available
+from fault_injection.testbed.slurm_world import BEGIN_S, slurm_world
+from fault_injection.testbed.waiting import eventually
 from tests.slurm.test_time_limit import LIMIT_S, WARN_S, no_step_twice
-from tests.slurm.world import BEGIN_S, slurm_world
 
 pytestmark = [
     pytest.mark.etcd,

@@ -16,6 +16,10 @@ from typing import Any
 
 import pytest
 
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.own_slurm import available, slurm
+from fault_injection.testbed.slurm_world import SlurmWorld
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.remediation.restore import ENDED
 from supervisor.shell.control.engine_driver import REFUSED_PAUSES_S
@@ -26,10 +30,6 @@ from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
 from tests.helpers import ordinary_user as user
-from tests.helpers.slurm import available, slurm
-from tests.helpers.toys import TOYS
-from tests.helpers.waiting import eventually
-from tests.slurm.world import SlurmWorld
 
 pytestmark = [
     pytest.mark.etcd,
@@ -147,7 +147,7 @@ class Office(SlurmWorld):
 
 @contextlib.contextmanager
 def office_in(logs: Path) -> Iterator[Office]:
-    user.must_reach("supervisor.cli", "agents.cli", "tests.agents.toy_trainer")
+    user.must_reach("supervisor.cli", "agents.cli", "fault_injection.doubles.toy_trainer")
     with contextlib.ExitStack() as stack:
         server = start_etcd(logs / "etcd")
         stack.callback(server.stop)

@@ -8,15 +8,15 @@ from itertools import pairwise
 
 import pytest
 
+from fault_injection.testbed.own_slurm import GRACE_S, available
+from fault_injection.testbed.slurm_world import SlurmWorld, slurm_world
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import TORCHFT
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.wire.records import RunRecord
 from tests.helpers.reasons import texts
-from tests.helpers.slurm import GRACE_S, available
-from tests.helpers.waiting import eventually
-from tests.integration.test_lighthouse import TORCHFT
 from tests.slurm.test_control import SOON_S, trains
 from tests.slurm.test_rungs import others_step_on
-from tests.slurm.world import SlurmWorld, slurm_world
 
 pytestmark = [
     pytest.mark.etcd,

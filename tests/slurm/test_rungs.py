@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from fault_injection.testbed.own_slurm import available
+from fault_injection.testbed.slurm_world import BEGIN_S, SlurmWorld, slurm_world
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.kinds import Rung
 from supervisor.wire.records import RunRecord
 from tests.helpers.measure import measured
 from tests.helpers.reasons import texts
-from tests.helpers.slurm import available
-from tests.helpers.waiting import eventually
-from tests.slurm.world import BEGIN_S, SlurmWorld, slurm_world
 
 pytestmark = [
     pytest.mark.etcd,

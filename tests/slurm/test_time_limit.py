@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.own_slurm import available
+from fault_injection.testbed.slurm_world import BEGIN_S, SlurmWorld, slurm_world
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.wire.records import RunRecord
-from tests.helpers.slurm import available
-from tests.helpers.waiting import eventually
-from tests.slurm.world import BEGIN_S, SlurmWorld, slurm_world
 
 pytestmark = [
     pytest.mark.etcd,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import MAX_OPERATIONS, Changes, Expect, Store, Watch
 from supervisor.shell.etcd import Election
-from tests.helpers.waiting import eventually
 
 SOON_S = 5.0
 

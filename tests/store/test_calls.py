@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.stopping import frozen
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
 from supervisor.shell.etcd import EtcdStore, OutOfSpace, check_version, connect
@@ -18,8 +20,6 @@ from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire.address import free_ports
 from tests.helpers.etcd import running
 from tests.helpers.relay import relay
-from tests.helpers.stopping import frozen
-from tests.helpers.waiting import eventually
 
 etcd = pytest.mark.etcd
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
 from fault_injection.sim.clock import Clock
 from fault_injection.sim.store import Etcd, SimStore
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.ports.store import Store
 from supervisor.shell.etcd import EtcdStore
-from tests.helpers.memory_store import MemoryStore
 from tests.store.contract import Kit, StoreContract
 
 

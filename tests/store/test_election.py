@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.stopping import frozen
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.shell.etcd import Election, EtcdStore, Leadership, connect
 from tests.helpers.etcd import running
 from tests.helpers.relay import relay
-from tests.helpers.stopping import frozen
-from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.stopping import frozen
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fenced
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.shell.etcd import EtcdStore, connect
 from tests.helpers.etcd import kill, running
 from tests.helpers.relay import relay
-from tests.helpers.stopping import frozen
-from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fault_injection.testbed.stopping import frozen
+from fault_injection.testbed.waiting import eventually
 from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from tests.helpers.etcd import kill, running
-from tests.helpers.stopping import frozen
 from tests.helpers.terminal import terminal
 from tests.helpers.told import ToldWorld
-from tests.helpers.waiting import eventually
 
 ROOT = str(Path(__file__).parents[2])
 

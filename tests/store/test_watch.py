@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.stopping import frozen
+from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Retryable
 from supervisor.ports.store import Changes, Watch
 from supervisor.shell.dev.etcd_server import EtcdServer
@@ -14,8 +16,6 @@ from supervisor.shell.etcd import EtcdStore, connect
 from supervisor.shell.etcd.watch import IDLE_S
 from tests.helpers.etcd import cluster, kill, running
 from tests.helpers.relay import relay
-from tests.helpers.stopping import frozen
-from tests.helpers.waiting import eventually
 from tests.store.contract import collect
 
 pytestmark = pytest.mark.etcd

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from fault_injection.in_rank import causes
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import TitanSpec, TorchFTSpec
 from supervisor.wire.address import free_port
 from supervisor.wire.programs import QUORUM_IDS_ABOVE
 from supervisor.wire.records import CheckpointMark, Progress, TrainerLaunch, decode, encode
-from tests.helpers.waiting import eventually
 
 STEPS_WITHIN_S = 60.0
 

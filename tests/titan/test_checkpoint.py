@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.wire.records import PEERS_GONE, CheckpointMark, encode
-from tests.helpers.waiting import eventually
 from tests.titan.groups import STEPS_WITHIN_S, Gate, Groups, complete
 from titan_actor import checkpoint
 

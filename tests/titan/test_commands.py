@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.wire.address import free_port
 from supervisor.wire.records import TERMINATED
-from tests.helpers.waiting import eventually
 from tests.titan.groups import Gate, Groups, Lighthouse, Rank, Warm
 
 pytestmark = pytest.mark.trainers

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.goodput.causes import Cause, of_lines
 from supervisor.core.model.spec import DataSpec, TorchFTSpec
-from tests.helpers.waiting import eventually
 from tests.titan.groups import Groups, Rank, assert_equal_digests
 from tests.titan.recipes import TOLD
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.waiting import eventually
+from fault_injection.testbed.waiting import eventually
 from tests.titan.groups import Lighthouse
 from titan_actor.lighthouse import beat_list, native
 

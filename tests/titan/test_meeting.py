@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import TorchFTSpec
 from supervisor.wire.address import free_port
-from tests.helpers.waiting import eventually
 from tests.titan.groups import Groups
 from titan_actor.meeting import STRANGERS_S, Meeting, knock
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.wire.checkpoints import listed
-from tests.helpers.waiting import eventually
 from tests.titan import hanging
 from tests.titan.groups import STEPS_WITHIN_S, Groups, Lighthouse, Rank
 

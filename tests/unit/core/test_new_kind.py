@@ -58,7 +58,7 @@ from supervisor.shell.metrics.catalogue import KINDS
 from supervisor.shell.runfile.parse import parse
 from supervisor.wire.records import decode, encode
 from supervisor.core.model.memory import Memory
-from tests.unit.core import test_kinds
+from tests.unit.core.model import test_kinds
 from tests.unit.core.world import World
 
 w = World().bring_up()

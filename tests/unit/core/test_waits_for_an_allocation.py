@@ -4,7 +4,7 @@ is no evidence about the others' ends."""
 from __future__ import annotations
 
 from supervisor.core.model.kinds import Kind
-from tests.unit.core.test_blame import REDUCES, hangs
+from tests.unit.core.evidence.test_hang_attribution import REDUCES, hangs
 from tests.unit.core.world import World
 
 AWAY = "ConnectionError: store:9000: connection refused"

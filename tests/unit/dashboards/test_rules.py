@@ -41,7 +41,7 @@ BEGINS: Mapping[Level, str] = {"now": "Now", "soon": "In the morning", "no": "Wh
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)
 def test_rule_page_and_runbook_call_a_person_at_the_same_time(alert: Alert) -> None:
-    """tests/unit/shell/page/test_snapshot.py checks the page's text for each."""
+    """tests/unit/shell/web/test_snapshot.py checks the page's text for each."""
     answer = (ROOT / alert.runbook).read_text().partition("## When to get up\n\n")[2]
     assert re.match(rf"{BEGINS[CALLS[alert.name]]}\b", answer), answer
     committed = {r["alert"]: r for r in rules.build()["groups"][0]["rules"]}

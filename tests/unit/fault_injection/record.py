@@ -19,6 +19,8 @@ from typing import Any
 from fault_injection.checkers import consistency
 from fault_injection.demo import report
 from fault_injection.faults.acts import Injected
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World, toy_spec, world
 from supervisor.cli.ledger import from_start_to_end
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.spec import TitanSpec
@@ -26,8 +28,6 @@ from supervisor.core.remediation.restore import ENDED
 from supervisor.shell.history.goodput import Span
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
-from tests.helpers.waiting import eventually
-from tests.integration.world import World, toy_spec, world
 
 RECORD = Path(__file__).parent / "recorded_run" / "numbers.json.gz"
 

@@ -14,7 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 from fault_injection.demo import report
+from fault_injection.doubles.memory_store import MemoryStore
 from fault_injection.faults.acts import Injected
+from fault_injection.testbed.world import LEASE_S
 from supervisor import cli
 from supervisor.cli import ledger, look
 from supervisor.shell.control import observe
@@ -24,8 +26,6 @@ from supervisor.shell.history.goodput import Span
 from supervisor.shell.web.snapshot import Live, snapshot
 from supervisor.shell.web.terminal import ENDLESS, Drawing, clock, lasted
 from supervisor.wire import keys
-from tests.helpers.memory_store import MemoryStore
-from tests.integration.world import LEASE_S
 from tests.unit.fault_injection.record import unpack
 
 INCIDENTS = ("i1", "i2", "i3")

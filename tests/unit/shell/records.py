@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory, SlowSince, Tried
@@ -17,7 +18,6 @@ from supervisor.shell.control import projection
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord, encode
-from tests.helpers.memory_store import MemoryStore
 from tests.helpers.reasons import STARTS, text
 
 SPEC = RunSpec(name="run", allocation=AllocationSpec(nodes=2, spares=1))

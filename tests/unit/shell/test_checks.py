@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.incident import Suspicion
 from supervisor.core.model.kinds import Kind
 from supervisor.ports.errors import Fatal
@@ -19,10 +20,9 @@ from supervisor.shell.inspect import hosts, render, status
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult, from_line, to_line
 from supervisor.wire.records import NodeCheck, decode, encode
-from tests.helpers.memory_store import MemoryStore
+from tests.unit.shell.control.test_loop import _loop, launched
+from tests.unit.shell.inspect.test_status import text
 from tests.unit.shell.records import MEMORY, registration
-from tests.unit.shell.test_loop import _loop, launched
-from tests.unit.shell.test_status import text
 
 FULL = CheckResult(name="disk", outcome="failed", evidence="OSError: No space left on device")
 FINE = CheckResult(name="memory", outcome="passed", evidence="9 GB/s copied", value=9.0, unit="GB/s")

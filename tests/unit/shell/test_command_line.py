@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 import pytest
 from typer.testing import CliRunner
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
 from supervisor.cli import common, look, policy, runs, system
 from supervisor.cli import hosts as hosts_commands
@@ -25,7 +26,6 @@ from supervisor.shell.engines.slurm import engine
 from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
-from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import MEMORY, SPEC, registration, run_values
 
 SUPERVISOR = ("-m", "supervisor.cli")

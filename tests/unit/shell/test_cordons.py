@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.incident import Suspicion
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import AllocationMemory, GroupMemory
@@ -19,11 +20,10 @@ from supervisor.shell.etcd import auth, backup
 from supervisor.shell.inspect import hosts, render, status
 from supervisor.wire import keys
 from supervisor.wire.records import Cordon, GateGroup, GateObserved, GatePresence, RunRecord, decode, encode
-from tests.helpers.memory_store import MemoryStore
 from tests.helpers.reasons import STARTS
+from tests.unit.shell.control.test_loop import _loop
+from tests.unit.shell.inspect.test_status import text
 from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
-from tests.unit.shell.test_loop import _loop
-from tests.unit.shell.test_status import text
 
 
 def person(host: str = "n2", drain: bool = False) -> dict[str, bytes]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import RunSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell.dev import etcd_server, parts
@@ -16,7 +17,6 @@ from supervisor.shell.engines.local import Pool, PoolNode, environment
 from supervisor.shell.inspect import client
 from supervisor.wire import programs
 from tests.helpers import site
-from tests.helpers.waiting import eventually
 
 TELLS = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
 

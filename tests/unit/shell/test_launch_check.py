@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
 from supervisor.cli import common
 from supervisor.core.model.measured import NOTHING, Measured
@@ -22,7 +23,6 @@ from supervisor.shell.engines.slurm import engine
 from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
-from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import MEMORY, run_values
 
 SPEC = RunSpec(name="run", allocation=AllocationSpec(engine="slurm", slurm=SlurmSpec(partition="gpu")))
