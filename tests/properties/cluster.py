@@ -320,7 +320,7 @@ class Cluster(World):
         if self.helpful and self.etcd.up:
             self._help()
         for machine in self.machines() if self.cause is not None and self.etcd.up else ():
-            if machine.known_at < self.clock.now and not list(machine.living()) and self.dice.random() < 0.3:
+            if machine.known_at < self.clock.now and not list(machine.living()) and self.dice.random() < 0.7:
                 failed = f"h{machine.name}" in {h for h, held in cordons.by_host(self.mirror()).items() if held.failed}
                 if self.cause or failed:
                     self.check(machine.name, "failed" if self.cause else "passed")
