@@ -233,6 +233,20 @@ def test_an_engine_that_refuses_is_not_asked_again_and_again(seed: int, plan: Pl
     c.gets_well()
 
 
+@given(SEEDS, st.integers(0, 31))
+def test_one_side_of_a_split_network_trains_and_never_both(seed: int, target: int) -> None:
+    """Any way to cut a service host and some of the four machines off from the store and the rest."""
+    c = live(seed, [], spec())
+    cut_off = [name for number, name in enumerate(sorted(c.nodes), 1) if (target >> number) % 2]
+    c.island = frozenset([sorted(c.hosts)[target % 2], *cut_off])
+    c.connect()
+    before = c.training.newest
+    c.run(100.0)
+    assert c.training.newest > before + 20, f"nobody trains: {state(c)}"
+    c.heal()
+    c.gets_well()
+
+
 @given(SEEDS, PLANS)
 def test_a_paused_run_does_nothing(seed: int, plan: Plan) -> None:
     c = live(seed, [(0, "pause", 0), *[step for step in plan if step[1] != "resume"]], spec())

@@ -882,13 +882,6 @@ def test_no_committed_steps(tmp_path: Path) -> None:
     assert answers(broken(files), tmp_path)["others_go_on"] == "unknown"
 
 
-def test_a_crashed_one_is_unknown(tmp_path: Path) -> None:
-    files = story(tmp_path)
-    del files.of_decision(2, "intent")["incidents"][0]["kind"]
-    answer, sentences = judged(broken(files), tmp_path)["one_incident_each"]
-    assert (answer, sentences[0][:20]) == ("unknown", "the checker crashed:")
-
-
 def test_a_fault_that_is_not_made_is_no_failed_recovery(tmp_path: Path) -> None:
     history = broken(story(tmp_path))
     gone = FaultDone(
