@@ -12,8 +12,6 @@ import argparse
 import gc
 import json
 import math
-import os
-import platform
 import statistics
 import sys
 import time
@@ -21,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from fault_injection.sim import lane
 from supervisor.core.decide import decide
 from supervisor.core.model.decision import Decision
 from supervisor.core.model.engines import TRAITS
@@ -136,13 +135,7 @@ def machine() -> dict[str, object]:
                 break
     except OSError:
         pass
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "load_1m": round(os.getloadavg()[0], 2),
-    }
+    return {"cpu": model, **lane.machine()}
 
 
 def check(quiet: Decision, failed: Decision) -> None:

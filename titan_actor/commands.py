@@ -2,10 +2,7 @@
 
 | request | answer |
 |---|---|
-| {"do":"status"} | the progress record |
 | {"do":"drain","at_step":S or null} | ends cleanly after the current step, or once S steps are committed |
-| {"do":"checkpoint"} | writes one after the current step (the writer group only) |
-| {"do":"stacks"} | all threads' stacks are in stacks.txt |
 | {"do":"abort"} | the running collective between the groups fails; this step is not committed, training goes on |
 | {"do":"writer","writer":bool} | writes checkpoints from now on, or no longer; other fields are for older trainers |
 
@@ -16,7 +13,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import logging
 import os
 import signal
 import socket
@@ -25,11 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from supervisor.wire.records import TrainerLaunch, encode
+from supervisor.wire.records import TrainerLaunch
 from titan_actor.control import Control
-from titan_actor.report import Report
-
-log = logging.getLogger(__name__)
 
 LONGEST_REQUEST = 64 * 1024
 
@@ -37,11 +30,11 @@ LONGEST_REQUEST = 64 * 1024
 class Commands:
     """Serves `command.sock` in a thread."""
 
-    def __init__(self, launch: TrainerLaunch, report: Report, control: Control) -> None:
-        self._launch, self._report, self._control = launch, report, control
+    def __init__(self, launch: TrainerLaunch, control: Control) -> None:
+        self._control = control
         self.on_term: Callable[[], None] | None = None
         """Called in a thread after SIGTERM: the main thread may be inside a native call, where no handler runs."""
-        self._stacks = Stacks(Path(launch.rank_dir) / "stacks.txt", self._term)
+        Stacks(Path(launch.rank_dir) / "stacks.txt", self._term)
         self._path = Path(launch.rank_dir) / "command.sock"
         self._path.unlink(missing_ok=True)
         self._socket = _listen(self._path)
@@ -84,19 +77,11 @@ class Commands:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _do(self, what: Any, request: dict[str, Any]) -> dict[str, Any]:
-        if what == "status":
-            return {"ok": True, "progress": json.loads(encode(self._report.progress))}
         if what == "drain":
             at_step = request.get("at_step")
             if at_step is not None and (not isinstance(at_step, int) or isinstance(at_step, bool)):
                 raise TypeError("at_step must be a number of steps or null")
             self._control.drain(at_step)
-        elif what == "checkpoint":
-            if not self._control.writer:
-                return {"error": "this group does not write checkpoints"}
-            self._control.checkpoint()
-        elif what == "stacks":
-            return {"ok": True, "path": self._stacks.dump()}
         elif what == "abort":
             if self.abort is None:
                 return {"error": "there is no process group yet"}
@@ -115,11 +100,10 @@ class Commands:
 
 
 class Stacks:
-    """Writes all threads' stacks into a file, on command or on SIGUSR1, whatever the main thread waits for (but not
-    while it holds the GIL)."""
+    """Writes all threads' stacks into a file on SIGUSR1, whatever the main thread waits for (but not while it holds the
+    GIL)."""
 
     def __init__(self, path: Path, on_term: Callable[[], None]) -> None:
-        self._path = path
         self._on_term = on_term
         self._file: IO[bytes] = open(path, "ab")  # noqa: SIM115  (kept open: a full disk must not hide where it hangs)
         # not faulthandler.register: its handler walks the threads without the GIL, and crashes the process when one
@@ -135,14 +119,9 @@ class Stacks:
         """Reads the numbers of signals, which the kernel's handler writes here whatever the main thread does."""
         while numbers := self._woken.recv(64):
             if signal.SIGUSR1 in numbers:
-                self.dump()
+                faulthandler.dump_traceback(file=self._file, all_threads=True)
             if signal.SIGTERM in numbers:
                 self._on_term()
-
-    def dump(self) -> str:
-        """Writes the stacks now; returns the path."""
-        faulthandler.dump_traceback(file=self._file, all_threads=True)
-        return str(self._path)
 
 
 def _listen(path: Path) -> socket.socket:

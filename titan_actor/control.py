@@ -15,7 +15,6 @@ class Wishes:
 
     stop_at: int = NEVER
     """Committed steps after which the group ends cleanly; 0: now."""
-    checkpoint: bool = False
     writer: bool = False
 
 
@@ -26,25 +25,14 @@ class Control:
         # re-entrant: the SIGTERM handler runs in the main thread, wherever that is
         self._lock = threading.RLock()
         self._stop_at = NEVER
-        self._checkpoint = False
         self._writer = writer
         self.in_haste = False
         """True after a signal that ends the process: KILL follows soon, so there is no last checkpoint."""
-
-    @property
-    def writer(self) -> bool:
-        """True if this rank must write checkpoints."""
-        return self._writer
 
     def drain(self, at_step: int | None) -> None:
         """Ends after `at_step` committed steps, or after the current step. The earliest wish counts."""
         with self._lock:
             self._stop_at = min(self._stop_at, at_step or 0)
-
-    def checkpoint(self) -> None:
-        """Writes a checkpoint after the current step."""
-        with self._lock:
-            self._checkpoint = True
 
     def write(self, writer: bool) -> None:
         """Makes this rank the writer, or ends that."""
@@ -52,11 +40,9 @@ class Control:
             self._writer = writer
 
     def take(self) -> Wishes:
-        """Returns the wishes so far. A wish for a checkpoint is returned once."""
+        """Returns the wishes so far."""
         with self._lock:
-            wishes = Wishes(self._stop_at, self._checkpoint, self._writer)
-            self._checkpoint = False
-        return wishes
+            return Wishes(self._stop_at, self._writer)
 
 
 class Agreement:
@@ -75,14 +61,22 @@ class Agreement:
         """Returns what the group does. Raises RuntimeError when a rank of the group is lost."""
         if self._group is None:
             return wishes
+        stop, writes = self._most(-wishes.stop_at, int(wishes.writer and self._rank == 0))
+        return Wishes(-stop, bool(writes))
+
+    def any(self, flag: bool) -> bool:
+        """Returns true on all ranks if the flag is true on one of them."""
+        return flag if self._group is None else bool(self._most(int(flag))[0])
+
+    def _most(self, *values: int) -> list[int]:
+        """Returns the largest of each value over the ranks."""
         import torch
         import torch.distributed as dist
 
-        writer = int(wishes.writer and self._rank == 0)
-        asked = torch.tensor([-wishes.stop_at, int(wishes.checkpoint), writer], dtype=torch.int64)
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self._group)
-        stop, checkpoint, writes = asked.tolist()
-        return Wishes(-stop, bool(checkpoint), bool(writes))
+        found = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._group)
+        most: list[int] = found.tolist()
+        return most
 
     def choose(self, value: Any) -> Any:
         """Returns rank 0's value on all ranks."""

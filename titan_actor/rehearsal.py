@@ -17,7 +17,6 @@ from torchft.work import _DummyWork
 from torchtitan.trainer import Trainer
 
 from titan_actor import mends
-from titan_actor.control import Wishes
 
 PASSES = 4
 """Most passes, until one compiles nothing. A first pass may leave something behind (a new attribute) that makes Dynamo
@@ -42,7 +41,7 @@ def rehearse(trainer: Any) -> None:
             _forget_gradients(trainer)
             before_s, compiled_s = compiled_s, trainer.seconds.total()["compile"]
             # all ranks must decide alike, and stages of a pipeline compile different things
-            if not trainer.agreement.on(Wishes(checkpoint=compiled_s > before_s)).checkpoint:
+            if not trainer.agreement.any(compiled_s > before_s):
                 break
     trainer.ntokens_seen = seen
     for buffer, value in buffers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,9 +41,6 @@ from titan_actor.spike import Spikes
 
 log = logging.getLogger(__name__)
 
-SYNC_QUORUM = "SUPERVISOR_SYNC_QUORUM"
-"""Set to 1 to ask for the quorum before the forward pass instead of beside it."""
-
 
 class PeersGone(Exception):
     """The group started to heal from peers, and met none that has trained and is as far as the checkpoint."""
@@ -78,7 +74,6 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self._commits = 0
         self._committed = False
         self._healed = False
-        self._wanted = False
         self._stepping = "step"
         self._quorum_id = -1
         self._loss: Any = None
@@ -130,8 +125,6 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self.manager.set_state_dict_fns = lambda *pair: None
         self._meeting = Meeting(self.manager, launch.torchft.process_group_timeout_ms / 1000)
         self.manager._pg.supervisor_listening = gloo.servers_of(self.manager, launch.lighthouse, launch.master_port)
-        if os.environ.get(SYNC_QUORUM) == "1":
-            self.manager._use_async_quorum = False
         return dims
 
     def _refuse_without_data(self) -> None:
@@ -273,7 +266,6 @@ class ReplicaTrainer(FaultTolerantTrainer):
         if wishes.stop_at < NEVER:
             self._stepping = "draining"
             self.report.phase(self._stepping)
-        self._wanted |= wishes.checkpoint
         if not self._committed:
             return
         if (newest := self._purge.committed(self.checkpoints.complete)) is not None and self.launch.rank == 0:
@@ -284,10 +276,8 @@ class ReplicaTrainer(FaultTolerantTrainer):
             self.cursor.at(step)
         if titan.digest_interval_steps and step % titan.digest_interval_steps == 0:
             self._digest()
-        if wishes.writer and (due or self._wanted):
+        if wishes.writer and due:
             self._checkpoint(step)
-        elif not wishes.writer:
-            self._wanted = False
         # a group that ends soon has no time for it
         if self.config.validator.enable and wishes.stop_at == NEVER and self.validator.should_validate(step):
             with self.evaluating(step):
@@ -303,13 +293,12 @@ class ReplicaTrainer(FaultTolerantTrainer):
 
     def _checkpoint(self, step: int, last: bool = False) -> None:
         # all ranks must decide alike, and one of them may have ended its part already
-        busy = self.agreement.on(Wishes(checkpoint=self.checkpoints.busy)).checkpoint
+        busy = self.agreement.any(self.checkpoints.busy)
         if busy and not last:
             log.warning("the checkpoint of step %d is skipped: the one before is still being written", step)
             return
         with self.activity.during("save"):
             self.checkpoints.wait()
-        self._wanted = False
         before = self.report.progress.phase
         self.report.update(phase="checkpoint")
         self.cursor.at(step)
@@ -336,7 +325,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
 
     def _finish(self, wishes: Wishes) -> None:
         step = self.manager.current_step()
-        hasty = self.agreement.on(Wishes(checkpoint=self.control.in_haste)).checkpoint
+        hasty = self.agreement.any(self.control.in_haste)
         if wishes.writer and not hasty and self._commits and self.checkpoints.saved_step != step:
             self._checkpoint(step, last=True)
         elif self.checkpoints.busy and not hasty:

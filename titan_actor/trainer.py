@@ -47,7 +47,7 @@ def main(path: str, warm: bool = False) -> int:
     ledger.event("start", pid=os.getpid(), warm=warm, resume=launch.resume)
     report = Report(launch)
     control = Control(launch.writer)
-    commands = Commands(launch, report, control)
+    commands = Commands(launch, control)
     _end_on_term(control, report, ledger, commands)
     report.update()  # from this report on, TERM is handled
     try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
+
+from fault_injection.faults.acts import tree
 
 
 class Peak:
@@ -26,28 +29,8 @@ class Peak:
         self._thread.join()
 
     def _run(self) -> None:
-        import os
-
-        own = os.getpid()
         while not self._stop.wait(self.PERIOD_S):
-            self.bytes = max(self.bytes, sum(_pss(pid) for pid in _below(own)))
-
-
-def _below(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except (OSError, IndexError):
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    found, todo = [root], [root]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
+            self.bytes = max(self.bytes, sum(_pss(pid) for pid in tree(os.getpid())))
 
 
 def _pss(pid: int) -> int:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.shim import process
 from supervisor.ports.errors import Fatal
 from supervisor.shell.engines.local import LocalEngine
 from supervisor.shell.processes import is_running, start_ticks
@@ -86,7 +87,7 @@ def kill_node(group: int, node: str, system: Path) -> Injected:
     """Sends SIGKILL to everything of a node. This is the easier case, as the kernel resets its connections at once.
     Raises Fatal when a process survives."""
     shim = int((system / "nodes" / node / "shim.lock").read_text())
-    found = [(pid, start_ticks(pid)) for pid in (shim, *_descendants(shim))]
+    found = [(pid, start_ticks(pid)) for pid in tree(shim)]
     victims = [(pid, ticks) for pid, ticks in found if ticks is not None]
     at = time.time()
     for pid, _ in victims:
@@ -110,18 +111,12 @@ def take_allocation(group: int, node: str, key: str, system: Path) -> Injected:
     )
 
 
-def _descendants(pid: int) -> list[int]:
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, todo = [], [pid]
-    while todo:
-        children = parents.get(todo.pop(), [])
-        found += children
-        todo += children
+def tree(root: int) -> list[int]:
+    """Returns this process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for stat in process.all_processes():
+        children.setdefault(stat.parent, []).append(stat.pid)
+    found = [root]
+    for pid in found:  # grows meanwhile
+        found += children.get(pid, [])
     return found

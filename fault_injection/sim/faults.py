@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -113,6 +113,9 @@ def _apart(dice: random.Random) -> list[Fault]:
     return faults
 
 
+Attributes = Mapping[str, object]
+
+
 def inject(world: World, fault: Fault) -> bool:
     """Makes the fault; returns false if there was no victim."""
     return (_ALL | _BY_PLAN)[fault.kind](world, fault)
@@ -139,10 +142,15 @@ def heal(world: World) -> None:
     world.calm()
 
 
-def _meanwhile(world: World, fault: Fault, thing: object, name: str, during: object, after: object) -> bool:
-    """Sets one attribute for as long as the fault lasts."""
-    setattr(thing, name, during)
-    world.clock.after(fault.seconds, lambda: setattr(thing, name, after))
+def _meanwhile(world: World, fault: Fault, thing: object, during: Attributes, after: Attributes) -> bool:
+    """Sets attributes for as long as the fault lasts."""
+
+    def set_to(values: Attributes) -> None:
+        for name, value in values.items():
+            setattr(thing, name, value)
+
+    set_to(during)
+    world.clock.after(fault.seconds, lambda: set_to(after))
     return True
 
 
@@ -200,7 +208,7 @@ def _error(world: World, fault: Fault) -> bool:
 
 def _freeze(world: World, fault: Fault) -> bool:
     trainer = _trainer(world, fault.target)
-    return trainer is not None and _meanwhile(world, fault, trainer, "frozen", True, False)
+    return trainer is not None and _meanwhile(world, fault, trainer, {"frozen": True}, {"frozen": False})
 
 
 def _frozen_for_good(world: World, fault: Fault) -> bool:
@@ -379,7 +387,7 @@ def _etcd_away(world: World, fault: Fault) -> bool:
 
 
 def _watch_late(world: World, fault: Fault) -> bool:
-    return _meanwhile(world, fault, world.etcd, "delay_s", WATCH_LATE_S, world.delay_s)
+    return _meanwhile(world, fault, world.etcd, {"delay_s": WATCH_LATE_S}, {"delay_s": world.delay_s})
 
 
 def _watch_reset(world: World, fault: Fault) -> bool:
@@ -409,11 +417,11 @@ def _power_loss(world: World, fault: Fault) -> bool:
 
 
 def _engine_pending(world: World, fault: Fault) -> bool:
-    return _meanwhile(world, fault, world.engine, "stalled", True, False)
+    return _meanwhile(world, fault, world.engine, {"stalled": True}, {"stalled": False})
 
 
 def _engine_away(world: World, fault: Fault) -> bool:
-    return _meanwhile(world, fault, world.engine, "away", True, False)
+    return _meanwhile(world, fault, world.engine, {"away": True}, {"away": False})
 
 
 def _gate_killed(world: World, fault: Fault) -> bool:
@@ -459,16 +467,8 @@ def _beats_late(world: World, fault: Fault) -> bool:
 
 
 def _beats(world: World, fault: Fault, lost: float, late: tuple[float, float]) -> bool:
-    node = _node(world, fault.target)
-    if node is None:
-        return False
-    node.beats_lost, node.beats_late = lost, late
-
-    def back() -> None:
-        node.beats_lost, node.beats_late = 0.0, (0.0, 0.0)
-
-    world.clock.after(fault.seconds, back)
-    return True
+    node, well = _node(world, fault.target), {"beats_lost": 0.0, "beats_late": (0.0, 0.0)}
+    return node is not None and _meanwhile(world, fault, node, {"beats_lost": lost, "beats_late": late}, well)
 
 
 def _calls_lost(world: World, fault: Fault) -> bool:
@@ -485,14 +485,8 @@ def _calls(world: World, fault: Fault, lost: float, late_s: tuple[float, float])
     found = _leader(world) if fault.target % 3 == 0 else _node(world, fault.target)
     if found is None:
         return False
-    client = found.store if isinstance(found, Supervisor) else found.client
-    client.lost, client.late_s = lost, late_s
-
-    def back() -> None:
-        client.lost, client.late_s = 0.0, (0.0, 0.0)
-
-    world.clock.after(fault.seconds, back)
-    return True
+    client, well = found.store if isinstance(found, Supervisor) else found.client, {"lost": 0.0, "late_s": (0.0, 0.0)}
+    return _meanwhile(world, fault, client, {"lost": lost, "late_s": late_s}, well)
 
 
 def _split(world: World, fault: Fault) -> bool:

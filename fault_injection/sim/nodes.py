@@ -136,6 +136,8 @@ class Node:
         """Its link to everything."""
         self.etcd_linked = True
         self.agent = True
+        self.leaving = ""
+        """The notice that its shim got of the end of its allocation."""
         self.known_at = float("inf")
         """When it was registered."""
         self.found = False
@@ -330,6 +332,7 @@ class Node:
                 )
                 for x in self.lighthouses.values()
             ),
+            leaving=self.leaving,
         )
         saved = [(t, t.saved) for t in self.trainers.values() if t.saved is not t.saved_told]
         if observed != self._said:

@@ -67,7 +67,7 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
         return bool(world.checks.broken)
 
     recovered_s, asked = None, Asked()
-    with _listening(world), _whatever_is_raised(world):
+    with listening(world), _whatever_is_raised(world):
         end = max((fault.at + fault.seconds for fault in chosen), default=0.0)
         world.clock.run_until(began + end, broken)
         recovered_s = None if broken() else _recover(world, is_tight(seed))
@@ -143,7 +143,7 @@ def _whatever_is_raised(world: World) -> Iterator[None]:
 
 
 @contextmanager
-def _listening(world: World) -> Iterator[None]:
+def listening(world: World) -> Iterator[None]:
     """Sends what the program logs to the checks alone."""
     logs = [logging.getLogger(name) for name in ("supervisor", "agents")]
     before = [(log.propagate, log.level) for log in logs]

@@ -166,10 +166,9 @@ class SimStore:
         self,
         etcd: Etcd,
         name: str = "client",
-        wait: Callable[[float], None] | None = None,
         idle: Callable[[float], None] | None = None,
     ) -> None:
-        """`wait` passes virtual time while a call is not answered, `idle` while a watch has nothing to report."""
+        """`idle` passes virtual time while a watch has nothing to report."""
         self.etcd = etcd
         self.name = name
         self.linked = True
@@ -181,7 +180,6 @@ class SimStore:
         """Share of its requests, and of the answers to its writes, that get lost."""
         self.late_s = (0.0, 0.0)
         """Least and most delay of its requests, and of the answers to its writes."""
-        self._wait = wait or etcd.clock.wait
         self.idle = idle or etcd.clock.wait
         self._cut_at = 0.0
         self._closed = False
@@ -294,16 +292,16 @@ class SimStore:
             raise Fatal("this store was closed")
         self._under_way("the request")
         if not self.reaches:
-            self._wait(PATIENCE_S)
+            self.etcd.clock.wait(PATIENCE_S)
             raise Retryable("etcd does not answer", after_s=0.0)  # the pause has passed in virtual time
 
     def _under_way(self, what: str) -> None:
         """Delays a message, or loses it."""
         dice = self.etcd.dice
         if self.late_s[1]:
-            self._wait(dice.uniform(*self.late_s))
+            self.etcd.clock.wait(dice.uniform(*self.late_s))
         if self.lost and dice.random() < self.lost:
-            self._wait(PATIENCE_S)
+            self.etcd.clock.wait(PATIENCE_S)
             raise Retryable(f"{what} is lost", after_s=0.0)
 
 

@@ -13,7 +13,7 @@ _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 # A failure found by the default profile is shrunk by the long one: shrinking takes minutes.
 settings.register_profile(
     "default",
-    max_examples=25,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],

@@ -63,7 +63,7 @@ def trainer(tmp_path: Path) -> Any:
     made.cursor = SimpleNamespace(live=lambda: None)
     made.activity, made.ledger = ActivityFile(tmp_path), Ledger(tmp_path / "steps.jsonl", time.time())
     made.validator, made.model_parts = Validator(tmp_path, every=10), []
-    made._wanted, made._committed = False, True
+    made._committed = True
     made._purge, made.checkpoints = Purge(), SimpleNamespace(complete=None)
     return made
 
@@ -145,7 +145,7 @@ def does_at_the_end(trainer: Any, folder: Path, saved: int) -> list[tuple[str, s
         done.append((what, now[1]))
 
     trainer.at, trainer._commits = 100, 100
-    trainer.agreement = SimpleNamespace(on=lambda wishes: wishes)
+    trainer.agreement = SimpleNamespace(any=lambda flag: flag)
     trainer.control = SimpleNamespace(in_haste=False)
     trainer.heal = SimpleNamespace(finite=lambda: True)
     trainer.cursor = SimpleNamespace(at=lambda step: None)

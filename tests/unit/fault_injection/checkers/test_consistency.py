@@ -789,22 +789,3 @@ def test_a_line_of_a_step_record_that_is_none_leaves_all_unknown(tmp_path: Path)
     history = files.history()
     assert history.unreadable == ["steps.jsonl of run.0.1.0: its seconds are not numbers by name"]
     assert "pass" not in answers(history).values()
-
-
-@pytest.mark.parametrize(
-    ("checkers", "plant"),
-    [
-        (
-            ["one_actuation_per_decision", "single_owner"],
-            lambda f: f.of_decision(5, "intent")["actions"].append({"verb": "place"}),
-        ),
-        (["steps_not_lost", "one_quorum_per_step"], lambda f: f.steps["n1", 0, 1][3].pop("start")),
-    ],
-)
-def test_a_crashed_checker_is_unknown(tmp_path: Path, checkers: list[str], plant: Callable[[Files], None]) -> None:
-    files = story(tmp_path)
-    plant(files)
-    verdicts = {v.checker: v for v in check(files.history())}
-    expected = {**dict.fromkeys(CHECKERS, "pass"), **dict.fromkeys(checkers, "unknown")}
-    assert {name: v.answer for name, v in verdicts.items()} == expected
-    assert verdicts[checkers[0]].sentences[0].startswith("the checker crashed: KeyError(")
