@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import re
 import time
@@ -28,6 +27,7 @@ from supervisor.shell.history.incident_cost import of_incidents
 from supervisor.shell.history.incidents import lasted, recovered_at
 from supervisor.shell.history.one_clock import retimed
 from supervisor.shell.history.outcomes import of_journal
+from supervisor.shell.processes import holder
 from supervisor.wire.printer import Printer
 
 MOST = 3
@@ -188,13 +188,7 @@ def _heard(lasted: Lasted, lines: Iterable[Mapping[str, Any]], history: History,
 
 def _is_up(system: Path) -> bool:
     """Returns true if a `supervisor up` of this folder lives here: a run that stands still is silent, but costs."""
-    for path in system.glob("up*.lock"):
-        with path.open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-    return False
+    return any(map(holder, system.glob("up*.lock")))
 
 
 def _span(history: History, lasted: Lasted) -> tuple[Span, float]:

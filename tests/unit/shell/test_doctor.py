@@ -98,15 +98,16 @@ def test_an_orphan_is_known_by_its_exact_folder_and_its_dead_shim(tmp_path: Path
     dead, alive = _gone(), str(os.getpid())
 
     def of(folder: Path, shim: str, pid: str = "1") -> str:
-        return machine.orphan(f"A=1\0SUPERVISOR_NODE_DIR={folder}\0SUPERVISOR_SHIM_PID={shim}\0", tmp_path, pid)
+        variables = {"A": "1", "SUPERVISOR_NODE_DIR": str(folder), "SUPERVISOR_SHIM_PID": shim}
+        return machine.orphan(variables, tmp_path, pid)
 
     assert of(tmp_path / "nodes" / "n1", dead) == dead
     assert of(tmp_path / "nodes" / "n1", alive) == ""
     assert of(tmp_path / "nodes" / "n1", dead, pid=dead) == "", "the shim itself"
     assert of(Path(f"{tmp_path}2") / "nodes" / "n1", dead) == "", "another home whose name begins with ours"
     assert of(tmp_path / "nodes2" / "n1", dead) == ""
-    assert machine.orphan(f"X=SUPERVISOR_NODE_DIR={tmp_path}/nodes/n1\0SUPERVISOR_SHIM_PID={dead}", tmp_path, "1") == ""
-    assert machine.orphan("", tmp_path, "1") == ""
+    assert machine.orphan({"SUPERVISOR_SHIM_PID": dead}, tmp_path, "1") == ""
+    assert machine.orphan({}, tmp_path, "1") == ""
 
 
 def test_a_namespace_is_left_over_when_the_process_in_its_name_is_gone() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.dev.etcd_server import find_server
 from supervisor.shell.dev.home import system_folder
 from supervisor.shell.inspect.doctor.finding import Finding, bad, good, note
+from supervisor.wire import environment
 from supervisor.wire.kernel_clock import kernel_clock, synchronised
 
 PINS = {"torch": "2.13.0", "torchft": "0.2.0", "torchtitan": "0.3.0", "etcd3": "0.12.0"}
@@ -124,11 +126,10 @@ def clock(found: bool | None) -> Finding:
     return good("the clock is synchronised") if found else note("this machine's clock is not synchronised", do)
 
 
-def orphan(environment: str, system: Path, pid: str) -> str:
+def orphan(variables: Mapping[str, str], system: Path, pid: str) -> str:
     """Returns the pid of the dead shim of a node's process; empty if it is not ours, or its shim lives."""
-    values = dict(entry.split("=", 1) for entry in environment.split("\0") if "=" in entry)
-    folder = values.get("SUPERVISOR_NODE_DIR", "")
-    shim = values.get("SUPERVISOR_SHIM_PID", "")
+    folder = variables.get("SUPERVISOR_NODE_DIR", "")
+    shim = variables.get("SUPERVISOR_SHIM_PID", "")
     if not folder or Path(folder).parent != system / "nodes" or shim in ("", pid):
         return ""
     return "" if Path(f"/proc/{shim}").exists() else shim
@@ -141,12 +142,9 @@ def _leftovers(home: Path) -> Iterator[Finding]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        try:
-            environment = (entry / "environ").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if orphan(environment, system, entry.name):
-            orphans.append(entry.name)
+        with contextlib.suppress(OSError):
+            if orphan(environment.of_process(int(entry.name)), system, entry.name):
+                orphans.append(entry.name)
     if orphans:
         yield bad(f"processes of nodes whose shim is gone: {', '.join(orphans)}", f"kill {' '.join(orphans)}")
 
