@@ -423,13 +423,11 @@ class Loop:
         ending = {*told, *(keys.desired(node, run) for node in observe.runs_on(self._mirror, run))}
         # Empty ones first: an agent that returns to its old record would begin what has been moved away from it.
         ordered = {key: _nothing(key) for key in sorted(ending - intents.keys())} | intents
-        items = self._mirror.items
         for key, value in ordered.items():
             if len(puts) >= at_most:
                 self._look_again[run] = self.now()
                 break
-            item = items.get(key)
-            if item is None or item.value != value:
+            if differs(key, value):
                 puts[key] = value
         return puts
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory, Resumed
-from supervisor.core.model.observed import Grant
+from supervisor.core.model.observed import Grant, StuckView
 from supervisor.core.report import words
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import render, status
@@ -31,7 +31,6 @@ from supervisor.wire.records import (
     NodeObserved,
     Progress,
     RunRecord,
-    Stuck,
     TrainerObserved,
     encode,
 )
@@ -118,7 +117,7 @@ def test_what_is_wrong_and_left_as_it_is_is_told() -> None:
     slow, breaker = seen(memory, **trainers()).waiting
     assert slow == "group 1 is slow: rank 0 on node n1 computes about 2 times as long as the others"
     assert breaker.startswith("breaker: 1 of 3 nodes lost")
-    stuck = Stuck(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0)
+    stuck = StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0)
     found = seen(memory, **trainers(stuck=stuck))
     assert found.waiting[1] == "every group hangs, in data: it is a cause that they share, so none is ended"
     assert "is slow" in text(render.run(found, NOW))
