@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -80,6 +82,13 @@ def memory(mirror: Mirror, run: str) -> Memory:
     return replace(base or Memory(), groups=groups, allocations=allocations, incidents=open_)
 
 
+def readable(mirror: Mirror) -> Iterator[tuple[str, Memory]]:
+    """Yields each launched run whose memory can be read, with that memory."""
+    for run in runs(mirror):
+        with suppress(Unreadable):
+            yield run, memory(mirror, run)
+
+
 def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s: float) -> Observed:
     """Returns all observations of one run: the nodes of its allocations, the service hosts, its gate, its grants."""
     nodes = _nodes(mirror, run, known)
@@ -113,11 +122,6 @@ def epochs_before(mirror: Mirror) -> int:
     return before.count if before is not None else 0
 
 
-def node_names(mirror: Mirror) -> list[str]:
-    """Returns the nodes that have any key in etcd."""
-    return mirror.nodes()
-
-
 def runs_on(mirror: Mirror, run: str) -> list[str]:
     """Returns the nodes that report a process of the run."""
     seen = mirror.table(keys.NODES, NodeObserved, sort="observed")
@@ -139,7 +143,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
     held = {g.node for g in known.groups.values()} | {g.old_node for g in known.groups.values()}
     held.add(known.lighthouse.node)
     ours = []
-    for name in node_names(mirror):
+    for name in mirror.nodes():
         if name not in given and name not in held:
             registration = mirror.record(keys.registration(name), Registration)
             if registration is None or registration.role != "service":

@@ -17,7 +17,7 @@ from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory, 
 from supervisor.core.model.observed import Grant, StuckView
 from supervisor.core.report import words
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.inspect import render, status
+from supervisor.shell.inspect import client, render, status
 from supervisor.shell.inspect.status import RunStatus
 from supervisor.shell.metrics import clock_skew
 from supervisor.shell.processes import pid_namespace, start_ticks
@@ -318,7 +318,8 @@ def test_budgets_are_of_the_runs_own_clock_whatever_the_wall_clocks(
     def left(ran_s: float) -> int:
         offset = NOW + wall_off_s - (drawn + ran_s)  # the leader's: its wall clock as it writes, less the run clock
         w.store.put(keys.account("run"), encode(Account(clock=drawn + ran_s, clocks=((0.0, 5.0), (1.0, offset)))))
-        return status.overview(Mirror(w.store.list(keys.PREFIX)), "run").budgets_left["restart:1"]
+        mirror = Mirror(w.store.list(keys.PREFIX))
+        return status.run_status(mirror, client.choose_run(mirror, "run")).budgets_left["restart:1"]
 
     assert left(0.0) == 1
     assert left(200.0) == 1, "within the window"
