@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -152,16 +151,13 @@ def _wrong_environment() -> str | None:
 
 
 def _in_the_way(settings: Settings) -> str | None:
-    with socket.socket(socket.AF_INET6 if ":" in settings.address else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((settings.address, settings.metrics_port))
-        except OSError as error:
-            return (
-                f"cannot listen on {settings.address}:{settings.metrics_port}: {error.strerror}; "
-                "give an --address of this machine and a free --metrics-port"
-            )
-    return None
+    why = addresses.taken(settings.address, settings.metrics_port)
+    if not why:
+        return None
+    return (
+        f"cannot listen on {settings.address}:{settings.metrics_port}: {why}; "
+        "give an --address of this machine and a free --metrics-port"
+    )
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from supervisor.core.evidence import gpu_faults, xid_catalog
 from supervisor.core.model.kinds import Rung
 from supervisor.core.model.spec import RunSpec
-from supervisor.shell.metrics.registry import CATALOGUE
+from supervisor.shell.metrics.catalogue import CATALOGUE
 
 DOCS = Path(__file__).parent.parent / "docs"
 

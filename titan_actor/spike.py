@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-from supervisor.wire.records import LossSpike
+from supervisor.core.model.observed import SpikeView
 
 KEPT = 64
 """Committed steps with which a loss is compared, and for which a spike is reported."""
@@ -24,7 +24,7 @@ class Spikes:
     def __init__(self) -> None:
         self._mean: deque[float] = deque(maxlen=KEPT)
         self._own: deque[float] = deque(maxlen=KEPT)
-        self.newest: LossSpike | None = None
+        self.newest: SpikeView | None = None
         """Largest spike of the last KEPT steps."""
 
     def note(self, step: int, mean: float, own: float) -> None:
@@ -37,14 +37,14 @@ class Spikes:
         (usual, spreads), (own_usual, own_spreads) = _beyond(self._mean, mean), _beyond(self._own, own)
         self._mean.append(mean)
         self._own.append(own)
-        found = LossSpike(
+        found = SpikeView(
             step=step, loss=mean, usual=usual, spreads=spreads, own=own, own_usual=own_usual, own_spreads=own_spreads
         )
         if _size(found) > (_size(known) if known is not None else (0.0, 0.0)):
             self.newest = found
 
 
-def _size(spike: LossSpike) -> tuple[float, float]:
+def _size(spike: SpikeView) -> tuple[float, float]:
     """Returns the sort key of a spike: first by the mean, with which all groups name the same step."""
     return (spike.spreads if spike.spreads >= TOLD else 0.0, spike.own_spreads if spike.own_spreads >= TOLD else 0.0)
 

@@ -22,6 +22,7 @@ from agents.health.stopped_ranks import Stopped
 from agents.shim.active_clock import Still
 from agents.shim.settings import Settings
 from supervisor.core.model.measured import NOTHING, Measured
+from supervisor.core.model.observed import StuckView
 from supervisor.core.model.spec import HangSpec
 from supervisor.wire import activity
 from supervisor.wire.records import (
@@ -29,7 +30,6 @@ from supervisor.wire.records import (
     LighthouseObserved,
     NodeObserved,
     ProcessRecord,
-    Stuck,
     TrainerObserved,
 )
 
@@ -72,7 +72,7 @@ class View:
         self._stopped: dict[str, Stopped] = {}
         self._for_good: dict[str, str] = {}
         """Rank -> why it is stopped, for those stopped as long as the policy allows."""
-        self._stuck: dict[str, Stuck] = {}
+        self._stuck: dict[str, StuckView] = {}
         self._stuck_in: dict[str, tuple[int, activity.Activity] | None] = {}
         """Rank -> its activity when its hang was reported, with the count of such changes."""
         self._blind = False

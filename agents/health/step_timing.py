@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from supervisor.core.evidence.hang_attribution import WAITING
 from supervisor.core.model.measured import Measured
+from supervisor.core.model.observed import StuckView
 from supervisor.core.model.spec import HangSpec
 from supervisor.wire.activity import Activity
-from supervisor.wire.records import Progress, Stuck
+from supervisor.wire.records import Progress
 
 WARM_UP_COMMITS = 3
 LEARNED_AT_LEAST = 5
@@ -188,7 +189,7 @@ class Pace:
             start_s=round(self._start_s, 1),
         )
 
-    def stuck(self, now: float, bound_s: float, longest_s: float, share: float = 1.0) -> Stuck | None:
+    def stuck(self, now: float, bound_s: float, longest_s: float, share: float = 1.0) -> StuckView | None:
         """Returns the hang once the step has taken longer than the bound, or than this share of it; None while all is
         well.
 
@@ -204,7 +205,7 @@ class Pace:
             stands_s, moves_on_s = bound_s, math.inf
         if still_s <= share * bound_s or (now - self._mark_since < stands_s and still_s <= moves_on_s):
             return None
-        return Stuck(
+        return StuckView(
             activity=self._mark[1] if self._mark is not None else "",
             activity_s=round(now - self._mark_since, 1),
             bound_s=round(bound_s, 1),

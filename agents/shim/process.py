@@ -5,6 +5,7 @@ Standard library only: the shim imports this, and must stay small.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -17,6 +18,7 @@ from functools import partial
 from typing import NoReturn
 
 from supervisor.core.report.visible import visible
+from supervisor.wire import environment
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -123,18 +125,13 @@ def signal_members(session: int, number: int) -> int:
 
 def marked(folder: str) -> list[Stat]:
     """Returns every running process, except ourselves, that any shim started for this node folder."""
-    mark = f"{NODE_DIR}={folder}".encode()
     found = []
     for stat in all_processes():
         if stat.pid == os.getpid() or not stat.running:
             continue
-        try:
-            with open(f"/proc/{stat.pid}/environ", "rb") as file:
-                environment = file.read().split(b"\0")
-        except OSError:  # ended meanwhile, or another user's: not ours either way
-            continue
-        if mark in environment:
-            found.append(stat)
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's: not ours either way
+            if environment.of_process(stat.pid).get(NODE_DIR) == folder:
+                found.append(stat)
     return found
 
 
@@ -175,7 +172,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def start(argv: Sequence[str], environment: Mapping[str, str], log: str, keep_fd: int | None = None) -> int:
+def start(argv: Sequence[str], env: Mapping[str, str], log: str, keep_fd: int | None = None) -> int:
     """Starts a program in its own session that dies with us, with its output appended to `log`. Returns its pid.
 
     Raises OSError when the log cannot be opened or the program cannot be run. `subprocess` is not used because it reaps
@@ -187,7 +184,7 @@ def start(argv: Sequence[str], environment: Mapping[str, str], log: str, keep_fd
     try:
         pid = os.fork()
         if pid == 0:
-            _become(argv, environment, output, keep_fd, failure, parent)
+            _become(argv, env, output, keep_fd, failure, parent)
     finally:
         os.close(output)
         os.close(failure)
@@ -200,7 +197,7 @@ def start(argv: Sequence[str], environment: Mapping[str, str], log: str, keep_fd
 
 
 def _become(
-    argv: Sequence[str], environment: Mapping[str, str], output: int, keep_fd: int | None, failure: int, parent: int
+    argv: Sequence[str], env: Mapping[str, str], output: int, keep_fd: int | None, failure: int, parent: int
 ) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
@@ -213,7 +210,7 @@ def _become(
         os.dup2(output, 2)
         if keep_fd is not None:
             os.set_inheritable(keep_fd, True)
-        os.execvpe(argv[0], list(argv), dict(environment))
+        os.execvpe(argv[0], list(argv), dict(env))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the child must not return into the shim's code
         os.write(failure, str(error).encode())
     finally:

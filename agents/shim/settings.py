@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
@@ -52,22 +52,10 @@ class Settings:
 
     def arguments(self) -> list[str]:
         """Returns the command line that `parse` reads back."""
-        pairs: dict[str, object] = {
-            "node": self.node,
-            "home": str(self.home),
-            "etcd": ",".join(self.etcd),
-            "address": self.address,
-            "role": self.role,
-            "allocation": self.allocation,
-            "slots": self.slots,
-            "lease-s": self.lease_s,
-            "report-s": self.report_s,
-            "metrics-port": self.metrics_port,
-            "grace-s": self.grace_s,
-        }
+        pairs = {name: getattr(self, name) for name in _KINDS} | {"etcd": ",".join(self.etcd)}
         # only if set: an older agent or shim of this node does not know them
-        pairs |= {name: value for name, value in (("host", self.host), ("security", self.security)) if value}
-        return [f"--{name}={value}" for name, value in pairs.items()] + (["--cold"] if self.cold else [])
+        wanted = {name: value for name, value in pairs.items() if value or name not in ("host", "security")}
+        return [f"--{_option(name)}={value}" for name, value in wanted.items()] + (["--cold"] if self.cold else [])
 
     def problem(self) -> str | None:
         """Returns a sentence about the first setting that is wrong, or None."""
@@ -106,27 +94,20 @@ class Settings:
         return None
 
 
+_KINDS = {f.name: {"int": int, "float": float}.get(str(f.type), str) for f in fields(Settings) if f.name != "cold"}
+"""Conversion of each option's text."""
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")
+
+
 def parse(arguments: Sequence[str]) -> Settings:
     """Reads `Settings.arguments`. Prints a sentence and exits 2 for arguments that are wrong."""
     parser = argparse.ArgumentParser(prog="supervisor-agent run")
-    for name, kind in (
-        ("node", str),
-        ("home", str),
-        ("etcd", str),
-        ("host", str),
-        ("address", str),
-        ("role", str),
-        ("allocation", str),
-        ("slots", int),
-        ("lease-s", int),
-        ("report-s", float),
-        ("metrics-port", int),
-        ("grace-s", float),
-        ("security", str),
-    ):
-        parser.add_argument(
-            f"--{name}", type=kind, default=argparse.SUPPRESS, required=name in ("node", "home", "etcd")
-        )
+    for name, kind in _KINDS.items():
+        needed = name in ("node", "home", "etcd")
+        parser.add_argument(f"--{_option(name)}", type=kind, default=argparse.SUPPRESS, required=needed)
     parser.add_argument("--cold", action="store_true")
     values = vars(parser.parse_args(arguments))
     values["etcd"] = tuple(part.strip() for part in values["etcd"].split(",") if part.strip())

@@ -136,10 +136,8 @@ def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStor
             if endpoints_of(home):
                 raise Fatal(_away(home, endpoints)) from error
             raise Fatal(_not_given(home)) from error
-        try:
+        with contextlib.closing(store):
             yield store
-        finally:
-            store.close()
 
 
 def _away(home: Path, endpoints: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import re
 import time
@@ -28,6 +27,7 @@ from supervisor.shell.history.incident_cost import of_incidents
 from supervisor.shell.history.incidents import lasted, recovered_at
 from supervisor.shell.history.one_clock import retimed
 from supervisor.shell.history.outcomes import of_journal
+from supervisor.shell.processes import holder
 from supervisor.wire.printer import Printer
 
 MOST = 3
@@ -182,19 +182,9 @@ def _heard(lasted: Lasted, lines: Iterable[Mapping[str, Any]], history: History,
     longest_s = max((two - one for times in steps for one, two in itertools.pairwise(times)), default=0.0)
     shims = (at for p in history.processes for at in (p.spawned, p.exited) if at is not None)
     newest = max(itertools.chain((float(line.get("t") or 0.0) for line in lines), shims, *steps), default=lasted.began)
-    silent = lasted.until - newest > max(SILENT_S, 2 * longest_s) and not _is_up(system)
+    # while a `supervisor up` of this folder lives, a run that stands still is silent, but costs
+    silent = lasted.until - newest > max(SILENT_S, 2 * longest_s) and not any(map(holder, system.glob("up*.lock")))
     return lasted if lasted.over or not silent else replace(lasted, until=newest, silent=True)
-
-
-def _is_up(system: Path) -> bool:
-    """Returns true if a `supervisor up` of this folder lives here: a run that stands still is silent, but costs."""
-    for path in system.glob("up*.lock"):
-        with path.open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-    return False
 
 
 def _span(history: History, lasted: Lasted) -> tuple[Span, float]:

@@ -52,9 +52,10 @@ def status_command(
     """Show a run's groups, steps, loss, quorum and budgets. Also shows spares, problems, and what the run waits for."""
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.control.state_cache import Mirror
-        from supervisor.shell.inspect import render, status
+        from supervisor.shell.inspect import client, render, status
 
-        found = status.overview(Mirror(store.list(keys.PREFIX)), run)
+        mirror = Mirror(store.list(keys.PREFIX))
+        found = status.run_status(mirror, client.choose_run(mirror, run))
         found = replace(found, warnings=(*status.alarms(store), *found.warnings))
         show(found, as_json, render.run(found, time.time()))
 

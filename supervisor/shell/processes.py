@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from supervisor.wire import environment
 
 # A process of its own sets PR_SET_PDEATHSIG and then becomes the program: a preexec_fn would run between fork and exec
 # in a process with gRPC's threads. The parent may die before the call, hence the check of getppid.
@@ -45,6 +48,19 @@ def pid_namespace() -> int:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return 0
+
+
+def holder(path: Path) -> int:
+    """Returns the pid that holds this lock, as its holder wrote it there; 0 if no one does."""
+    try:
+        with path.open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock.read().strip() or 0)
+    except (OSError, ValueError):
+        pass
+    return 0
 
 
 def dies_with_us(argv: list[str]) -> list[str]:
@@ -96,14 +112,13 @@ class Process:
 
 def with_environment(name: str, value: str) -> Iterator[Process]:
     """Yields all our running processes that were started with this environment variable."""
-    wanted = os.fsencode(f"{name}={value}")
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
-            variables = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+            here = environment.of_process(int(entry)).get(name) == value
         except OSError:
             continue  # ended meanwhile, or belongs to another user
-        ticks = start_ticks(int(entry)) if wanted in variables else None
+        ticks = start_ticks(int(entry)) if here else None
         if ticks is not None:
             yield Process(int(entry), ticks)

@@ -6,6 +6,7 @@ OMP_*) pass unchanged. Standard library only: the shim imports this.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -100,6 +101,13 @@ def found(of: Mapping[str, str], does: str) -> list[tuple[list[str], Rule]]:
 def proxies(of: Mapping[str, str]) -> list[str]:
     """Returns the names of the proxies that are set."""
     return [name for name in PROXIES if of.get(name)]
+
+
+def of_process(pid: int) -> dict[str, str]:
+    """Returns the variables with which a process was started. Raises OSError if it has ended, or is another user's."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        entries = os.fsdecode(file.read()).split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 def _rule(name: str, whose: str) -> Rule | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
+from supervisor.wire import environment
+
 STARTED_BY = "SUPERVISOR_STARTED_BY"
 """Environment variable with the name of the ancestor process (RUN.GROUP.GENERATION.RANK)."""
 
@@ -24,13 +26,9 @@ def put(name: str) -> None:
 def of(pid: int) -> str:
     """Returns the mark of a process; empty if it has none, cleared its environment, or is not readable."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environment = file.read().split(b"\0")
+        return environment.of_process(pid).get(STARTED_BY, "").strip()
     except OSError:
         return ""
-    start = f"{STARTED_BY}=".encode()
-    found = next((entry[len(start) :] for entry in environment if entry.startswith(start)), b"")
-    return found.decode(errors="replace").strip()
 
 
 def mark(name: str) -> str:

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from supervisor.core.model.measured import Measured
+from supervisor.core.model.observed import SpikeView, StuckView
 from supervisor.core.model.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.wire.checks import CheckResult
 
@@ -201,23 +202,6 @@ class DigestMark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossSpike:
-    """A committed step whose loss is above the usual one."""
-
-    step: int
-    loss: float
-    """Mean over the groups."""
-    usual: float
-    """Median of it over the steps before; 0 if unknown yet."""
-    spreads: float
-    """Distance above, in median absolute deviations."""
-    own: float
-    """This rank's own loss, before it was averaged over the groups."""
-    own_usual: float
-    own_spreads: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class HealFailed:
     """The newest of a rank's heals that failed in a row."""
 
@@ -273,7 +257,7 @@ class Progress:
     digest: DigestMark | None = None
     error: str = ""
     """Why it ends; before that, why its newest checkpoint failed. Empty once one was written."""
-    spike: LossSpike | None = None
+    spike: SpikeView | None = None
     """The largest of the last steps; None if there was none."""
     numerics: Literal["", "own", "group", "peers", "parameters"] = ""
     """Source of a non-finite number that made it fail. own: this rank's own loss or gradient, before it was averaged.
@@ -432,25 +416,6 @@ class ExitObserved:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stuck:
-    """A step of a rank that exceeded its bound, as the node's agent saw it by its own clock."""
-
-    activity: str
-    """As in supervisor.wire.activity; empty if the rank does not report it."""
-    activity_s: float
-    """For how long it had done that when the bound was passed."""
-    bound_s: float
-    usual_s: float
-    """Median of its last steps; 0 if none was learned."""
-    process: Literal["", "stopped", "uninterruptible", "busy", "sleeping"] = ""
-    """Process state in the kernel. busy: it used half of a processor or more. Empty if unknown."""
-    stack: str = ""
-    """The innermost frames of its main thread; empty until they are read."""
-    lasted_s: float = 0.0
-    """For how long no step had been committed when this was first reported; 0 if not reported."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainerObserved:
     """One rank on this node."""
 
@@ -466,7 +431,7 @@ class TrainerObserved:
     """Target of its forwarder; empty: it has cut and holds. None if unknown (yet)."""
     reaches_gate: bool | None = None
     """True if its forwarder is connected to the gate now. None if unknown (yet)."""
-    stuck: Stuck | None = None
+    stuck: StuckView | None = None
     stopped: str = ""
     """Why the kernel does not let it run, as the end of a sentence: a signal, a tracer. Empty: it may, or unknown."""
     stopped_s: float = 0.0

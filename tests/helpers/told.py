@@ -23,7 +23,6 @@ from supervisor.wire.records import (
     Progress,
     Registration,
     RunRecord,
-    Stuck,
     TrainerObserved,
     encode,
 )
@@ -119,7 +118,7 @@ class ToldWorld(World):
         return TrainerObserved(
             run=self.spec.name, group=r.group, generation=r.generation, rank=r.rank, pid=7, state=r.state,
             exit=ExitObserved(exit_code=r.exit_code, signal=r.signal, error_file=r.error, trace=r.trace) if ended else None,
-            progress=progress, compute_s=r.compute_s, data_s=r.data_s, stuck=Stuck(**asdict(r.stuck)) if r.stuck else None,
+            progress=progress, compute_s=r.compute_s, data_s=r.data_s, stuck=r.stuck,
             stopped=r.stopped, stopped_s=r.stopped_s,
         )  # fmt: skip
 

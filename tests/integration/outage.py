@@ -199,7 +199,7 @@ class Outage:
     def exited(self, pid: int) -> bool:
         """True if a node has reported the trainer's end."""
         mirror = self.w.mirror()
-        seen = [mirror.record(keys.observed(node), NodeObserved) for node in observe.node_names(mirror)]
+        seen = [mirror.record(keys.observed(node), NodeObserved) for node in mirror.nodes()]
         return any(t.pid == pid and t.state == "exited" for view in seen if view is not None for t in view.trainers)
 
     def generation_wanted(self, group: int) -> int:

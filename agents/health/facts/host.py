@@ -3,20 +3,16 @@ yields no fact."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from agents.health import oom_kills
+from supervisor.wire.kernel_clock import kernel_clock, synchronised
 from supervisor.wire.records import Fact
 
 PRESSURE_PERCENT = 20.0
 """Percent of the last 10 s in which every process waited for memory: a trainer that swaps is slower than a restart."""
-
-_STA_UNSYNC = 0x40
-_TIME_ERROR = 5
-
 
 PRESSURE = Path("/proc/pressure/memory")
 
@@ -42,33 +38,9 @@ def _pressure(path: Path) -> float:
     return float(dict(pair.split("=") for pair in full).get("avg10", "0"))
 
 
-class _Timex(ctypes.Structure):
-    """The first fields of `struct timex` (adjtimex(2)); `rest` only makes room for the others."""
-
-    _fields_ = (
-        ("modes", ctypes.c_uint),
-        ("offset", ctypes.c_long),
-        ("frequency", ctypes.c_long),
-        ("maximum_error", ctypes.c_long),
-        ("estimated_error", ctypes.c_long),
-        ("status", ctypes.c_int),
-        ("rest", ctypes.c_byte * 256),
-    )
-
-
-def kernel_clock() -> tuple[int, int]:
-    """Returns adjtimex's answer and its status word; changes nothing. Raises OSError."""
-    timex = _Timex()
-    answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
-    if answer < 0:
-        raise OSError(ctypes.get_errno(), "adjtimex")
-    return answer, timex.status
-
-
 def clock(answer: tuple[int, int] | None = None) -> Sequence[Fact]:
     """Returns a fact if nothing synchronises the clock. Everstep compares no clocks, but people compare logs."""
-    state, status = kernel_clock() if answer is None else answer
-    if state != _TIME_ERROR and not status & _STA_UNSYNC:
+    if synchronised(*(kernel_clock() if answer is None else answer)):
         return ()
     sentence = "the kernel's clock is not synchronised (adjtimex): start chronyd, ntpd or timesyncd"
     return (Fact(kind="clock_unsynchronised", subject="clock", evidence=sentence),)

@@ -30,26 +30,36 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckView:
-    """The core's copy of `supervisor.wire.records.Stuck`."""
+    """A step of a rank that exceeded its bound, as the node's agent saw it by its own clock."""
 
     activity: str
+    """As in supervisor.wire.activity; empty if the rank does not report it."""
     activity_s: float = 0.0
+    """For how long it had done that when the bound was passed."""
     bound_s: float = 0.0
     usual_s: float = 0.0
-    process: str = ""
+    """Median of its last steps; 0 if none was learned."""
+    process: Literal["", "stopped", "uninterruptible", "busy", "sleeping"] = ""
+    """Process state in the kernel. busy: it used half of a processor or more. Empty if unknown."""
     stack: str = ""
+    """The innermost frames of its main thread; empty until they are read."""
     lasted_s: float = 0.0
+    """For how long no step had been committed when this was first reported; 0 if not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpikeView:
-    """The core's copy of `supervisor.wire.records.LossSpike`."""
+    """A committed step whose loss is above the usual one."""
 
     step: int
     loss: float
+    """Mean over the groups."""
     usual: float
+    """Median of it over the steps before; 0 if unknown yet."""
     spreads: float
+    """Distance above, in median absolute deviations."""
     own: float
+    """The rank's own loss, before it was averaged over the groups."""
     own_usual: float
     own_spreads: float
 

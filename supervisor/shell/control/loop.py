@@ -123,7 +123,9 @@ class Loop:
         """Reason for standing down though no one took over: the state is of a newer program."""
         self._watch = store.watch(keys.PREFIX, self._mirror.revision)
         self._began = self._monotonic()
-        self._base = max((self._clock_left(r) for r in self._readable_runs()), default=0.0)
+        runs = observe.readable(self._mirror)
+        self._base = max((max(memory.clock, self._account_of(run).clock) for run, memory in runs), default=0.0)
+        """The newest run clock that a leader wrote."""
         self._clocks = [(self._base, round(time.time() - self._base, 3))]
         """Clocks of this term, as in Account.clocks, for people alone."""
         self._stood: dict[str, tuple[tuple[float, float], ...]] = {}
@@ -423,13 +425,11 @@ class Loop:
         ending = {*told, *(keys.desired(node, run) for node in observe.runs_on(self._mirror, run))}
         # Empty ones first: an agent that returns to its old record would begin what has been moved away from it.
         ordered = {key: _nothing(key) for key in sorted(ending - intents.keys())} | intents
-        items = self._mirror.items
         for key, value in ordered.items():
             if len(puts) >= at_most:
                 self._look_again[run] = self.now()
                 break
-            item = items.get(key)
-            if item is None or item.value != value:
+            if differs(key, value):
                 puts[key] = value
         return puts
 
@@ -445,22 +445,8 @@ class Loop:
             except Retryable as error:
                 threading.Event().wait(min(error.after_s, 1.0))
 
-    def _clock_left(self, run: str) -> float:
-        """Returns the newest run clock that a leader wrote."""
-        return max(observe.memory(self._mirror, run).clock, self._account_of(run).clock)
-
     def _account_of(self, run: str) -> Account:
         return self._mirror.record(keys.account(run), Account) or Account()
-
-    def _readable_runs(self) -> list[str]:
-        readable = []
-        for run in observe.runs(self._mirror):
-            try:
-                observe.memory(self._mirror, run)
-            except observe.Unreadable:
-                continue
-            readable.append(run)
-        return readable
 
     def _journal(self, run: str, record: RunRecord) -> Journal:
         if run not in self._journals:

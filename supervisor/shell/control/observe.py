@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from supervisor.core.evidence import gpu_faults
@@ -19,8 +21,6 @@ from supervisor.core.model.observed import (
     NodeView,
     Observed,
     RankView,
-    SpikeView,
-    StuckView,
 )
 from supervisor.shell.control import cordons
 from supervisor.shell.control.state_cache import Mirror
@@ -78,15 +78,15 @@ def memory(mirror: Mirror, run: str) -> Memory:
     bad = [f"{key}: {why}" for key, why in mirror.unreadable.items() if key.startswith(own)]
     if bad:
         raise Unreadable(f"run {run} is left alone, its memory cannot be read: {'; '.join(bad)}")
-    fresh = base if base is not None else Memory()
-    return Memory(
-        **{
-            **{name: getattr(fresh, name) for name in Memory.__dataclass_fields__},
-            "groups": groups,
-            "allocations": allocations,
-            "incidents": {i.id: i for i in incidents if i.state in ("open", "acting")},
-        }
-    )
+    open_ = {i.id: i for i in incidents if i.state in ("open", "acting")}
+    return replace(base or Memory(), groups=groups, allocations=allocations, incidents=open_)
+
+
+def readable(mirror: Mirror) -> Iterator[tuple[str, Memory]]:
+    """Yields each launched run whose memory can be read, with that memory."""
+    for run in runs(mirror):
+        with suppress(Unreadable):
+            yield run, memory(mirror, run)
 
 
 def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s: float) -> Observed:
@@ -122,11 +122,6 @@ def epochs_before(mirror: Mirror) -> int:
     return before.count if before is not None else 0
 
 
-def node_names(mirror: Mirror) -> list[str]:
-    """Returns the nodes that have any key in etcd."""
-    return mirror.nodes()
-
-
 def runs_on(mirror: Mirror, run: str) -> list[str]:
     """Returns the nodes that report a process of the run."""
     seen = mirror.table(keys.NODES, NodeObserved, sort="observed")
@@ -148,7 +143,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
     held = {g.node for g in known.groups.values()} | {g.old_node for g in known.groups.values()}
     held.add(known.lighthouse.node)
     ours = []
-    for name in node_names(mirror):
+    for name in mirror.nodes():
         if name not in given and name not in held:
             registration = mirror.record(keys.registration(name), Registration)
             if registration is None or registration.role != "service":
@@ -230,7 +225,7 @@ def _rank(trainer: TrainerObserved) -> RankView:
         healed=progress.healed if progress is not None else None,
         gate=trainer.gate,
         reaches_gate=trainer.reaches_gate,
-        stuck=_stuck(trainer),
+        stuck=trainer.stuck if trainer.state != "exited" else None,
         stopped=printable(trainer.stopped) if trainer.state != "exited" else "",
         stopped_s=trainer.stopped_s,
         compute_s=trainer.compute_s,
@@ -238,7 +233,7 @@ def _rank(trainer: TrainerObserved) -> RankView:
         compute_past_s=trainer.compute_past_s,
         data_past_s=trainer.data_past_s,
         numerics=progress.numerics if progress is not None else "",
-        spike=SpikeView(**asdict(progress.spike)) if progress is not None and progress.spike is not None else None,
+        spike=progress.spike if progress is not None else None,
         measured=trainer.measured,
     )
 
@@ -258,13 +253,6 @@ def _heal_failed(trainer: TrainerObserved) -> str:
         return ""
     error = printable(failed.error)
     return f"its heal from {failed.source} has failed {failed.times} times in {failed.for_s:.0f} s: {error}"
-
-
-def _stuck(trainer: TrainerObserved) -> StuckView | None:
-    stuck = trainer.stuck
-    if stuck is None or trainer.state == "exited":
-        return None
-    return StuckView(**asdict(stuck))
 
 
 def _gate(mirror: Mirror, run: str, known: Memory) -> GateView | None:

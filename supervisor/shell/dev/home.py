@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from supervisor.shell.dev.up_lock import POOL_LOCK, holder
+from supervisor.shell.dev.up_lock import POOL_LOCK
+from supervisor.shell.processes import holder
 
 
 def system_folder(home: Path) -> Path:

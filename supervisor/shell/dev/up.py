@@ -22,9 +22,10 @@ from supervisor.shell.control import observe
 from supervisor.shell.control.leader import has_ended
 from supervisor.shell.dev import suspend
 from supervisor.shell.dev.home import noted, system_folder
-from supervisor.shell.dev.up_lock import POOL_LOCK, alone, holder
+from supervisor.shell.dev.up_lock import POOL_LOCK, alone
 from supervisor.shell.dev.up_parts import SERVICE_HOST, SUPERVISOR, Up
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
+from supervisor.shell.processes import holder
 from supervisor.shell.signals import Notice, ended_by_signals, not_interrupted, notices
 from supervisor.wire import keys
 from supervisor.wire.address import taken, told

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from supervisor.ports.errors import Fatal
+from supervisor.shell.processes import holder
 
 if TYPE_CHECKING:  # what only looks at a home imports no part of `up`
     from supervisor.shell.dev.up_parts import Up
@@ -72,16 +73,3 @@ def _locked(lock: TextIO) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def holder(path: Path) -> int:
-    """Returns the pid that holds this lock; 0 if no one does."""
-    try:
-        with path.open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return int(lock.read().strip() or 0)
-    except (OSError, ValueError):
-        pass
-    return 0

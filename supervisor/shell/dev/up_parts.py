@@ -6,8 +6,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -169,14 +168,9 @@ class Up:
         """Restarts parts that have ended, and returns the news. Never gives up: training can wait for them."""
         return [news for part in self.parts if (news := part.mend())]
 
-    @contextmanager
-    def store(self) -> Iterator[EtcdStore]:
-        """Yields a store. Raises Retryable if no etcd answers."""
-        store = connect(self.endpoint.split(","), security=self.security)
-        try:
-            yield store
-        finally:
-            store.close()
+    def store(self) -> EtcdStore:
+        """Returns a store, to be closed. Raises Retryable if no etcd answers."""
+        return connect(self.endpoint.split(","), security=self.security)
 
     def greet(self, say: Callable[[str], None]) -> None:
         """Begins to resume runs that an earlier `up` stopped, and reports which runs there are."""

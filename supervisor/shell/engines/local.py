@@ -7,7 +7,6 @@ them.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -25,7 +24,7 @@ from typing import Literal
 from supervisor.core.model.observed import Grant
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.processes import is_running, start_ticks
+from supervisor.shell.processes import holder, is_running, start_ticks
 from supervisor.wire import environment as decided
 from supervisor.wire import gpus
 from supervisor.wire.security import SecurityError, file_of_node, load
@@ -337,16 +336,8 @@ class LocalEngine:
 
     def _adopt(self, allocation: _Allocation) -> _Allocation | None:
         """Returns the allocation with the shim that now holds the node's lock; None if none does."""
-        try:
-            with (self._home / "nodes" / allocation.node / "shim.lock").open() as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    return None
-                except BlockingIOError:
-                    pid = int(lock.read().strip() or 0)
-        except (OSError, ValueError):
-            return None
-        ticks = start_ticks(pid)
+        pid = holder(self._home / "nodes" / allocation.node / "shim.lock")
+        ticks = start_ticks(pid) if pid else None
         return replace(allocation, pid=pid, ticks=ticks) if ticks is not None else None
 
     def _end(self, allocation: _Allocation) -> None:

@@ -34,29 +34,17 @@ OfTerm = Callable[[str], Engine]
 """The engine for one term of a leader, from the system's name (keys.SYSTEM)."""
 
 
-def _nothing_wrong(allocation: AllocationSpec) -> list[str]:
-    return []
-
-
-def _nothing_to_say(spec: RunSpec, context: Context) -> str:
-    return ""
-
-
-def _knows_no_host(host: str) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """An engine, as the shell needs it."""
 
     build: Callable[[Context], OfTerm]
     """Called once in a supervisor's life. Raises Fatal where the engine can never work."""
-    problems: Callable[[AllocationSpec], list[str]] = _nothing_wrong
+    problems: Callable[[AllocationSpec], list[str]] = lambda allocation: []
     """Sentences about its part of any run file, also of one that names another engine; empty when all is right."""
-    before_launch: Callable[[RunSpec, Context], str] = _nothing_to_say
+    before_launch: Callable[[RunSpec, Context], str] = lambda spec, context: ""
     """A sentence for the person who launches a run on it; empty: nothing stands in the way. Raises Fatal where the run cannot start."""
-    knows_host: Callable[[str], bool] = _knows_no_host
+    knows_host: Callable[[str], bool] = lambda host: False
     """It has a host of this name, as far as it can be asked from here."""
 
 

@@ -64,48 +64,41 @@ def _check_version(store: EtcdStore) -> None:
 
 
 def _changes(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
-    auth = _Auth(store)
-    known = set(auth.ask("UserList", rpc.AuthUserListRequest()).users)
-    existing = set(auth.ask("RoleList", rpc.AuthRoleListRequest()).roles)
+    known = set(ask(store, "UserList", rpc.AuthUserListRequest()).users)
+    existing = set(ask(store, "RoleList", rpc.AuthRoleListRequest()).roles)
     for role, permissions in roles(nodes).items():
         if role not in existing:
-            auth.ask("RoleAdd", rpc.AuthRoleAddRequest(name=role))
+            ask(store, "RoleAdd", rpc.AuthRoleAddRequest(name=role))
             yield f"role {role} made"
-        yield from _set_permissions(auth, role, permissions)
+        yield from _set_permissions(store, role, permissions)
     for user in (ROOT, *roles(nodes)):
         if user not in known:
             options = rpc.auth_pb2.UserAddOptions(no_password=True)
-            auth.ask("UserAdd", rpc.AuthUserAddRequest(name=user, options=options))
+            ask(store, "UserAdd", rpc.AuthUserAddRequest(name=user, options=options))
             yield f"user {user} made"
-        if user not in auth.ask("UserGet", rpc.AuthUserGetRequest(name=user)).roles:
-            auth.ask("UserGrantRole", rpc.AuthUserGrantRoleRequest(user=user, role=user))
+        if user not in ask(store, "UserGet", rpc.AuthUserGetRequest(name=user)).roles:
+            ask(store, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user=user, role=user))
             yield f"user {user} has the role {user}"
-    auth.ask("AuthEnable", rpc.AuthEnableRequest())
+    ask(store, "AuthEnable", rpc.AuthEnableRequest())
     yield "etcd checks permissions"
 
 
-def _set_permissions(auth: _Auth, role: str, permissions: Permissions) -> Iterator[str]:
+def _set_permissions(store: EtcdStore, role: str, permissions: Permissions) -> Iterator[str]:
     kinds = {READ: rpc.auth_pb2.Permission.READ, READWRITE: rpc.auth_pb2.Permission.READWRITE}
-    given = {(p.key, p.range_end): p.permType for p in auth.ask("RoleGet", rpc.AuthRoleGetRequest(role=role)).perm}
+    given = {(p.key, p.range_end): p.permType for p in ask(store, "RoleGet", rpc.AuthRoleGetRequest(role=role)).perm}
     for prefix, kind in permissions.items():
         start, end = range_of(prefix)
         if given.pop((start, end), None) != kinds[kind]:
             permission = rpc.auth_pb2.Permission(permType=kinds[kind], key=start, range_end=end)
-            auth.ask("RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name=role, perm=permission))
+            ask(store, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name=role, perm=permission))
             yield f"role {role} may {kind} {prefix}"
     for start, end in given:
-        auth.ask("RoleRevokePermission", rpc.AuthRoleRevokePermissionRequest(role=role, key=start, range_end=end))
+        ask(store, "RoleRevokePermission", rpc.AuthRoleRevokePermissionRequest(role=role, key=start, range_end=end))
         yield f"role {role} may no longer use {start.decode(errors='replace')}"
 
 
-class _Auth:
-    """etcd's auth service through a store's connection."""
-
-    def __init__(self, store: EtcdStore) -> None:
-        self._store = store
-
-    def ask(self, what: str, request: Any) -> Any:
-        """Makes one call. Raises Retryable or Fatal."""
-        with self._store.connection.call(what, writes=True) as client:
-            make: Any = rpc.AuthStub  # generated code has no types
-            return getattr(make(client.channel), what)(request, self._store.timeout_s)
+def ask(store: EtcdStore, what: str, request: Any, writes: bool = True) -> Any:
+    """Makes one call of etcd's auth service, through a store's connection. Raises Retryable or Fatal."""
+    with store.connection.call(what, writes=writes) as client:
+        make: Any = rpc.AuthStub  # built at run time, so it has no types
+        return getattr(make(client.channel), what)(request, store.timeout_s)

@@ -27,7 +27,6 @@ from supervisor.core.remediation.restore import ENDED, closed, restored
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Item, Snapshot, Store
 from supervisor.shell.control import cordons, observe, projection
-from supervisor.shell.control.build_info import version
 from supervisor.shell.control.journal import Journal
 from supervisor.shell.control.state_cache import Mirror, sort_of
 from supervisor.wire import checkpoints, keys
@@ -42,6 +41,7 @@ from supervisor.wire.records import (
     encode,
     newer,
 )
+from supervisor.wire.version import version
 
 FORMAT = 1
 WHAT = "supervisor-backup"

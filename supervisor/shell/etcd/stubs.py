@@ -1,7 +1,7 @@
 """The only module that imports etcd3.
 
 protobuf 4 and later refuse to load the stubs of etcd3 0.12.0 ("Downgrade the protobuf package"), and TorchTitan's
-dependencies need protobuf 6. So our own stubs, generated from the same API, take their name before etcd3 is imported.
+dependencies need protobuf 6. So our own stubs, of the same API, take their name before etcd3 is imported.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class _Stream:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.error: grpc.RpcError | None = None
         self._call: Any = None
-        stub: Any = rpc.WatchStub  # generated code has no types
+        stub: Any = rpc.WatchStub  # built at run time, so it has no types
         try:
             self._call = stub(client.channel).Watch(self._sending(), metadata=_METADATA)
         except ValueError:

@@ -275,7 +275,7 @@ def read(run: str, run_dir: Path, system: Path) -> History:
     )
     steps = []
     for path in sorted(system.glob(f"nodes/*/ranks/{run}.*/steps.jsonl")):
-        name = _trainer_name(path.parent.name, run)
+        name = rank_of(path.parent.name, run)
         if name is not None:
             steps.append(Steps(*name, path.parts[-4], tuple(_right(path, unreadable, wrong_with))))
     history = of_lines(run, journal, shims, steps)
@@ -309,7 +309,8 @@ def of_lines(
     return history
 
 
-def _trainer_name(name: str, run: str) -> tuple[int, int, int] | None:
+def rank_of(name: str, run: str) -> tuple[int, int, int] | None:
+    """Returns group, generation and rank in the name of a rank's process and folder; None: it is no rank of the run."""
     match = re.fullmatch(rf"{re.escape(run)}\.(\d+)\.(\d+)\.(\d+)", name)
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
@@ -384,7 +385,7 @@ def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> 
             killed.clear()
         elif event == "shim_stopping":
             ending = True
-        name = _trainer_name(str(line.get("name", "")), history.run)
+        name = rank_of(str(line.get("name", "")), history.run)
         if name is None:
             continue
         key = (str(line["name"]), int(line["pid"]))
@@ -409,7 +410,7 @@ def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> 
 def _process(
     node: str, run: str, spawn: dict[str, Any], exit_: dict[str, Any] | None, over_by: float | None
 ) -> Process:
-    name = _trainer_name(str(spawn["name"]), run)
+    name = rank_of(str(spawn["name"]), run)
     assert name is not None
     exited = float(exit_["t"]) if exit_ is not None else None
     return Process(

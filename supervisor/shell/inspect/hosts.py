@@ -107,17 +107,14 @@ def _hosts(mirror: Mirror) -> dict[str, str]:
     """Returns the host of every node for groups that was ever seen. A node without a record counts as its own host,
     except for `HOST.JOBID`, where hosts are shared."""
     found, gone = {}, []
-    for name in observe.node_names(mirror):
+    for name in mirror.nodes():
         registration = mirror.record(keys.registration(name), Registration)
         if registration is None:
             gone.append(name)
         elif registration.role == "trainer":
             found[name] = registration.host or name
-    for run in observe.runs(mirror):
-        try:
-            groups = observe.memory(mirror, run).groups.values()
-        except observe.Unreadable:
-            continue
+    for _, memory in observe.readable(mirror):
+        groups = memory.groups.values()
         found |= {g.node: g.host or g.node for g in groups if g.node and g.node not in found}
     known = set(found.values())
     for name in gone:
@@ -128,7 +125,7 @@ def _hosts(mirror: Mirror) -> dict[str, str]:
 
 def _service_hosts(mirror: Mirror) -> set[str]:
     found = set()
-    for name in observe.node_names(mirror):
+    for name in mirror.nodes():
         registration = mirror.record(keys.registration(name), Registration)
         if registration is not None and registration.role == "service":
             found.add(registration.host or name)
@@ -138,11 +135,8 @@ def _service_hosts(mirror: Mirror) -> set[str]:
 def _groups_on(mirror: Mirror, host: str) -> list[str]:
     """Returns `group 1 of run demo` for each group that is there now."""
     found = []
-    for run in observe.runs(mirror):
-        try:
-            groups = observe.memory(mirror, run).groups.values()
-        except observe.Unreadable:
-            continue
+    for run, memory in observe.readable(mirror):
+        groups = memory.groups.values()
         there = [g for g in groups if g.node and (g.host or g.node) == host and g.phase != "finished"]
         found += [f"group {g.group} of run {run}" for g in there]
     return found

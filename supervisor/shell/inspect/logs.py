@@ -11,6 +11,7 @@ from pathlib import Path
 
 from supervisor.core.report.visible import visible
 from supervisor.shell.dev.home import system_folder
+from supervisor.shell.history.files import rank_of
 from supervisor.wire import rotated
 
 BLOCK_BYTES = 64 * 1024
@@ -78,12 +79,10 @@ def tails(system: Path, run: str, group: int | None, rank: int, lines: int) -> l
     """Returns the tails ordered by group and generation. `system` is the folder that holds `nodes/`."""
     found = []
     for path in system.glob(f"nodes/*/ranks/{run}.*/output.log"):
-        match = re.fullmatch(rf"{re.escape(run)}\.(\d+)\.(\d+)\.(\d+)", path.parent.name)
-        if match is None:
+        who = rank_of(path.parent.name, run)
+        if who is None or who[2] != rank or group not in (None, who[0]):
             continue
-        g, generation, r = (int(part) for part in match.groups())
-        if r != rank or group not in (None, g):
-            continue
+        g, generation, r = who
         begins = tuple(_last_lines([*rotated.parts(path), path], lines))
         found.append(
             LogTail(node=path.parts[-4], group=g, generation=generation, rank=r, path=str(path), begins=begins)

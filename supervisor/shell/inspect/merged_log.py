@@ -10,11 +10,12 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from supervisor.shell.history.files import rank_of
 from supervisor.shell.inspect.log_follower import Followed, begun
 
 FIRST_BYTES = 256 * 1024
@@ -91,14 +92,11 @@ class Joined:
             over = entry.text.split(":", 1)[0].endswith(("recovered", "halted"))
             self._open[entry.group] = "" if over else entry.incident
             return entry
-        return Entry(**{**_fields(entry), "incident": self._open.get(entry.group, "")})
+        return replace(entry, incident=self._open.get(entry.group, ""))
 
     def _wanted(self, name: str) -> tuple[int, int, int] | None:
-        match = re.fullmatch(rf"{re.escape(self.run)}\.(\d+)\.(\d+)\.(\d+)", name)
-        if match is None:
-            return None
-        group, generation, rank = (int(part) for part in match.groups())
-        return (group, generation, rank) if self.group in (None, group) and self.rank in (None, rank) else None
+        who = rank_of(name, self.run)
+        return who if who is not None and self.group in (None, who[0]) and self.rank in (None, who[2]) else None
 
     def _entry(
         self, t: float, what: Literal["line", "start", "end"], who: tuple[int, int, int], node: str, text: str
@@ -168,10 +166,6 @@ def render(entry: Entry) -> str:
 
 def _name(entry: Entry) -> str:
     return f"{entry.run}.{entry.group}.{entry.generation}.{entry.rank}"
-
-
-def _fields(entry: Entry) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in Entry.__dataclass_fields__}
 
 
 def _changed_s(path: Path) -> float:

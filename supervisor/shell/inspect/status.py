@@ -23,7 +23,6 @@ from supervisor.shell.control.audit import audit
 from supervisor.shell.control.leader import leader
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.etcd.status import Asked
-from supervisor.shell.inspect import client
 from supervisor.shell.inspect import pending_reasons as waiting
 from supervisor.shell.metrics import clock_skew, live_goodput
 from supervisor.wire import keys
@@ -231,7 +230,7 @@ def insecure(mirror: Mirror) -> tuple[str, ...]:
     """Returns a warning while the leader or nodes run with `insecure = true`."""
     leads = leader(mirror)
     who = ["the leader"] if leads is not None and leads.insecure else []
-    for name in observe.node_names(mirror):
+    for name in mirror.nodes():
         registration = mirror.record(keys.registration(name), Registration)
         if registration is not None and registration.insecure:
             who.append(f"node {name}")
@@ -260,7 +259,7 @@ def node_status(mirror: Mirror) -> list[NodeStatus]:
     found = []
     away = cordons.sentences(mirror)
     drained = {host: held.why for host, held in cordons.by_host(mirror).items() if held.person and held.person.drain}
-    for name in observe.node_names(mirror):
+    for name in mirror.nodes():
         registration = mirror.record(keys.registration(name), Registration)
         health = mirror.record(keys.health(name), Health)
         seen = mirror.record(keys.observed(name), NodeObserved)
@@ -354,8 +353,3 @@ def _worded(body: Any) -> Any:
     if isinstance(body, dict):
         return say(of_json(body)) if body.keys() == {"code", "about"} else {k: _worded(v) for k, v in body.items()}
     return body
-
-
-def overview(mirror: Mirror, name: str) -> RunStatus:
-    """Returns the status of the named run, or of the newest."""
-    return run_status(mirror, client.choose_run(mirror, name))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from statistics import median
 
-from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import Health, Registration
@@ -25,7 +24,7 @@ def leader_off_s(mirror: Mirror, now_unix_s: float) -> float:
     """Returns the seconds by which this clock, the leader's, is ahead of most living training nodes; negative: behind.
     Returns 0 unless a majority differs in one direction by more than a report's age explains."""
     ahead = []
-    for name in observe.node_names(mirror):
+    for name in mirror.nodes():
         registration, health = (
             mirror.record(keys.registration(name), Registration),
             mirror.record(keys.health(name), Health),

@@ -13,8 +13,6 @@ from supervisor.shell.metrics.catalogue import CATALOGUE, Metric
 from supervisor.shell.metrics.exposition import application
 from supervisor.wire.security import Security, follow
 
-__all__ = ["CATALOGUE", "Metric", "Metrics", "serve"]
-
 log = logging.getLogger(__name__)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would be as many series again, and no rule asks for them

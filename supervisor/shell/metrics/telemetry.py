@@ -21,11 +21,11 @@ from supervisor.core.model.spec import RunSpec
 from supervisor.core.policy import budgets, cordons
 from supervisor.core.report.durations import incident_s, lasted_s
 from supervisor.core.round.draft import Round
-from supervisor.shell.control.build_info import version
 from supervisor.shell.metrics.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RECOVERY, RUN_PHASES, RUNGS
 from supervisor.shell.metrics.live_goodput import Accounts, Told
 from supervisor.shell.metrics.registry import Metrics
 from supervisor.wire.records import Account
+from supervisor.wire.version import version
 
 OVER = ("finished", "stopped")
 """Phases of runs that will do no more."""

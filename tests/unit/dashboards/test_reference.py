@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from dashboards import reference
-from supervisor.shell.metrics.registry import CATALOGUE, Metric
+from supervisor.shell.metrics.catalogue import CATALOGUE, Metric
 from supervisor.shell.runfile import parse
 
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,7 +23,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.ports.store import Store
 from supervisor.shell.dev.home import system_folder
 from supervisor.shell.engines.slurm import script as slurm_script
-from supervisor.shell.engines.slurm.commands import ONCE_MORE_S, Job, NumberUnknown, Refused
+from supervisor.shell.engines.slurm.commands import ONCE_MORE_S, Commands, Job, NumberUnknown, Refused
 from supervisor.shell.engines.slurm.submission import cancelled, undone
 from supervisor.wire import keys
 from supervisor.wire.programs import CONTROL_PLANE
@@ -44,18 +43,6 @@ _LIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "RESIZING", "SIGNALIN
 _LIVE |= {"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 
 Say = Callable[[str], None]
-
-
-class Commands(Protocol):
-    """The commands of Slurm that are needed here (commands.py)."""
-
-    def jobs(self) -> Sequence[Job]: ...
-
-    def submit(self, options: Sequence[str], script: str) -> int: ...
-
-    def refusal(self, options: Sequence[str], script: str) -> str: ...
-
-    def cancel(self, jobs: Sequence[int]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,20 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.engines.slurm.commands import ONCE_MORE_S, Job
+from supervisor.shell.engines.slurm.commands import ONCE_MORE_S, Commands
 
 log = logging.getLogger(__name__)
-
-
-class Commands(Protocol):
-    """The commands of Slurm that are needed here (commands.py)."""
-
-    def jobs(self) -> Sequence[Job]: ...
-
-    def cancel(self, jobs: Sequence[int]) -> None: ...
 
 
 def undone(commands: Commands, number: int, comment: str, before: Collection[int]) -> str:

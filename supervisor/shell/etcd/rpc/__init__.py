@@ -1,4 +1,4 @@
-"""Our own stubs of etcd's v3 API, generated (see generate.py): the names that etcd3 looks for in `etcd3.etcdrpc`."""
+"""Our own messages and stubs of etcd's v3 API, by the names that etcd3 looks for in `etcd3.etcdrpc`: see generate.py and services.py."""
 
 from .rpc_pb2 import *
-from .rpc_pb2_grpc import *
+from .services import *

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 
 from supervisor.shell.inspect.doctor.finding import Finding, bad, good, note
-from supervisor.wire.address import towards
+from supervisor.wire.address import taken, towards
 from supervisor.wire.security import host_and_port, is_loopback
 
 
@@ -34,9 +33,6 @@ def listens(address: str) -> Finding:
             f"--address auto is {address} here: no other machine reaches a node at that address",
             "give etcd's endpoint by an address other than loopback, or give --address",
         )
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-            probe.bind((address, 0))
-    except OSError as error:
-        return bad(f"--address auto is {address} here, where no process can listen: {error.strerror}", "give --address")
+    if why := taken(address, 0):
+        return bad(f"--address auto is {address} here, where no process can listen: {why}", "give --address")
     return good(f"--address auto is {address} here, and a node can listen there")

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from supervisor.shell.dev.home import system_folder
-from supervisor.shell.dev.up_lock import POOL_LOCK, holder
+from supervisor.shell.dev.up_lock import POOL_LOCK
 from supervisor.shell.inspect.doctor.finding import Finding, note
+from supervisor.shell.processes import holder
 from supervisor.wire import environment
 
 
@@ -16,7 +17,7 @@ def examine(home: Path) -> Iterator[Finding]:
     """Yields the findings on the environment of the `up` of this home, or else of this shell."""
     pid = holder(system_folder(home) / POOL_LOCK)
     try:
-        of = _of(pid) if pid else os.environ
+        of = environment.of_process(pid) if pid else os.environ
     except OSError:  # it has ended, or belongs to another user
         pid, of = 0, os.environ
     yield from findings(of, "the environment of `supervisor up`" if pid else "this shell's environment")
@@ -32,9 +33,3 @@ def findings(of: Mapping[str, str], whose: str) -> Iterator[Finding]:
             f"in {whose}: {', '.join(names)}: webhooks and trainers' own downloads use the proxy",
             "nothing: etcd, heals and all other traffic between nodes avoid it",
         )
-
-
-def _of(pid: int) -> dict[str, str]:
-    """Returns the environment of a process. Raises OSError."""
-    entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
-from typing import Literal
 
 from supervisor.ports.errors import Fatal
 from supervisor.shell.dev.etcd_server import find_server
 from supervisor.shell.dev.home import system_folder
 from supervisor.shell.inspect.doctor.finding import Finding, bad, good, note
+from supervisor.wire import environment
+from supervisor.wire.kernel_clock import kernel_clock, synchronised
 
 PINS = {"torch": "2.13.0", "torchft": "0.2.0", "torchtitan": "0.3.0", "etcd3": "0.12.0"}
 FOREIGN = {"supervisor": "supervisord's package", "openai-agents": "the OpenAI agents package"}
@@ -29,9 +30,6 @@ LEAST_FREE_BYTES = 2 * 2**30
 
 EASIER = "the demo loses a node by killing its processes, which is the easier case"
 
-STA_UNSYNC = 0x0040
-"""adjtimex(2): nothing synchronizes the clock."""
-
 
 def examine(home: Path) -> list[Finding]:
     """Returns all findings that need no etcd."""
@@ -41,7 +39,7 @@ def examine(home: Path) -> list[Finding]:
         *_host(),
         *namespaced(),
         *_disk(home),
-        clock(clock_status()),
+        clock(clock_is_synchronised()),
         *_leftovers(home),
         *_namespaces(),
     ]
@@ -50,18 +48,18 @@ def examine(home: Path) -> list[Finding]:
 def server() -> Iterator[Finding]:
     """Finds the etcd that `up` would start."""
     try:
-        yield Finding(level="good", what=f"etcd server: {find_server()}")
+        yield good(f"etcd server: {find_server()}")
     except Fatal as error:
-        yield Finding(level="bad", what=str(error))
+        yield bad(str(error), "")
 
 
 def _python() -> Iterator[Finding]:
-    inside = sys.prefix != sys.base_prefix
-    yield Finding(
-        level="good" if inside else "note",
-        what=f"Python {sys.version.split()[0]} {'in' if inside else 'outside'} a virtual environment",
-        do="" if inside else "use a virtual environment of its own: some public packages share our import names",
-    )
+    python = f"Python {sys.version.split()[0]}"
+    if sys.prefix != sys.base_prefix:
+        yield good(f"{python} in a virtual environment")
+    else:
+        own = "use a virtual environment of its own: some public packages share our import names"
+        yield note(f"{python} outside a virtual environment", own)
 
 
 def _packages() -> Iterator[Finding]:
@@ -69,35 +67,28 @@ def _packages() -> Iterator[Finding]:
         try:
             have = version(name)
         except PackageNotFoundError:
-            yield Finding(level="bad", what=f"{name} is not installed", do=f"pip install {name}=={pin}")
+            yield bad(f"{name} is not installed", f"pip install {name}=={pin}")
             continue
-        right = have.split("+")[0] == pin
-        yield Finding(
-            level="good" if right else "bad",
-            what=f"{name} {have}",
-            do="" if right else f"these versions were tested together: pip install {name}=={pin}",
-        )
+        if have.split("+")[0] == pin:
+            yield good(f"{name} {have}")
+        else:
+            yield bad(f"{name} {have}", f"these versions were tested together: pip install {name}=={pin}")
     for name, whose in FOREIGN.items():
         try:
             files(name)
         except PackageNotFoundError:
             continue
-        yield Finding(
-            level="bad",
-            what=f"{whose} ({name}) is in this environment and overwrites files of this program",
-            do=f"pip uninstall {name}, then reinstall this program",
-        )
+        what = f"{whose} ({name}) is in this environment and overwrites files of this program"
+        yield bad(what, f"pip uninstall {name}, then reinstall this program")
 
 
 def _host() -> Iterator[Finding]:
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
-        yield Finding(level="good", what=f"the host's name {name} resolves")
+        yield good(f"the host's name {name} resolves")
     except OSError:
-        yield Finding(
-            level="bad", what=f"the host's name {name} does not resolve", do=f"add it to /etc/hosts: 127.0.1.1 {name}"
-        )
+        yield bad(f"the host's name {name} does not resolve", f"add it to /etc/hosts: 127.0.1.1 {name}")
 
 
 def namespaced() -> Iterator[Finding]:
@@ -113,43 +104,32 @@ def _disk(home: Path) -> Iterator[Finding]:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    level: Literal["good", "bad"] = "good" if free > LEAST_FREE_BYTES else "bad"
-    yield Finding(
-        level=level, what=f"{free / 2**30:.1f} GiB free in {folder}", do="" if level == "good" else "free some"
-    )
+    room = f"{free / 2**30:.1f} GiB free in {folder}"
+    yield good(room) if free > LEAST_FREE_BYTES else bad(room, "free some")
     if not os.access(folder, os.W_OK):
-        yield Finding(level="bad", what=f"{folder} cannot be written", do="give another --home")
+        yield bad(f"{folder} cannot be written", "give another --home")
 
 
-def clock_status() -> int | None:
-    """Returns the status bits of the kernel's clock; None if the kernel does not report them."""
-    timex = ctypes.create_string_buffer(256)  # struct timex: 208 bytes
+def clock_is_synchronised() -> bool | None:
+    """Returns true if something synchronises this machine's clock; None if the kernel does not say."""
     try:
-        if ctypes.CDLL(None, use_errno=True).adjtimex(timex) < 0:
-            return None
+        return synchronised(*kernel_clock())
     except (OSError, AttributeError):
         return None
-    word = ctypes.sizeof(ctypes.c_long)
-    return ctypes.c_int.from_buffer(timex, 5 * word).value  # after modes (padded), offset, freq, maxerror, esterror
 
 
-def clock(status: int | None) -> Finding:
+def clock(found: bool | None) -> Finding:
     """Finds a clock that is not synchronized. No decision depends on a wall clock, but people compare logs."""
     do = "run chrony or systemd-timesyncd; until then do not compare the logs of several machines (no decision does)"
-    if status is None:
+    if found is None:
         return note("the kernel does not say if the clock is synchronised", do)
-    return (
-        note("this machine's clock is not synchronised", do)
-        if status & STA_UNSYNC
-        else good("the clock is synchronised")
-    )
+    return good("the clock is synchronised") if found else note("this machine's clock is not synchronised", do)
 
 
-def orphan(environment: str, system: Path, pid: str) -> str:
+def orphan(variables: Mapping[str, str], system: Path, pid: str) -> str:
     """Returns the pid of the dead shim of a node's process; empty if it is not ours, or its shim lives."""
-    values = dict(entry.split("=", 1) for entry in environment.split("\0") if "=" in entry)
-    folder = values.get("SUPERVISOR_NODE_DIR", "")
-    shim = values.get("SUPERVISOR_SHIM_PID", "")
+    folder = variables.get("SUPERVISOR_NODE_DIR", "")
+    shim = variables.get("SUPERVISOR_SHIM_PID", "")
     if not folder or Path(folder).parent != system / "nodes" or shim in ("", pid):
         return ""
     return "" if Path(f"/proc/{shim}").exists() else shim
@@ -162,12 +142,9 @@ def _leftovers(home: Path) -> Iterator[Finding]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        try:
-            environment = (entry / "environ").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if orphan(environment, system, entry.name):
-            orphans.append(entry.name)
+        with contextlib.suppress(OSError):
+            if orphan(environment.of_process(int(entry.name)), system, entry.name):
+                orphans.append(entry.name)
     if orphans:
         yield bad(f"processes of nodes whose shim is gone: {', '.join(orphans)}", f"kill {' '.join(orphans)}")
 

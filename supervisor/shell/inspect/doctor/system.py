@@ -135,7 +135,7 @@ def forwarders(mirror: Mirror, run: str, memory: Memory) -> Iterator[Finding]:
     """Checks that each trainer's forwarder passes on to the gate that has the seat, and reaches it."""
     right = 0
     seat = memory.lighthouse.address
-    for node in observe.node_names(mirror):
+    for node in mirror.nodes():
         seen = mirror.record(keys.observed(node), NodeObserved)
         alive = mirror.record(keys.registration(node), Registration) is not None
         for t in seen.trainers if seen is not None and alive else ():

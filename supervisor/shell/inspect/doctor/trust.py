@@ -6,7 +6,6 @@ import ssl
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -95,17 +94,11 @@ def rights(store: EtcdStore, endpoints: Sequence[str], security: Security) -> It
         yield note(f"cannot read the permissions of this user: {error}", "run this with the certificate of `root`")
 
 
-def _ask(store: EtcdStore, what: str, request: Any) -> Any:
-    make: Any = rpc.AuthStub  # generated code has no types
-    with store.connection.call(what) as client:
-        return getattr(make(client.channel), what)(request, store.timeout_s)
-
-
 def _checks(store: EtcdStore) -> bool | None:
     """Returns true if etcd's auth is on, None if unknown. etcd 3.4 has no query for it, but rejects an empty name and
     password with different errors."""
     try:
-        _ask(store, "Authenticate", rpc.AuthenticateRequest(name="", password=""))
+        auth.ask(store, "Authenticate", rpc.AuthenticateRequest(name="", password=""), writes=False)
     except PortError as error:
         code = code_of(error.__cause__)
         if code is grpc.StatusCode.FAILED_PRECONDITION:
@@ -117,11 +110,11 @@ def _checks(store: EtcdStore) -> bool | None:
 def _permissions(store: EtcdStore, user: str) -> set[Permission]:
     reads = int(rpc.auth_pb2.Permission.READ)
     found = set()
-    for role in _ask(store, "UserGet", rpc.AuthUserGetRequest(name=user)).roles:
+    for role in auth.ask(store, "UserGet", rpc.AuthUserGetRequest(name=user), writes=False).roles:
         if role == auth.ROOT:
             found.add((b"\0", b"\0", True))
             continue
-        for p in _ask(store, "RoleGet", rpc.AuthRoleGetRequest(role=role)).perm:
+        for p in auth.ask(store, "RoleGet", rpc.AuthRoleGetRequest(role=role), writes=False).perm:
             found.add((bytes(p.key), bytes(p.range_end), int(p.permType) != reads))
     return found
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from agents.health.step_timing import KEPT, LEARNED_AT_LEAST, MOVES_ON, NEWEST, STANDS_S, WARM_UP_COMMITS, Own, Pace
+from supervisor.core.model.observed import StuckView
 from supervisor.core.model.spec import HangSpec
 from supervisor.wire.activity import FILE, LAYOUT, NAMES, Activity, read
-from supervisor.wire.records import Progress, Stuck
+from supervisor.wire.records import Progress
 
 LIMITS = HangSpec(factor=10.0, at_least_s=5.0, at_most_s=600.0)
 
@@ -30,7 +31,7 @@ class Rank:
         self.starved_s = 0.0
         self.look()
 
-    def look(self, phase: str = "step", own: Own = NOTHING) -> Stuck | None:
+    def look(self, phase: str = "step", own: Own = NOTHING) -> StuckView | None:
         progress = Progress(
             run="r", group=0, generation=1, rank=0, pid=1, sequence=self.changes, phase=phase,  # type: ignore[arg-type]
             step=self.commits, commits=self.commits, step_s=self.step_s, quorum_id=self.quorum,
@@ -40,19 +41,19 @@ class Rank:
         self.pace.look(self.now, progress, (self.changes, self.doing), self.reaches, self.untold, self.starved_s)
         return self.pace.stuck(self.now, self.pace.bound_s(self.limits), self.limits.at_most_s)
 
-    def does(self, activity: Activity, seconds: float = 0.0) -> Stuck | None:
+    def does(self, activity: Activity, seconds: float = 0.0) -> StuckView | None:
         self.doing = activity
         self.changes += 1
         self.look()
         self.now += seconds
         return self.look()
 
-    def stays(self, seconds: float) -> Stuck | None:
+    def stays(self, seconds: float) -> StuckView | None:
         """Keeps the rank at its current activity."""
         self.now += seconds
         return self.look()
 
-    def step(self, seconds: float, *, checkpoint_s: float = 0.0, own: Own = NOTHING) -> Stuck | None:
+    def step(self, seconds: float, *, checkpoint_s: float = 0.0, own: Own = NOTHING) -> StuckView | None:
         """One step; returns the first report that it hangs, if any."""
         found = self.does("checkpoint", checkpoint_s) if checkpoint_s else None
         found = self.does("compute", seconds) or found
@@ -508,7 +509,7 @@ def test_a_run_that_has_become_slower_is_bounded_by_its_newest_steps(learned: Ra
     assert learned.pace.bound_s(LIMITS) == pytest.approx(10.0), "and by all of them once it is as quick as before"
 
 
-def in_vain(rank: Rank, seconds: float, waits_s: float = 2.0, own_s: float = 3.5) -> Stuck | None:
+def in_vain(rank: Rank, seconds: float, waits_s: float = 2.0, own_s: float = 3.5) -> StuckView | None:
     """Repeats a step whose commit fails, as when a collective exceeds its timeout. Returns the first report of a
     hang."""
     until = rank.now + seconds

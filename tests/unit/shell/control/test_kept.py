@@ -240,7 +240,7 @@ def told(mirror: Mirror, driver: EngineDriver) -> dict[str, Any]:
         "runs": list(runs.items()),
         "seen": {run: seen(run) for run in runs},
         "runs on": {run: observe.runs_on(mirror, run) for run in RUNS},
-        "nodes": observe.node_names(mirror),
+        "nodes": mirror.nodes(),
         "hosts": cordons.by_host(mirror),
         "freed": cordons.freed_by_checks(mirror),
         "offered": (driver._wanted.allocations, driver._wanted.grants) if driver._wanted else None,

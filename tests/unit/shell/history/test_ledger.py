@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,7 @@ def test_what_nobody_supervises_is_counted_until_it_was_last_heard_of(folder: Pa
     assert "nothing is heard of it since 1970-01-01 00:00:23 UTC; counted until then" in asked(str(folder)).output
     with (folder.parent / ".supervisor" / "up.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        print(os.getpid(), file=lock, flush=True)
         found = ledger.of_run(folder, now=100_000.0)
         assert (found["silent_since_unix_s"], found["seconds"]) == (None, 99_999.0), "it stands still, as one paused"
     assert ledger.of_run(folder, now=100_000.0)["seconds"] == 22.2

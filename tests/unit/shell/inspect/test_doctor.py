@@ -29,6 +29,7 @@ from supervisor.shell.inspect import doctor
 from supervisor.shell.inspect.doctor import environment, machine, ports, store, system, timeouts, trust
 from supervisor.shell.inspect.doctor.finding import Finding
 from supervisor.wire import keys
+from supervisor.wire.kernel_clock import synchronised
 from supervisor.wire.records import (
     GateGroup,
     GateObserved,
@@ -64,7 +65,7 @@ def only(found: Any, level: str) -> Finding:
     ("status", "level"), [(0x0040, "note"), (0x0040 | 0x2001, "note"), (0x2001, "good"), (0, "good"), (None, "note")]
 )
 def test_a_clock_that_nobody_keeps_is_a_note(status: int | None, level: str) -> None:
-    assert machine.clock(status).level == level
+    assert machine.clock(None if status is None else synchronised(0, status)).level == level
 
 
 @pytest.mark.parametrize(
@@ -84,8 +85,7 @@ def test_what_a_silent_loss_lacks_is_named(
 
 
 def test_the_kernel_is_asked_for_its_clock() -> None:
-    status = machine.clock_status()
-    assert status is None or 0 <= status < 0x10000
+    assert machine.clock_is_synchronised() in (True, False, None)
 
 
 def _gone() -> str:
@@ -98,15 +98,16 @@ def test_an_orphan_is_known_by_its_exact_folder_and_its_dead_shim(tmp_path: Path
     dead, alive = _gone(), str(os.getpid())
 
     def of(folder: Path, shim: str, pid: str = "1") -> str:
-        return machine.orphan(f"A=1\0SUPERVISOR_NODE_DIR={folder}\0SUPERVISOR_SHIM_PID={shim}\0", tmp_path, pid)
+        variables = {"A": "1", "SUPERVISOR_NODE_DIR": str(folder), "SUPERVISOR_SHIM_PID": shim}
+        return machine.orphan(variables, tmp_path, pid)
 
     assert of(tmp_path / "nodes" / "n1", dead) == dead
     assert of(tmp_path / "nodes" / "n1", alive) == ""
     assert of(tmp_path / "nodes" / "n1", dead, pid=dead) == "", "the shim itself"
     assert of(Path(f"{tmp_path}2") / "nodes" / "n1", dead) == "", "another home whose name begins with ours"
     assert of(tmp_path / "nodes2" / "n1", dead) == ""
-    assert machine.orphan(f"X=SUPERVISOR_NODE_DIR={tmp_path}/nodes/n1\0SUPERVISOR_SHIM_PID={dead}", tmp_path, "1") == ""
-    assert machine.orphan("", tmp_path, "1") == ""
+    assert machine.orphan({"SUPERVISOR_SHIM_PID": dead}, tmp_path, "1") == ""
+    assert machine.orphan({}, tmp_path, "1") == ""
 
 
 def test_a_namespace_is_left_over_when_the_process_in_its_name_is_gone() -> None:

@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory, Resumed
-from supervisor.core.model.observed import Grant
+from supervisor.core.model.observed import Grant, StuckView
 from supervisor.core.report import words
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.inspect import render, status
+from supervisor.shell.inspect import client, render, status
 from supervisor.shell.inspect.status import RunStatus
 from supervisor.shell.metrics import clock_skew
 from supervisor.shell.processes import pid_namespace, start_ticks
@@ -31,7 +31,6 @@ from supervisor.wire.records import (
     NodeObserved,
     Progress,
     RunRecord,
-    Stuck,
     TrainerObserved,
     encode,
 )
@@ -118,7 +117,7 @@ def test_what_is_wrong_and_left_as_it_is_is_told() -> None:
     slow, breaker = seen(memory, **trainers()).waiting
     assert slow == "group 1 is slow: rank 0 on node n1 computes about 2 times as long as the others"
     assert breaker.startswith("breaker: 1 of 3 nodes lost")
-    stuck = Stuck(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0)
+    stuck = StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0)
     found = seen(memory, **trainers(stuck=stuck))
     assert found.waiting[1] == "every group hangs, in data: it is a cause that they share, so none is ended"
     assert "is slow" in text(render.run(found, NOW))
@@ -319,7 +318,8 @@ def test_budgets_are_of_the_runs_own_clock_whatever_the_wall_clocks(
     def left(ran_s: float) -> int:
         offset = NOW + wall_off_s - (drawn + ran_s)  # the leader's: its wall clock as it writes, less the run clock
         w.store.put(keys.account("run"), encode(Account(clock=drawn + ran_s, clocks=((0.0, 5.0), (1.0, offset)))))
-        return status.overview(Mirror(w.store.list(keys.PREFIX)), "run").budgets_left["restart:1"]
+        mirror = Mirror(w.store.list(keys.PREFIX))
+        return status.run_status(mirror, client.choose_run(mirror, "run")).budgets_left["restart:1"]
 
     assert left(0.0) == 1
     assert left(200.0) == 1, "within the window"

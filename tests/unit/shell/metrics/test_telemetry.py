@@ -13,12 +13,12 @@ from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.policy.cordons import REPEATED_S
 from supervisor.core.round.draft import Round
 from supervisor.ports.errors import Retryable
-from supervisor.shell.control.build_info import version
 from supervisor.shell.control.loop import SILENCE_S
 from supervisor.shell.etcd.metrics import StoreWatch
 from supervisor.shell.etcd.status import StoreStatus
 from supervisor.shell.metrics.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RUNGS
 from supervisor.shell.metrics.telemetry import FAULTS, OVER_S, Records, Telemetry
+from supervisor.wire.version import version
 from tests.unit.core.world import World
 from tests.unit.shell.records import INCIDENT, MEMORY
 
