@@ -869,7 +869,7 @@ class Cluster:
     def _help(self) -> None:
         waits = self.decided[-1][2].waits if self.decided else ()
         for group, memory in self.memory.groups.items():
-            if memory.node or self.control.restarts.get(group, 0) > self.memory.restarts_done.get(group, 0):
+            if memory.seats or self.control.restarts.get(group, 0) > self.memory.restarts_done.get(group, 0):
                 continue
             if any(_asks_for(group, wait) for wait in waits):
                 self._restart(group)
@@ -885,7 +885,7 @@ class Cluster:
             if g.key in self.memory.allocations and self.memory.allocations[g.key].state == "wanted"
             for node in g.nodes
         }
-        held = {n for g in self.memory.groups.values() for n in (g.node, g.old_node) if n}
+        held = {seat.node for g in self.memory.groups.values() for seat in (*g.seats, *g.left)}
         nodes = {
             host.name: NodeView(
                 name=host.name,
@@ -956,7 +956,9 @@ class Cluster:
         if read != decision.memory:
             self.broken.append(f"round trip: {decision.memory} came back as {read}")
         self.memory = read
-        self.placed |= {(g.group, g.generation): g.allocation for g in read.groups.values() if g.phase == "starting"}
+        self.placed |= {
+            (g.group, g.generation): g.seats[0].allocation for g in read.groups.values() if g.phase == "starting"
+        }
         self.desired = projection.desired(self.spec, "/runs/run", read)
 
     # --- properties ---
@@ -974,11 +976,11 @@ class Cluster:
             group = self.memory.groups.get(process.group)
             if group is None or process.exited or not machine.power or group.phase not in ("starting", "running"):
                 continue
-            here = machine.name == group.node and machine.name in self.machines
+            here = group.holds(machine.name) and machine.name in self.machines
             admitted = any(g.serves and g.admitted.get(process.group) == process.generation for g in self.gates)
             if process.generation < group.generation and not here and admitted:
                 self.broken.append(
-                    f"owners: generation {group.generation} of group {process.group} was started on {group.node} while "
+                    f"owners: generation {group.generation} of group {process.group} was started on {group.first_node} while "
                     f"generation {process.generation} lives on {machine.name} and is admitted"
                 )
 
@@ -1021,7 +1023,7 @@ class Cluster:
             if before.groups[incident.group].left_out:
                 continue  # tried again: it was judged when it was left out
             now = (incident.group, before.groups[incident.group].generation)
-            facts = observed.nodes[before.groups[incident.group].node].gpus
+            facts = observed.nodes[before.groups[incident.group].first_node].gpus
             if not any(f.during is None or (now in f.during and f.xid != 13) for f in facts):
                 self.broken.append(f"gpu: {incident.id} of generation {now[1]}, and only {facts} was said")
 
@@ -1059,7 +1061,7 @@ class Cluster:
                 self.broken.append(f"acquired: spare {key} may still come and is renewed")
         else:
             self.broken.append(f"acquired: spare {key} is of use and is renewed")
-        if any(g.node and g.allocation == key and g.phase != "finished" for g in before.groups.values()):
+        if any(seat.allocation == key for g in before.groups.values() if g.phase != "finished" for seat in g.seats):
             self.broken.append(f"acquired: {key} is renewed as a spare, and a group lives on it")
 
     def _check_budgets(self, decision: Decision, observed: Observed, before: Memory) -> None:
@@ -1125,7 +1127,7 @@ class Cluster:
     def state(self) -> str:
         """The state, for a failure's message."""
         groups = {
-            g: f"{m.phase} gen {m.generation} on {m.node or '-'} (old {m.old_node or '-'})"
+            g: f"{m.phase} gen {m.generation} on {m.first_node or '-'} (before {m.last_node or '-'})"
             for g, m in self.memory.groups.items()
         }
         waits = said(self.decided[-1][2].waits) if self.decided else ()

@@ -155,7 +155,10 @@ def test_what_a_person_cordons_and_drains_costs_no_committed_step_and_no_budget(
     c = live(seed, plan, cluster.spec(groups=groups), pool=groups + 1 + others)
     c.run(100)
     for group in c.memory.groups.values():
-        drained = keys.cordon(f"h{group.node}") in c.held and b'"drain":true' in c.held[keys.cordon(f"h{group.node}")]
+        drained = (
+            keys.cordon(f"h{group.first_node}") in c.held
+            and b'"drain":true' in c.held[keys.cordon(f"h{group.first_node}")]
+        )
         assert not (drained and others == 4 and len(plan) < 3 and groups > 1), f"it was not left: {c.state()}"
     c.heal()
     again = c.until(c.healthy, 400)
@@ -264,7 +267,7 @@ def test_a_name_that_is_given_again_starts_nothing_of_the_last_one(seed: int, gr
     c = live(seed, [], cluster.spec())
     next(p for p in c.everywhere() if p[1].group == group)[1].end(signal=11)
     assert c.until(lambda: (group, 2) in c.placed, 100), c.state()
-    old = c.machines[c.memory.groups[group].node]
+    old = c.machines[c.memory.groups[group].first_node]
     old.power = False
     c.machines[old.name] = cluster.Machine(old.name, "another-a1")
     c.leaderless = 100
