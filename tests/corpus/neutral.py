@@ -70,6 +70,9 @@ def words(decision: Decision) -> str:
 def _memory(memory: Memory) -> dict[str, Any]:
     body: dict[str, Any] = to_jsonable_python(memory)
     body["groups"] = {g: _of_one_node(group) for g, group in body["groups"].items()}
+    for allocation in body["allocations"].values():
+        if allocation["nodes"] == 1:
+            del allocation["nodes"]  # what every allocation of the corpus is of
     body["cordons"] = dict.fromkeys(body["cordons"], True)
     body["suspects"] = {
         "held: " if kind_of(key) == SignKind.HELD else key: since for key, since in body["suspects"].items()

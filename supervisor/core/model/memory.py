@@ -177,6 +177,8 @@ class AllocationMemory:
     state: Literal["wanted", "released"]
     since: float
     reason: Reason
+    nodes: int = 1
+    """Number of nodes, all of which it brings at once."""
     exclude: tuple[str, ...] = ()
     """Hosts that the engine must not give."""
     instead_of: str = ""
