@@ -26,6 +26,7 @@ from supervisor.core.model.engines import TRAITS
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory
 from supervisor.core.model.observed import GateView, Grant, NodeView, Observed, RankView
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
 
 LOCAL_WORD_S = TRAITS["local"].word_s
@@ -47,7 +48,10 @@ def inputs() -> tuple[RunSpec, Observed, Memory]:
     )
     keys = [f"bench-a{i + 1}" for i in range(NODES)]
     names = [f"node-{i:05}" for i in range(NODES)]
-    groups = {g: GroupMemory(group=g, generation=1, node=names[g], phase="running", since=100.0) for g in range(GROUPS)}
+    groups = {
+        g: GroupMemory(group=g, generation=1, seats=(Seat(names[g]),), phase="running", since=100.0)
+        for g in range(GROUPS)
+    }
     memory = Memory(
         clock=1000.0,
         decisions=500,

@@ -16,6 +16,7 @@ from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import AllocationSpec, GroupsSpec, RunSpec
 from supervisor.ports.store import Changes, Item, Snapshot
 from supervisor.shell.control import projection
@@ -67,7 +68,7 @@ def mirror() -> Mirror:
         clock=100.0,
         phase="running",
         groups={
-            g: GroupMemory(group=g, generation=1, node=f"n{g}", phase="running", allocation=f"{RUN}-a{g}")
+            g: GroupMemory(group=g, generation=1, seats=(Seat(f"n{g}", allocation=f"{RUN}-a{g}"),), phase="running")
             for g in range(GROUPS)
         },
         allocations={

@@ -115,8 +115,8 @@ def _environment(launch: TrainerLaunch) -> None:
         {
             "RANK": str(launch.rank),
             "WORLD_SIZE": str(launch.world_size),
-            "LOCAL_RANK": str(launch.rank),
-            "MASTER_ADDR": launch.node_address,
+            "LOCAL_RANK": str(launch.local_rank),
+            "MASTER_ADDR": launch.master_address,
             "MASTER_PORT": str(launch.master_port),
             # rank 0 serves the store itself, only at the node's address
             "TORCHELASTIC_USE_AGENT_STORE": "True",

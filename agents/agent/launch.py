@@ -29,10 +29,10 @@ def read_launch(folder: Path) -> TrainerLaunch | None:
 
 def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str) -> None:
     """Writes launch.json for every rank of a generation. One that an agent wrote before it died stays."""
-    folders = [settings.node_folder / "ranks" / str(rank_name(desired, rank)) for rank in range(desired.world_size)]
+    folders = [settings.node_folder / "ranks" / str(rank_name(desired, rank)) for rank in desired.ranks]
     written = [launch for launch in map(read_launch, folders) if launch is not None]
     master_port = written[0].master_port if written else free_port(settings.address)
-    for rank, folder in enumerate(folders):
+    for rank, folder in zip(desired.ranks, folders, strict=True):
         if read_launch(folder) is not None:
             continue
         launch = TrainerLaunch(

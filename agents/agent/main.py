@@ -524,7 +524,7 @@ class Agent:
     def _command(self, now: float) -> None:
         for node in self._wanted.by_run.values():
             for trainer in node.trainers:
-                for rank in range(trainer.world_size):
+                for rank in trainer.ranks:
                     name = str(launch.rank_name(trainer, rank))
                     record = self._view.processes.get(name)
                     if record is None or record.exited:

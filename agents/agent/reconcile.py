@@ -153,7 +153,7 @@ def _trainer(trainer: TrainerDesired, known: _Known, allocation: str) -> Iterato
     own = {name.rank: record for name, record in of_group if name.generation == trainer.generation}
     if own:
         yield Forward(trainer)  # also for one that has ended: a new gate must hear that it is gone
-    missing = tuple(rank for rank in range(trainer.world_size) if rank not in own)
+    missing = tuple(rank for rank in trainer.ranks if rank not in own)
     # a generation is started once: when one rank has exited, the missing ones are not started any more
     if not missing or any(record.exited for record in own.values()):
         return

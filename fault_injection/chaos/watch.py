@@ -85,7 +85,7 @@ class Watcher(Follower):
             if item.key.startswith(self._groups):
                 group = decode(item.value, GroupMemory)
                 return "group", str(group.group), {
-                    "phase": group.phase, "generation": group.generation, "node": group.node,
+                    "phase": group.phase, "generation": group.generation, "node": group.first_node,
                 }  # fmt: skip
             if item.key == keys.LEADER:
                 leader = decode(item.value, LeaderRecord)

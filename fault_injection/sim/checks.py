@@ -262,8 +262,10 @@ class Checks:
         """Checks that a group starts elsewhere only once its old generation is gone or shut out."""
         for t in [t for gate in self.world.gates for t in gate.able()] if starts else []:
             next_ = starts.get(t.group)
-            if next_ is not None and t.generation < next_.generation and t.node.name != next_.node:
-                self.broke(f"owners: {t.name} on {t.node.name} may step, and the next starts on {next_.node}")
+            if next_ is not None and t.generation < next_.generation and not next_.holds(t.node.name):
+                self.broke(
+                    f"owners: {t.name} on {t.node.name} may step, and the next starts on {', '.join(next_.nodes)}"
+                )
 
     def _budgets(self, observed: Observed, decision: Decision) -> None:
         budget = self.world.spec.policy.budget
@@ -294,12 +296,13 @@ class Checks:
         """Checks that a group that leaves its node takes a free spare, and neither requests a node nor waits for
         one."""
         for g in starts.keys() & self._homeless.keys():
-            since, came = self._homeless.pop(g), self.world.nodes.get(starts[g].node)
+            since, node = self._homeless.pop(g), starts[g].first_node
+            came = self.world.nodes.get(node)
             waited = came is not None and since < came.known_at < float("inf")
             # of those that are free the first by name is taken, also one that came while the old generation was shut
             # out
-            if waited and (free := [spare for spare in self._free(before, since) if spare.name < starts[g].node]):
-                self.broke(f"spare: group {g} waited for {starts[g].node}, and {free[0].name} was free")
+            if waited and (free := [spare for spare in self._free(before, since) if spare.name < node]):
+                self.broke(f"spare: group {g} waited for {node}, and {free[0].name} was free")
         policy = self.world.spec.policy
         for i in decision.incidents:
             if i.decided != observed.now or i.rung not in (Rung.REPLACE, Rung.REALLOCATE):
@@ -316,7 +319,7 @@ class Checks:
     def _free(self, before: Memory, since: float) -> list[Node]:
         """Returns spares that were known to be well by then, and that no group has."""
         memory, held = self.memory, self.world.engine.held
-        taken = {g.node for each in (before, memory) for g in each.groups.values()}
+        taken = {node for each in (before, memory) for g in each.groups.values() for node in g.nodes}
         return [
             node
             for node in self.world.nodes.values()
@@ -353,7 +356,7 @@ class Checks:
 
     def _is_current(self, trainer: Trainer) -> bool:
         current = self.memory.groups[trainer.group]  # committed before anything was started
-        return (current.generation, current.node) == (trainer.generation, trainer.node.name)
+        return current.generation == trainer.generation and current.holds(trainer.node.name)
 
 
 def _starts(before: Memory, after: Memory) -> dict[int, GroupMemory]:

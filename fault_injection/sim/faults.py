@@ -169,7 +169,7 @@ def _node(world: World, target: int) -> Node | None:
 
 def _placed_on(world: World, node: str) -> list[int]:
     """Returns the groups placed on this node, started or not."""
-    return [g for g, group in world.checks.memory.groups.items() if group.node == node]
+    return [g for g, group in world.checks.memory.groups.items() if group.holds(node)]
 
 
 def _crash(world: World, fault: Fault) -> bool:

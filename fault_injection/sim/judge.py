@@ -133,7 +133,7 @@ class Struck:
         before, spare = len(world.victims), _has_spare(world)
         if not inject(world, fault):
             return False
-        groups = {g: world.checks.memory.groups[g].node for g in world.victims[before:]}
+        groups = {g: world.checks.memory.groups[g].first_node for g in world.victims[before:]}
         self.all.append(_Struck(fault, now, groups, clear, spare, unwell=now))
         return True
 
@@ -217,7 +217,7 @@ def _others_s(fault: Fault, faults: Sequence[Fault], within_s: float, clear: boo
 def _has_spare(world: World) -> bool:
     """Returns true if a node is free that no group waits for."""
     groups = world.checks.memory.groups.values()
-    used, waiting = {g.node for g in groups}, sum(not g.node for g in groups)
+    used, waiting = {node for g in groups for node in g.nodes}, sum(not g.seats for g in groups)
     return sum(n.power and n.name not in used for n in world.nodes.values()) > waiting
 
 

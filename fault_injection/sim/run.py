@@ -116,7 +116,7 @@ def state(world: World) -> str:
     """Describes the world for a failure's message."""
     memory = world.checks.memory
     open_ = {
-        g: f"{m.phase} gen {m.generation} on {m.node or '-'} (old {m.old_node or '-'})"
+        g: f"{m.phase} gen {m.generation} on {', '.join(m.nodes) or '-'} (before {m.last_node or '-'})"
         for g, m in memory.groups.items()
         if m.phase != "running" or m.incident
     }

@@ -31,6 +31,7 @@ from supervisor.core.model.observed import (
     RankView,
 )
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import RunSpec
 from supervisor.core.report.words import say
 
@@ -152,7 +153,9 @@ class Months:
             clock=self.now,
             phase="running",
             groups={
-                g: GroupMemory(group=g, generation=1, node=f"node-{keys[g]}", allocation=keys[g], phase="running")
+                g: GroupMemory(
+                    group=g, generation=1, seats=(Seat(f"node-{keys[g]}", allocation=keys[g]),), phase="running"
+                )
                 for g in range(groups)
             },
             allocations={
@@ -207,7 +210,7 @@ class Months:
     def _show(self, group: int, look: Look, error: str) -> None:
         """Schedules what becomes visible of a failure, and when."""
         known, times = self._memory.groups[group], self.times
-        node, way = known.node, (group, known.generation)
+        node, way = known.first_node, (group, known.generation)
         last_s = {"node": self.spec.policy.node_lease_s, "allocation": times.taken_s}.get(look, times.seen_s)
         self._down[group].shown = self.now + last_s
         if look == "node":
@@ -216,7 +219,7 @@ class Months:
             return
         self._after(times.dropped_s, lambda: self._hear(*way, "gone"))
         if look == "allocation":
-            key = known.allocation
+            key = known.seats[0].allocation
             self._after(times.taken_s, lambda: self._take(key))
             return
         numerics = "own" if look == "numerics" else ""
@@ -316,9 +319,9 @@ class Months:
                 self._down[g] = Down("decided", self.now, "place", self.now)
         if new.phase != "starting" or (old.phase, old.generation) == ("starting", new.generation):
             return
-        self.out.spares += new.node != (old.node or old.old_node)
+        self.out.spares += new.first_node != old.last_node
         self._part(g, "act")
-        times, node, way = self.times, new.node, (g, new.generation)
+        times, node, way = self.times, new.first_node, (g, new.generation)
         self._after(times.act_s, lambda: self._born(node, way))
         self._after(times.act_s + times.start_s, lambda: self._built(way))
         self._after(times.act_s + times.start_s + times.heal_s, lambda: self._commits(node, way))
@@ -362,7 +365,7 @@ class Months:
         known = self._memory.groups[group]
         way = (group, known.generation)
         self._down[group] = Down("halted", self.now, "halted", self.now)
-        self._rank(known.node, *way, state="exited", exit_code=0, phase="finished", commits=1)
+        self._rank(known.first_node, *way, state="exited", exit_code=0, phase="finished", commits=1)
         self._hear(*way, "gone")
 
     def _halt(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from supervisor.core.attribution import circuit_breaker, flapping_hosts, stragglers
-from supervisor.core.evidence import checkpoint_lag, disk_faults, group_failure, nonfinite
+from supervisor.core.evidence import checkpoint_lag, disk_faults, group_failure, group_nodes, nonfinite
 from supervisor.core.evidence.hang_attribution import TOGETHER, TOLD_S, UNSURE, Blame, blame
 from supervisor.core.model.decision import Decision
 from supervisor.core.model.incident import Failure
@@ -276,7 +276,7 @@ def _in_order(r: Round) -> list[int]:
 def _note_checkpoint(r: Round) -> None:
     best = r.before.checkpoint
     for group in r.groups.values():
-        for rank in group_failure.ranks_of(group, r.observed):
+        for rank in group_nodes.ranks_of(group, r.observed):
             mark = rank.checkpoint
             # Only the current generation counts: an older one may have thawed in the middle of a write.
             if mark is not None and mark.generation == group.generation and (best is None or mark.step > best.step):
@@ -310,7 +310,7 @@ def _want_allocations(r: Round) -> None:
 
 
 def _note_suspects(r: Round, hanging: Blame) -> None:
-    signs = (group_failure.suspect(g, r.observed) for g in r.groups.values() if g.node and g.phase != "finished")
+    signs = (group_failure.suspect(g, r.observed) for g in r.groups.values() if g.seats and g.phase != "finished")
     suspects = {sign.key: r.before.suspects.get(sign.key, r.now) for sign in signs if sign is not None}
     for since in suspects.values():
         if r.now < since + group_failure.engine_word_s(r.observed, r.spec):
@@ -320,7 +320,7 @@ def _note_suspects(r: Round, hanging: Blame) -> None:
     for g in r.groups.values():
         back = group_failure.back_since(g, r.observed, r.before) if g.incident else None
         if back is not None:
-            suspects[Sign(SignKind.BACK, g.node).key] = back
+            suspects |= {Sign(SignKind.BACK, node).key: back for node in g.nodes}
     if hanging.unsure:
         suspects[UNSURE] = r.before.suspects.get(UNSURE, r.now)
     elif hanging.held:

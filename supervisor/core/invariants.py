@@ -25,7 +25,7 @@ def violations(before: Memory, after: Memory, observed: Observed, spec: RunSpec)
 
 
 def _owners(memory: Memory) -> list[str]:
-    holders = Counter(g.node for g in memory.groups.values() if g.node and g.phase != "finished")
+    holders = Counter(node for g in memory.groups.values() if g.phase != "finished" for node in g.nodes)
     return [f"I1: node {node} is held by {n} groups" for node, n in holders.items() if n > 1]
 
 
@@ -83,31 +83,34 @@ def _generation(old: GroupMemory, new: GroupMemory) -> list[str]:
     if new.generation < old.generation:
         found.append(f"I3: generation of group {new.group} went back from {old.generation} to {new.generation}")
     both = new.phase == "starting" and old.phase in ("starting", "running")
-    if both and new.generation == old.generation and (new.since, new.node) != (old.since, old.node):
+    if both and new.generation == old.generation and (new.since, new.nodes) != (old.since, old.nodes):
         found.append(f"I4: generation {new.generation} of group {new.group} is started twice")
     return found
 
 
 def _moved(old: GroupMemory, new: GroupMemory, observed: Observed) -> list[str]:
-    left = old.node or old.old_node
-    if new.phase != "starting" or old.phase == "starting" or not left or new.node == left:
+    left = old.last_seats
+    nodes, now = [", ".join(names) for names in ([seat.node for seat in left], new.nodes)]
+    if new.phase != "starting" or old.phase == "starting" or not left or nodes == now:
         return []
     gate = observed.gate
     fenced = gate is not None and gate.admitted.get(new.group, -1) >= new.generation
     if old.phase == "placing" or fenced or gone(new.group, new.generation, left, observed):
         return []
-    return [f"I5: group {new.group} starts on {new.node} while its old generation on {left} may still run"]
+    return [f"I5: group {new.group} starts on {now} while its old generation on {nodes} may still run"]
 
 
 def _cordoned(old: GroupMemory, new: GroupMemory, after: Memory, observed: Observed) -> list[str]:
-    if new.phase != "starting" or not new.node or new.node == old.node:
+    if new.phase != "starting":
         return []
-    host = new.host or new.node
-    why = barred(observed, dict.fromkeys(after.cordons, "by this run")).get(host, "")
-    if why:
-        return [f"I20: group {new.group} is placed on {new.node}, whose host {host} is cordoned: {why}"]
-    view = observed.nodes.get(new.node)
-    if view is None or not (view.checking or view.failed or view.unsure):
-        return []
-    why = view.failed or view.unsure or "which is being checked"
-    return [f"I20: group {new.group} is placed on {new.node}, {why}"]
+    found = []
+    for seat in new.seats:
+        host, view = seat.machine, observed.nodes.get(seat.node)
+        if old.holds(seat.node):
+            continue
+        if why := barred(observed, dict.fromkeys(after.cordons, "by this run")).get(host, ""):
+            found.append(f"I20: group {new.group} is placed on {seat.node}, whose host {host} is cordoned: {why}")
+        elif view is not None and (view.checking or view.failed or view.unsure):
+            why = view.failed or view.unsure or "which is being checked"
+            found.append(f"I20: group {new.group} is placed on {seat.node}, {why}")
+    return found

@@ -17,13 +17,15 @@ class RequestRefused(Fatal):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request for one allocation of one node. `key` is ours: two requests with the same key give one allocation."""
+    """A request for one allocation. `key` is ours: two requests with the same key give one allocation."""
 
     key: str
     run: str
     slots: int
-    """Ranks that the node must hold."""
+    """Ranks that each node must hold."""
     lease_s: int
+    nodes: int = 1
+    """Number of nodes, given all at once. An engine that cannot give them together refuses the request."""
     exclude: tuple[str, ...] = ()
     """Hosts that the engine must not give."""
     spec: AllocationSpec = field(default_factory=AllocationSpec)

@@ -25,7 +25,7 @@ from supervisor.wire.checks import CheckResult
 VERSION = 1
 """Version of every kind that is not in VERSIONS."""
 
-VERSIONS: dict[str, int] = {"Memory": 2, "GroupMemory": 2, "Incident": 2, "AllocationMemory": 2}
+VERSIONS: dict[str, int] = {"Memory": 2, "GroupMemory": 3, "Incident": 2, "AllocationMemory": 2}
 """Kinds that had an incompatible change, and their current version. Raise one only if a program that drops unknown
 fields when it writes would do harm. A field with a good default needs no new version (docs/UPGRADES.md)."""
 
@@ -155,7 +155,7 @@ class TrainerLaunch:
     group: int
     generation: int
     rank: int
-    """Rank within the group, from 0; also the local rank, as a group is on one node."""
+    """Rank within the group, from 0."""
     world_size: int
     """Ranks of the group."""
     groups: int
@@ -179,6 +179,16 @@ class TrainerLaunch:
     peer, or is behind `checkpoint` then, exits with PEERS_GONE instead of training from scratch."""
     writer: bool = False
     """True if this group writes the checkpoints."""
+
+    @property
+    def local_rank(self) -> int:
+        """Rank on its node: that within the group, which is on one node (ADR 18)."""
+        return self.rank
+
+    @property
+    def master_address(self) -> str:
+        """Address of the group's store: that of its only node."""
+        return self.node_address
 
 
 PEERS_GONE = 75
@@ -536,6 +546,11 @@ class TrainerDesired:
     allocation: str = ""
     """Key of the allocation by which the group was placed: an agent of the same node name under another allocation does
     not start it. Empty: not compared."""
+
+    @property
+    def ranks(self) -> range:
+        """Ranks of the group that run on this node: all, as it is on one node (ADR 18)."""
+        return range(self.world_size)
 
 
 @dataclass(frozen=True, kw_only=True)

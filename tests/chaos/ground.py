@@ -225,7 +225,7 @@ class Ground:
                 server = json.loads((self.system / "etcd" / "server.json").read_text())
                 return [Process(server["pid"], server["start_ticks"])]
             case "node":
-                node = self.memory().groups[0].node
+                node = self.memory().groups[0].first_node
                 pid = int((self.system / "nodes" / node / "shim.lock").read_text())
                 return [p for p in self.all() if p.pid == pid]
             case "all":
@@ -233,7 +233,7 @@ class Ground:
 
     def break_one(self) -> None:
         """Causes the recovery in the middle of which the cell strikes: kills a trainer of group 1."""
-        node = self.memory().groups[1].node
+        node = self.memory().groups[1].first_node
         before = self.generations()
         for path in self.system.glob(f"nodes/{node}/processes/ground.1.*.json"):
             about = json.loads(path.read_text())

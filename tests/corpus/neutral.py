@@ -69,11 +69,23 @@ def words(decision: Decision) -> str:
 
 def _memory(memory: Memory) -> dict[str, Any]:
     body: dict[str, Any] = to_jsonable_python(memory)
+    body["groups"] = {g: _of_one_node(group) for g, group in body["groups"].items()}
+    for allocation in body["allocations"].values():
+        if allocation["nodes"] == 1:
+            del allocation["nodes"]  # what every allocation of the corpus is of
     body["cordons"] = dict.fromkeys(body["cordons"], True)
     body["suspects"] = {
         "held: " if kind_of(key) == SignKind.HELD else key: since for key, since in body["suspects"].items()
     }
     return body
+
+
+def _of_one_node(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's first seat under the names that the corpus has for it."""
+    seats, left = group.pop("seats"), group.pop("left")
+    (was, *_), (now, *_) = left or [{}], seats or [{}]
+    here = {"node": now.get("node"), "host": now.get("host"), "allocation": (now or was).get("allocation")}
+    return {**group, **here, "old_node": was.get("node")}
 
 
 def _lean(value: Any) -> dict[str, Any]:

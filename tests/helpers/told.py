@@ -147,7 +147,7 @@ class ToldWorld(World):
         while (step := self.step + by) <= to_step:
             self.now += by
             for group, memory in self.memory.groups.items():
-                if memory.phase == "running" and self.nodes[memory.node].registered:
+                if memory.phase == "running" and self.nodes[memory.first_node].registered:
                     self.commit(group, step=step)
             self.step_now = step
             self.round()

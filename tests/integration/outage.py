@@ -125,7 +125,7 @@ class Outage:
         seat = memory.lighthouse
         return Standing(
             phase=memory.phase,
-            groups=tuple((g.group, g.generation, g.node, g.phase) for _, g in sorted(memory.groups.items())),
+            groups=tuple((g.group, g.generation, g.first_node, g.phase) for _, g in sorted(memory.groups.items())),
             pids=tuple(_pid(mirror, group) for _, group in sorted(memory.groups.items())),
             lighthouse=(seat.node, seat.generation, seat.address, seat.closing),
             cordons=tuple(sorted(memory.cordons)),
@@ -148,7 +148,7 @@ class Outage:
 
     def _commanded(self, mirror: Mirror) -> set[str]:
         memory = observe.memory(mirror, self.record.spec.name)
-        nodes = {memory.lighthouse.node, *(g.node for g in memory.groups.values())}
+        nodes = {memory.lighthouse.node, *(node for g in memory.groups.values() for node in g.nodes)}
         gate = keys.gate_presence(memory.lighthouse.node, self.record.spec.name)
         return {gate, *(keys.registration(node) for node in nodes)}
 
@@ -242,7 +242,7 @@ def passes(seconds: float) -> None:
 
 def _pid(mirror: Mirror, group: GroupMemory) -> int:
     """The pid of the group's rank 0; 0 while its node does not report it."""
-    seen = mirror.record(keys.observed(group.node), NodeObserved)
+    seen = mirror.record(keys.observed(group.first_node), NodeObserved)
     ours = [t for t in (seen.trainers if seen else ()) if (t.group, t.generation) == (group.group, group.generation)]
     return ours[0].pid if ours else 0
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 from supervisor.core.model.observed import ControlView, StuckView
+from supervisor.core.model.seats import Seat
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.web.server import Server, serve, url_of
 from supervisor.shell.web.watcher import Page
@@ -82,7 +83,7 @@ def hurt(site: Site) -> None:
     w.recover(1, step=w.step)
     w.train(w.step + 60)
     w.hear(2, "silent")
-    w.lapse(w.group(2).node)
+    w.lapse(w.group(2).first_node)
     w.round(0.1)
     w.train(w.step + 4)
     w.recover(2, step=w.step)
@@ -132,7 +133,7 @@ def many(count: int = 300) -> ToldWorld:
     spec = world.spec
     world.spec = replace(spec, groups=replace(spec.groups, count=count))
     first = world.group(0)
-    groups = {g: replace(first, group=g, node=f"m{g}") if g >= 4 else world.group(g) for g in range(count)}
+    groups = {g: replace(first, group=g, seats=(Seat(f"m{g}"),)) if g >= 4 else world.group(g) for g in range(count)}
     groups[17] = replace(groups[17], phase="fencing", incident="i9")
     groups[230] = replace(groups[230], phase="starting", generation=4)
     world.memory = replace(world.memory, groups=groups)

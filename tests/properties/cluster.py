@@ -200,7 +200,7 @@ class Rules(Checks):
     def _moved_for_its_gpu(self, observed: Observed, before: Memory, group: int) -> None:
         """Checks that no group moves for another generation's GPU failure."""
         was = before.groups[group]
-        facts = observed.nodes[was.node].gpus if was.node else ()
+        facts = [fact for node in was.nodes for fact in observed.nodes[node].gpus]
         its_own = ((group, was.generation) in f.during and f.xid != 13 if f.during is not None else True for f in facts)
         if not was.left_out and not any(its_own):  # one that is tried again was judged when it was left out
             self.broke(f"gpu: group {group} moves in generation {was.generation}, and only {facts} was said")
@@ -241,7 +241,7 @@ class Rules(Checks):
                 for v in views
             ):
                 self.broke(f"acquired: spare {key} is of use and is renewed")
-        if any(g.node and g.allocation == key and g.phase != "finished" for g in before.groups.values()):
+        if any(seat.allocation == key for g in before.groups.values() if g.phase != "finished" for seat in g.seats):
             self.broke(f"acquired: {key} is renewed as a spare, and a group lives on it")
 
 
@@ -329,7 +329,7 @@ class Cluster(World):
         leader = next((s for s in self.supervisors if s.leads and s.decided is not None), None)
         waits = leader.decided[1].waits if leader is not None and leader.decided is not None else ()
         for group, memory in self.memory.groups.items():
-            if not memory.node and any(_asks_for(group, wait) for wait in waits):
+            if not memory.seats and any(_asks_for(group, wait) for wait in waits):
                 self.ask_for(group, only_once=True)
         if self.memory.phase == "halted" and "refused" in say(self.memory.halt_reason):
             self.control(lambda control: client.resumed(control, "a person looked"))

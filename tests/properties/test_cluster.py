@@ -103,7 +103,9 @@ def test_what_a_person_cordons_and_drains_costs_no_committed_step_and_no_budget(
     c = live(seed, plan, spec(groups), hosts=groups + 1 + others)
     c.run(50.0)
     if others == 4 and len(plan) < 3 and groups > 1:
-        assert not {g.node for g in c.memory.groups.values()} & c.drained_by_a_person(), f"not left: {state(c)}"
+        assert not {node for g in c.memory.groups.values() for node in g.nodes} & c.drained_by_a_person(), (
+            f"not left: {state(c)}"
+        )
     c.heal()
     c.gets_well()
     assert c.training.lost == 0, state(c)
@@ -199,9 +201,10 @@ def test_a_name_that_is_given_again_starts_nothing_of_the_last_one(seed: int, gr
     c = live(seed, [], spec())
     c.trainer(group).end(signal=11)
     assert c.until(lambda: (g := c.memory.groups[group]).generation == 2 and g.phase == "starting", 50.0), state(c)
-    c.nodes[c.memory.groups[group].node].power_off()
-    c.add_node(c.memory.groups[group].node, "another-a1")
-    new = c.nodes[c.memory.groups[group].node]
+    name = c.memory.groups[group].first_node
+    c.nodes[name].power_off()
+    c.add_node(name, "another-a1")
+    new = c.nodes[name]
     for supervisor in tuple(c.supervisors):
         supervisor.kill()
     assert c.until(lambda: new.registered, 50.0), "it reads what was wanted"

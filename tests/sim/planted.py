@@ -14,7 +14,7 @@ from agents.agent.names import Name, TrainerName
 from agents.gate.state import GateState, Verdict
 from fault_injection.sim.faults import Fault
 from supervisor.core import decide, invariants
-from supervisor.core.evidence import exit_status, group_failure
+from supervisor.core.evidence import exit_status, group_failure, group_nodes
 from supervisor.core.model.incident import Failure, Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import GroupMemory, Lighthouse
@@ -144,7 +144,7 @@ def no_reason_kept(patch: pytest.MonkeyPatch) -> None:
 
 def checkpoint_is_what_is_told_now(patch: pytest.MonkeyPatch) -> None:
     def note(r: Round) -> None:
-        ranks = [(g, rank) for g in r.groups.values() for rank in group_failure.ranks_of(g, r.observed)]
+        ranks = [(g, rank) for g in r.groups.values() for rank in group_nodes.ranks_of(g, r.observed)]
         marks = [rank.checkpoint for g, rank in ranks if rank.checkpoint and rank.checkpoint.generation == g.generation]
         r.draft = replace(r.draft, checkpoint=max(marks, key=lambda mark: mark.step, default=None))
 

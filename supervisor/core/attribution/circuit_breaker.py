@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from supervisor.core.evidence import exit_status, gpu_faults, group_failure
+from supervisor.core.evidence import exit_status, gpu_faults, group_failure, group_nodes
 from supervisor.core.model.incident import Failure, Incident
 from supervisor.core.model.kinds import Is, Kind, Rung, that_are
 from supervisor.core.model.memory import GroupMemory
@@ -127,7 +127,7 @@ def unchecked(r: Round, nodes: Iterable[str]) -> list[str]:
         if view is not None and view.registered and (view.failed or view.unsure):
             allocation = r.allocations.get(view.allocation)
             found += [name] if allocation is not None and allocation.state == "wanted" else []
-    runs = {g.node for g in r.groups.values() if g.phase in ("starting", "running")} if found else set()
+    runs = {n for g in r.groups.values() if g.phase in ("starting", "running") for n in g.nodes} if found else set()
     return sorted(set(found) - runs)
 
 
@@ -181,10 +181,10 @@ def _patience_s(kind: Kind, policy: PolicySpec) -> float:
 
 def _may_start_again(r: Round, group: GroupMemory) -> bool:
     """Returns true if the group's process has ended, and another may be started there."""
-    node = r.observed.nodes.get(group.node)
-    if node is None or not node.registered or node.failed or gpu_faults.unfit(node, r.spec):
+    nodes = group_nodes.views(group, r.observed)
+    if not group_nodes.all_answer(group, r.observed) or any(n.failed or gpu_faults.unfit(n, r.spec) for n in nodes):
         return False
-    return exit_status.ended(group_failure.ranks_of(group, r.observed)) is not None
+    return exit_status.ended(group_nodes.ranks_of(group, r.observed)) is not None
 
 
 def _too_many(r: Round, hit: Hit) -> bool:
@@ -241,7 +241,7 @@ def _by_what_is_shared(group: GroupMemory) -> bool:
 def _has_moved(r: Round, group: GroupMemory) -> bool:
     """Returns true if the group has left its node for a failure that it still shows."""
     incident = r.incidents.get(group.incident)
-    return incident is not None and bool(group.node) and incident.node != group.node
+    return incident is not None and bool(group.seats) and not group.holds(incident.node)
 
 
 def _fails(group: int, incident: Incident | None, failing: Mapping[int, Failure] | None) -> Kind | None:
@@ -310,16 +310,15 @@ def _lost(r: Round) -> dict[int, Kind]:
     """Groups whose node, or GPU, is lost now. A node counts before the engine has had its time to claim it."""
     found = {}
     for g, group in r.groups.items():
-        node = r.observed.nodes.get(group.node)
-        if group.phase not in ("starting", "running") or not group.node:
+        if group.phase not in ("starting", "running") or not group.seats:
             continue
-        if node is not None and node.registered:
-            if node.gpus and gpu_faults.at_once(group, r.observed, r.spec) is not None:
+        if group_nodes.all_answer(group, r.observed):
+            if gpu_faults.at_once(group, r.observed, r.spec) is not None:
                 found[g] = Kind.GPU
             continue
-        grant = r.observed.grants.get(group.allocation)
-        by_engine = grant is not None and grant.state == "gone"
-        verdict, _ = group_failure.node_verdict(group.node, group, r.observed, r.spec)
+        grants = (r.observed.grants.get(seat.allocation) for seat in group.seats)
+        by_engine = any(grant is not None and grant.state == "gone" for grant in grants)
+        verdict, _ = group_failure.verdict_on(group, r.observed, r.spec)
         if verdict == Verdict.DEAD and not by_engine:
             found[g] = Kind.NODE_LOST
     return found

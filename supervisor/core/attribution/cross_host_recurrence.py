@@ -25,7 +25,7 @@ def before(r: Round, group: GroupMemory, kind: Kind, same: str = "", at: float |
     """Returns how this failure was seen on another host within a day, or None. `at`: when it began; None: now."""
     if kind not in BY_KIND and not (kind in BY_END and same):
         return None
-    host, at = r.host_of(group.node), r.now if at is None else at
+    host, at = r.its_host(group), r.now if at is None else at
     for shown in group.shown:
         known = (shown.kind, shown.same) == (kind, same if kind in BY_END else "")
         if known and at - shown.at <= WITHIN_S and (shown.followed or shown.host != host):
@@ -49,7 +49,7 @@ def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> Reaso
     if step > earlier.step + r.spec.titan.checkpoint_interval_steps and not earlier.followed:
         return None
     return Reason.of(
-        Code.NUMBERS_FOLLOW, host=earlier.host, step=earlier.step, host_now=r.host_of(group.node), step_now=step,
+        Code.NUMBERS_FOLLOW, host=earlier.host, step=earlier.step, host_now=r.its_host(group), step_now=step,
         before=earlier.followed,
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ def acquit(r: Round, group: GroupMemory, earlier: Shown) -> None:
     """Frees the earlier host of the failure, once: what came after was held against no host."""
     if earlier.followed:
         return
-    elsewhere = Reason.of(Code.BEFELL_ELSEWHERE, group=group.group, host=r.host_of(group.node))
+    elsewhere = Reason.of(Code.BEFELL_ELSEWHERE, group=group.group, host=r.its_host(group))
     r.acquit(earlier.host, earlier.incident, earlier.kind, elsewhere)
     shown = tuple(replace(s, followed=True) if s == earlier else s for s in group.shown)
     r.set_group(replace(group, shown=shown))

@@ -24,14 +24,14 @@ def remember(r: Round, group: GroupMemory, kind: Kind) -> GroupMemory:
     """Notes that the group is started again in place."""
     if kind == Kind.REQUESTED or kind in OF_THE_PROGRAM:
         return group
-    host = r.host_of(group.node)
+    host = r.its_host(group)
     before = group.restarts_here if group.restarts_host == host else ()
     return replace(group, restarts_here=(*before, r.now)[-KEPT:], restarts_host=host)
 
 
 def here(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
     """Explains why the group leaves its host: many failures there within a day. None: few, or others have them too."""
-    host = r.host_of(group.node)
+    host = r.its_host(group)
     times = _lately(r, group)
     if kind in OF_THE_PROGRAM or group.restarts_host != host or times < WINDOWS * r.spec.policy.budget.restart:
         return None
@@ -44,10 +44,9 @@ def here(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
 def hold(r: Round, group: GroupMemory, incident: Incident) -> None:
     """Cordons a flapping host on which the group is started once more, for want of a spare. No other group comes, and
     what befalls another run there within a day bars the host for all."""
-    host, known = r.host_of(group.node), r.allocations.get(r.placed_by(group))
-    leaves = known is not None and known.leaving_since is not None
+    host, leaves = r.its_host(group), r.is_leaving(group)
     if not (incident.followed or leaves or host in r.cordons) and here(r, group, incident.kind):
-        r.cordon(host, group.node, incident)
+        r.cordon(host, group.first_node, incident)
 
 
 def freed(r: Round, host: str) -> None:

@@ -15,9 +15,9 @@ from supervisor.core.round.draft import Round
 def nobody_left(r: Round) -> bool:
     """True if no placed group has an allocation any more: the run as a whole is down."""
     for group in r.before.groups.values():
-        if group.node and group.phase in ("starting", "running", "placing"):
-            grant = r.observed.grants.get(r.placed_by(group))
-            if grant is None or grant.state != "gone":
+        if group.seats and group.phase in ("starting", "running", "placing"):
+            gone = [grant for grant in r.grants_of(group) if grant.state == "gone"]
+            if len(gone) < len(group.seats):
                 return False
     return True
 
@@ -37,7 +37,7 @@ def all_lost(r: Round, group: GroupMemory) -> ladder.Choice:
 
 def _got_somewhere(r: Round, group: GroupMemory) -> bool:
     """Returns true if the group ran long enough to be healthy, or a checkpoint is newer than what it started from."""
-    if not group.node or group.phase not in ("starting", "running"):
+    if not group.seats or group.phase not in ("starting", "running"):
         return False
     known, resumed = r.draft.checkpoint, r.before.resumed
     newest, _ = disk_checkpoint.choose(known, r.observed.disk, resumed.generations if resumed is not None else {})

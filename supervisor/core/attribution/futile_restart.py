@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.core.evidence import group_failure
+from supervisor.core.evidence import group_failure, group_nodes
 from supervisor.core.model.incident import Failure
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import GroupMemory
@@ -28,7 +28,7 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
 
 def _cannot_be_ended(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
     """Finds a rank in uninterruptible sleep: no signal ends it, and its agent starts nothing beside it."""
-    for rank in group_failure.ranks_of(group, r.observed):
+    for rank in group_nodes.ranks_of(group, r.observed):
         if rank.rank == failure.rank and rank.stuck is not None and rank.stuck.process == "uninterruptible":
             return Reason.of(Code.UNINTERRUPTIBLE, rank=rank.rank)
     return None
@@ -36,9 +36,8 @@ def _cannot_be_ended(r: Round, group: GroupMemory, failure: Failure) -> Reason |
 
 def _has_not_ended(r: Round, group: GroupMemory) -> Reason | None:
     """Finds a rank of an older generation that was signalled to end a whole start ago, and has not."""
-    node = r.observed.nodes.get(group.node)
-    older = [x for x in node.ranks if x.group == group.group and x.generation < group.generation] if node else []
-    left = next((x for x in older if x.state != "exited"), None)
+    ranks = (x for node in group_nodes.views(group, r.observed) for x in node.ranks if x.group == group.group)
+    left = next((x for x in ranks if x.generation < group.generation and x.state != "exited"), None)
     if left is None:
         return None
     return Reason.of(Code.NOT_ENDED, rank=left.rank, generation=left.generation)

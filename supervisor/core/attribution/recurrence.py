@@ -41,7 +41,7 @@ def remember(r: Round, group: GroupMemory, failure: Failure, ranks: tuple[RankVi
     if group.checkpoint is not None:
         step = max(step, group.checkpoint.step)
     trained = any(rank.commits > 0 for rank in ranks)
-    host = r.host_of(group.node)
+    host = r.its_host(group)
     now = Seen(same=failure.same, step=step, generation=group.generation, trained=trained, hosts=(host,))
     # While others train, each start begins with a newer checkpoint; that it commits nothing is the same.
     never = seen is not None and not seen.trained and not trained
@@ -168,7 +168,7 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
     if not r.next_spare or not all(left):
         return None  # the ladder reports why
     if failure.kind == Kind.OOM and _killed_here(r, group):
-        return Reason.of(Code.OOM_TWICE, window_s=budget.window_s, host=r.host_of(group.node))
+        return Reason.of(Code.OOM_TWICE, window_s=budget.window_s, host=r.its_host(group))
     if not failure.outside and (why := flapping_hosts.here(r, group, failure.kind)):
         return why
     seen = again(group, failure.kind)
@@ -181,7 +181,7 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
 
 def _killed_here(r: Round, group: GroupMemory) -> bool:
     """Returns true if it was killed for memory on its host before, within the window of the budgets."""
-    host, window_s = r.host_of(group.node), r.spec.policy.budget.window_s
+    host, window_s = r.its_host(group), r.spec.policy.budget.window_s
     return any(s.kind == Kind.OOM and s.host == host and r.now - s.at < window_s for s in group.shown)
 
 

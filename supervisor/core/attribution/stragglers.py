@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from supervisor.core.attribution import cross_host_recurrence
+from supervisor.core.evidence.group_nodes import ranks_answering
 from supervisor.core.model.incident import Confidence, Failure
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import GroupMemory, SlowSince
@@ -121,7 +122,7 @@ def _slow(group: GroupMemory, rank: RankView, usual: float, others: int, spec: R
         generation=group.generation,
         step=rank.step,
         reported=Reason.of(
-            Code.GROUP_SLOW, group=group.group, rank=rank.rank, node=group.node, times=times, for_data=for_data
+            Code.GROUP_SLOW, group=group.group, rank=rank.rank, node=group.first_node, times=times, for_data=for_data
         ),
         evidence=Reason.of(
             Code.SLOW, rank=rank.rank, times=times, for_data=for_data, seconds=_shown(seconds),
@@ -191,7 +192,7 @@ def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int
     others = [g for g in r.groups.values() if g.group != group.group]
     there = [g for g in r.groups.values() if not g.left_out]
     busy = next((g for g in there if r.busy(g) or g.phase not in ("running", "finished")), None)
-    if r.phase != "running" or r.handover_at_step is not None or r.leaving(group.node):
+    if r.phase != "running" or r.handover_at_step is not None or r.must_leave(group):
         return {}
     if busy is not None:
         about = {"other": busy.group, "incident": busy.incident, "phase": busy.phase}
@@ -214,12 +215,10 @@ def _longer(seconds: float, usual: float, spec: RunSpec) -> bool:
 
 def _slowest(group: GroupMemory, observed: Observed) -> RankView | None:
     """The rank that takes longest itself; the last report of a silent node is old."""
-    node, found = observed.nodes.get(group.node), None
-    for rank in node.ranks if node is not None and node.registered else ():
-        if rank.compute_s <= 0:
-            continue
-        mine = rank.group == group.group and rank.generation == group.generation and rank.state == "running"
-        if mine and (found is None or _own_s(rank) >= _own_s(found)):
+    found = None
+    for rank in ranks_answering(group, observed):
+        timed = rank.compute_s > 0 and rank.state == "running"
+        if timed and (found is None or _own_s(rank) >= _own_s(found)):
             found = rank
     return found
 

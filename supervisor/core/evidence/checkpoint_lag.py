@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from supervisor.core.evidence.group_failure import ranks_of
+from supervisor.core.evidence.group_nodes import ranks_of
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import Checkpoint, Observed
 from supervisor.core.model.reason import Code, Reason

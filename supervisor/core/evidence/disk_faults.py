@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from supervisor.core.evidence import exit_status
+from supervisor.core.evidence.group_nodes import answering
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import NodeView, Observed
 from supervisor.core.model.reason import Code, Reason
@@ -31,9 +32,9 @@ def ill(nodes: Iterable[NodeView]) -> dict[str, str]:
     return found if len(found) < len(there) else {}
 
 
-def away_for_all(nodes: Iterable[NodeView | None]) -> str:
+def away_for_all(nodes: Iterable[NodeView]) -> str:
     """Report that a file system which these nodes may share does not answer; empty: it does, or there is one node."""
-    there = [node for node in nodes if node is not None]
+    there = list(nodes)
     if len(there) < 2 or not all(STALLED in node.facts and _may_share(node) for node in there):
         return ""
     return there[0].facts[STALLED]
@@ -48,11 +49,10 @@ def untold(groups: Mapping[int, GroupMemory], observed: Observed) -> list[Reason
     """A reason for each group that runs on such a node, at most NAMED of them: news of the group may be old."""
     found: list[Reason] = []
     for group in groups.values():
-        node = observed.nodes.get(group.node)
-        says = _fact(node) if node is not None and node.facts and node.registered else ""
-        if says and group.phase in ("starting", "running"):
-            why = Reason.of(Code.NODE_SAYS, node=group.node, fact=says)
-            found.append(Reason.of(Code.ABOUT_GROUP, group=group.group, why=why))
+        for node in answering(group, observed) if group.phase in ("starting", "running") else ():
+            if says := _fact(node):
+                why = Reason.of(Code.NODE_SAYS, node=node.name, fact=says)
+                found.append(Reason.of(Code.ABOUT_GROUP, group=group.group, why=why))
     more = len(found) - NAMED
     return found if more <= 0 else [*found[:NAMED], Reason.of(Code.AND_MORE_GROUPS, more=more)]
 

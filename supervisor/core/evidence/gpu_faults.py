@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from supervisor.core.evidence import xid_catalog
+from supervisor.core.evidence.group_nodes import answering
 from supervisor.core.model.incident import Confidence, Failure
 from supervisor.core.model.kinds import Is, Kind, Rung, that_are
 from supervisor.core.model.memory import GroupMemory
@@ -57,38 +58,53 @@ MAY_BE_ITS_FAULT = that_are(Is.MAY_BE_A_GPU)
 """Kinds as which a failing GPU may appear in its process."""
 
 
-def signs(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[GpuFact]:
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """A fact about a GPU of a group, with its machine."""
+
+    host: str
+    fact: GpuFact
+
+
+def _signs(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[_Sign]:
     """Facts about this generation's GPUs, from while it ran. None from a node that does not answer."""
-    node = observed.nodes.get(group.node)
-    if node is None or not node.registered or not node.gpus:
-        return []
-    now = (group.group, group.generation)
-    return [fact for fact in node.gpus if _used(fact, spec) and (fact.during is None or now in fact.during)]
+    now, found = (group.group, group.generation), []
+    for node in answering(group, observed):
+        for fact in node.gpus:
+            if _used(fact, spec) and (fact.during is None or now in fact.during):
+                found.append(_Sign(node.machine, fact))
+    return found
 
 
-def replaces(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[GpuFact]:
-    """Facts for which the group must leave its node, if it fails."""
-    return [fact for fact in signs(group, observed, spec) if _replaces(fact)]
+def _replacing(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[_Sign]:
+    return [sign for sign in _signs(group, observed, spec) if _replaces(sign.fact)]
+
+
+def replaces(group: GroupMemory, observed: Observed, spec: RunSpec) -> bool:
+    """Returns true if the group must leave its node for a GPU, if it fails."""
+    return bool(_replacing(group, observed, spec))
 
 
 def at_once(group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure | None:
     """Returns the failure of a group that its GPU keeps from going on, whatever its processes still do; else None."""
-    found = [fact for fact in replaces(group, observed, spec) if _at_once(fact)]
-    return Failure(Kind.GPU, _reasons(found, group, observed), rank=found[0].rank) if found else None
+    if not any(node.gpus for node in answering(group, observed)):
+        return None
+    found = [sign for sign in _replacing(group, observed, spec) if _at_once(sign.fact)]
+    return Failure(Kind.GPU, _reasons(found), rank=found[0].fact.rank) if found else None
 
 
 def judged(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure:
     """Turns the failure into its GPU's fault, if the kind allows it and the GPU reports one. The evidence from the
     process stays. The confidence is likely: nothing reports that the one led to the other."""
-    found = replaces(group, observed, spec) if failure.kind in MAY_BE_ITS_FAULT else []
+    found = _replacing(group, observed, spec) if failure.kind in MAY_BE_ITS_FAULT else []
     if not found:
         return failure
     and_so = Reason.of(Code.AND_SO, kind=failure.kind.value, evidence=failure.evidence[0])
-    rank = next((fact.rank for fact in found if fact.rank is not None), failure.rank)
+    rank = next((sign.fact.rank for sign in found if sign.fact.rank is not None), failure.rank)
     return replace(
         failure,
         kind=Kind.GPU,
-        evidence=(*_reasons(found, group, observed), and_so, *failure.evidence[1:]),
+        evidence=(*_reasons(found), and_so, *failure.evidence[1:]),
         same="",
         rank=rank,
         confidence=Confidence.LIKELY,
@@ -97,8 +113,8 @@ def judged(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSp
 
 def further(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> tuple[Reason, ...]:
     """Further facts about the group's GPUs, as evidence."""
-    found = [fact for fact in signs(group, observed, spec) if fact.kind not in EXPLAINS_NOTHING]
-    return tuple(why for why in _reasons(found, group, observed) if why not in failure.evidence)
+    found = [sign for sign in _signs(group, observed, spec) if sign.fact.kind not in EXPLAINS_NOTHING]
+    return tuple(why for why in _reasons(found) if why not in failure.evidence)
 
 
 def unfit(node: NodeView, spec: RunSpec, for_good: bool = False) -> str:
@@ -125,6 +141,7 @@ def _at_once(fact: GpuFact) -> bool:
     return fact.xid in xid_catalog.AT_ONCE if fact.kind == XID else CONDITIONS[fact.kind].at_once
 
 
-def _reasons(found: list[GpuFact], group: GroupMemory, observed: Observed) -> tuple[Reason, ...]:
-    host = observed.nodes[group.node].machine
-    return tuple(Reason.of(Code.ON_ITS_GPU, host=host, rank=fact.rank, fact=fact.evidence) for fact in found)
+def _reasons(found: list[_Sign]) -> tuple[Reason, ...]:
+    return tuple(
+        Reason.of(Code.ON_ITS_GPU, host=sign.host, rank=sign.fact.rank, fact=sign.fact.evidence) for sign in found
+    )

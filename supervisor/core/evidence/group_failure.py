@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from supervisor.core.evidence import exit_status, gpu_faults, hang_attribution, nonfinite, stopped_ranks
+from supervisor.core.evidence.group_nodes import all_answer, ranks_of, views
 from supervisor.core.model import engines
 from supervisor.core.model.incident import Confidence, Failure, Incident
 from supervisor.core.model.kinds import PLANNED, Is, Kind, that_are
 from supervisor.core.model.memory import GroupMemory, Memory
-from supervisor.core.model.observed import GateView, Observed, RankView, Verdict
+from supervisor.core.model.observed import GateView, Grant, NodeView, Observed, Verdict
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.signs import Sign, SignKind
 from supervisor.core.model.spec import RunSpec
 
@@ -43,29 +45,31 @@ def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec:
     return Verdict.DEAD, Reason.of(Code.LAPSED_UNHEARD, node=name, lease_s=lease, group=group.group, hearing=hearing)
 
 
+def verdict_on(group: GroupMemory, observed: Observed, spec: RunSpec) -> tuple[Verdict, Reason]:
+    """Returns the worst verdict on a node of a placed group, and why."""
+    found = [node_verdict(node, group, observed, spec) for node in group.nodes]
+    return min(found, key=lambda each: _WORST_FIRST.index(each[0]))
+
+
+_WORST_FIRST = (Verdict.DEAD, Verdict.UNKNOWN, Verdict.HEALTHY)
+
+
 def listening(observed: Observed) -> GateView | None:
     """Returns the gate if its lease lives: the record of what it heard outlives it."""
     gate = observed.gate
     return gate if gate is not None and gate.present else None
 
 
-def ranks_of(group: GroupMemory, observed: Observed) -> tuple[RankView, ...]:
-    """Ranks of the group's current generation on its node."""
-    node = observed.nodes.get(group.node)
-    if node is None:
-        return ()
-    for r in node.ranks:
-        if r.group != group.group or r.generation != group.generation:
-            return tuple(r for r in node.ranks if r.group == group.group and r.generation == group.generation)
-    return node.ranks
+def gone(group: int, below: int, seats: Sequence[Seat], observed: Observed) -> bool:
+    """Returns true if the live agent of each node reports that the generation before `below` ended there, and none
+    older is left. False if there is no seat.
 
-
-def gone(group: int, below: int, node: str, observed: Observed) -> bool:
-    """Returns true if the node's own live agent reports that the generation before `below` ended there, and none older
-    is left.
-
-    A generation that it does not mention may be about to start: that proves no end.
+    A generation that an agent does not mention may be about to start: that proves no end.
     """
+    return bool(seats) and all(_gone_from(seat.node, group, below, observed) for seat in seats)
+
+
+def _gone_from(node: str, group: int, below: int, observed: Observed) -> bool:
     view = observed.nodes.get(node)
     if view is None or not view.registered:
         return False
@@ -81,28 +85,32 @@ def finished(group: GroupMemory, observed: Observed, world_size: int) -> bool:
 
 def suspect(group: GroupMemory, observed: Observed) -> Sign | None:
     """Returns the sign of a lost node or process that a lost allocation gives as well; None if there is none."""
-    node = observed.nodes.get(group.node)
-    if node is None or not node.registered:
-        return Sign(SignKind.LEASE, group.node)
-    if "exited" in [r.state for r in node.ranks]:
+    ended = False
+    for seat in group.seats:
+        node = observed.nodes.get(seat.node)
+        if node is None or not node.registered:
+            return Sign(SignKind.LEASE, seat.node)
+        ended = ended or "exited" in [r.state for r in node.ranks]
+    if ended:
         if exit_status.taken(ranks_of(group, observed)):
             return Sign(SignKind.TERM, str(group.group), str(group.generation))
         if nonfinite.said(group, observed):
             # the others end at the same step: a moment later all have reported whose number it was
             return Sign(SignKind.NAN, str(group.group), str(group.generation))
-    if node.allocation != group.allocation and under_another(group, observed):
-        return Sign(SignKind.OTHER, group.node, node.allocation)
+    if other := _under_another(group, observed):
+        return Sign(SignKind.OTHER, other[0].node, other[1].allocation)
     return None
 
 
 def back_since(group: GroupMemory, observed: Observed, memory: Memory) -> float | None:
-    """Time since when the group's node is back. None: it is not, or was never away since its incident was opened."""
-    node = observed.nodes.get(group.node)
-    if node is None or not node.registered:
+    """Time since when all nodes of the group are back. None: one is not, or none was away since its incident was
+    opened."""
+    if not all_answer(group, observed):
         return None
-    if Sign(SignKind.LEASE, group.node).key in memory.suspects:
+    if any(Sign(SignKind.LEASE, node).key in memory.suspects for node in group.nodes):
         return observed.now
-    return memory.suspects.get(Sign(SignKind.BACK, group.node).key)
+    back = (memory.suspects.get(Sign(SignKind.BACK, node).key) for node in group.nodes)
+    return max((at for at in back if at is not None), default=None)
 
 
 def silent_since(group: GroupMemory, incident: Incident, observed: Observed, memory: Memory) -> float:
@@ -112,13 +120,22 @@ def silent_since(group: GroupMemory, incident: Incident, observed: Observed, mem
 
 
 def under_another(group: GroupMemory, observed: Observed) -> Reason | None:
-    """Reason: the group's node is registered under another allocation than the one that placed it. None: it is not."""
-    node = observed.nodes.get(group.node)
-    if node is None or node.allocation == group.allocation:
+    """Reason: a node of the group is registered under another allocation than the one that placed it. None: none is."""
+    found = _under_another(group, observed)
+    if found is None:
         return None
-    if not node.registered or not (group.allocation and node.allocation):
-        return None
-    return Reason.of(Code.UNDER_ANOTHER, node=group.node, allocation=node.allocation, placed=group.allocation)
+    seat, node = found
+    return Reason.of(Code.UNDER_ANOTHER, node=seat.node, allocation=node.allocation, placed=seat.allocation)
+
+
+def _under_another(group: GroupMemory, observed: Observed) -> tuple[Seat, NodeView] | None:
+    for seat in group.seats:
+        node = observed.nodes.get(seat.node)
+        if node is None or not node.registered or node.allocation == seat.allocation:
+            continue
+        if seat.allocation and node.allocation:
+            return seat, node
+    return None
 
 
 def engine_word_s(observed: Observed, spec: RunSpec) -> float:
@@ -166,8 +183,8 @@ def still_to_wait_s(group: GroupMemory, observed: Observed, spec: RunSpec) -> fl
 
 
 def _lapsed(group: GroupMemory, observed: Observed) -> bool:
-    node = observed.nodes.get(group.node)
-    return node is not None and not node.registered and any(r.state != "exited" for r in ranks_of(group, observed))
+    lapsed = any(not node.registered for node in views(group, observed))
+    return lapsed and any(r.state != "exited" for r in ranks_of(group, observed))
 
 
 MAY_COME_BACK = that_are(Is.MAY_COME_BACK)
@@ -177,12 +194,14 @@ ON_THE_NODE = that_are(Is.ON_THE_NODE)
 
 
 def with_facts(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure:
-    """Adds what the node's agent reports of the machine, as further evidence."""
-    node = observed.nodes.get(group.node)
-    if node is None or failure.kind not in ON_THE_NODE:
+    """Adds what the agents of its nodes report of their machines, as further evidence."""
+    nodes = views(group, observed)
+    if not nodes or failure.kind not in ON_THE_NODE:
         return failure
-    said = (fact for kind, fact in sorted(node.facts.items()) if kind not in hang_attribution.EXPLAINS_NOTHING)
-    facts = [Reason.of(Code.ON_ITS_NODE, fact=fact) for fact in said]
+    told = (each for node in nodes for each in sorted(node.facts.items()))
+    facts = [
+        Reason.of(Code.ON_ITS_NODE, fact=fact) for kind, fact in told if kind not in hang_attribution.EXPLAINS_NOTHING
+    ]
     of_gpus = gpu_faults.further(failure, group, observed, spec)
     more = (*of_gpus, *(fact for fact in facts if fact not in failure.evidence))
     return replace(failure, evidence=(*failure.evidence, *more))
@@ -228,21 +247,18 @@ def _since_a_sign_s(group: GroupMemory, observed: Observed, spec: RunSpec, memor
 def _gravest(
     group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, compared: Compared
 ) -> Failure | None:
-    if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.node):
+    if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.seats):
         return None
-    node = observed.nodes.get(group.node)
-    grant = observed.grants.get(group.allocation or (node.allocation if node else ""))
-    if grant is not None and grant.state == "gone":
+    if grant := _taken(group, observed):
         taken = Reason.of(Code.ALLOCATION_GONE, allocation=grant.key, engine_id=grant.engine_id, why=grant.reason)
         return Failure(Kind.ALLOCATION_LOST, (taken,))
     numbers = compared.numbers or not_finite(observed, memory)
     if not settled(group, observed, spec, memory, numbers):
         return None
-    if node is None or not node.registered or node.allocation != group.allocation:
-        other = under_another(group, observed)
-        if other:
-            return Failure(Kind.ALLOCATION_LOST, (other,))
-        verdict, why = node_verdict(group.node, group, observed, spec)
+    if other := under_another(group, observed):
+        return Failure(Kind.ALLOCATION_LOST, (other,))
+    if not all_answer(group, observed):
+        verdict, why = verdict_on(group, observed, spec)
         if verdict == Verdict.DEAD:
             return Failure(Kind.NODE_LOST, (why,), confidence=Confidence.LIKELY)
     if group.phase == "placing":
@@ -250,8 +266,7 @@ def _gravest(
     exited = exit_status.ended(ranks_of(group, observed))
     if exited is not None:
         return gpu_faults.judged(nonfinite.judged(exited, group, numbers.told, observed), group, observed, spec)
-    broken = gpu_faults.at_once(group, observed, spec) if node is not None and node.gpus else None
-    if broken is not None:
+    if (broken := gpu_faults.at_once(group, observed, spec)) is not None:
         return broken
     if observed.control.restarts.get(group.group, 0) > memory.restarts_done.get(group.group, 0):
         return Failure(Kind.REQUESTED, (Reason.of(Code.REQUESTED),))
@@ -278,6 +293,16 @@ def _gravest(
     return compared.slow.get(group.group)
 
 
+def _taken(group: GroupMemory, observed: Observed) -> Grant | None:
+    """Returns the grant of a seat that the engine took away; None if all seats are ours."""
+    for seat in group.seats:
+        node = observed.nodes.get(seat.node)
+        grant = observed.grants.get(seat.allocation or (node.allocation if node is not None else ""))
+        if grant is not None and grant.state == "gone":
+            return grant
+    return None
+
+
 def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> Failure | None:
     gate = listening(observed)
     if group.phase != "running" or gate is None or gate.admitted.get(group.group) != group.generation:
@@ -297,7 +322,7 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
     if (
         incident is not None
         and incident.kind in MAY_COME_BACK
-        and observed.nodes[group.node].registered
+        and all_answer(group, observed)
         and observed.store_stable_s >= spec.policy.node_lease_s
         and observed.now - silent_since(group, incident, observed, memory) > spec.policy.silent_timeout_s
         and not _has_no_way(group, observed, gate)
@@ -316,7 +341,7 @@ def _was_never_heard(group: GroupMemory, observed: Observed, spec: RunSpec, memo
         gate.hearing.get(group.group, "absent") == "absent"
         and cut_off(group, observed)
         and "beating" in gate.hearing.values()
-        and observed.nodes[group.node].registered
+        and all_answer(group, observed)
         and observed.store_stable_s >= spec.policy.node_lease_s
         and observed.now - max(group.since, memory.lighthouse.opened) > spec.policy.silent_timeout_s
     )

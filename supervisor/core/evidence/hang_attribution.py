@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from supervisor.core.evidence import disk_faults, gpu_faults, stopped_ranks
+from supervisor.core.evidence.group_nodes import all_answer, answering, ranks_answering, ranks_of, views
 from supervisor.core.model.incident import Confidence, Failure
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import Behind, GroupMemory, Memory
@@ -123,7 +124,7 @@ def _by_their_steps(
         for_s = spec.policy.hang.at_least_s
         phases = {g.phase for g in groups.values() if not g.waits_for_long(observed.now, for_s)}
         told = _blame(_Waits(running, stuck, unseen, steps, left, phases), observed, spec, unsure_since)
-    if told.groups and (away := disk_faults.away_for_all(observed.nodes.get(g.node) for g in running.values())):
+    if told.groups and (away := disk_faults.away_for_all(v for g in running.values() for v in views(g, observed))):
         # The others may only have come past it before: one that is started again reads it too.
         told = Blame(held=Reason.of(Code.HANG_OF_SHARED, groups=told.groups, fact=away))
     return replace(told, behind=late)
@@ -171,14 +172,14 @@ def _left_out(
 
 def _bound_s(group: GroupMemory, observed: Observed, limits: HangSpec) -> float:
     """Seconds that a step may take, by what the ranks reported while seen: it may write a checkpoint, or evaluate."""
-    seen = [rank.measured for rank in _ranks(group, observed)]
+    seen = [rank.measured for rank in ranks_of(group, observed)]
     usual = max((each.step_s + each.apart_s + each.pause_s for each in seen), default=0.0)
     return min(limits.at_most_s, max(limits.at_least_s, limits.factor * usual))
 
 
 def _most_together(running: Mapping[int, GroupMemory], groups: Collection[int], observed: Observed) -> int:
     """Number of groups that made the newest step of any of these; 0 if not all have reported it."""
-    made_by = [rank.participants for g in sorted(groups) for rank in _ranks(running[g], observed)]
+    made_by = [rank.participants for g in sorted(groups) for rank in ranks_of(running[g], observed)]
     return max(made_by, default=0) if all(made_by) else 0
 
 
@@ -266,10 +267,8 @@ def _shared(stuck: Mapping[int, list[RankView]]) -> Reason:
 
 
 def _runs(group: GroupMemory, observed: Observed) -> bool:
-    """Returns true if the group could report a hang: its node answers, and all its processes are there."""
-    node = observed.nodes.get(group.node)
-    ranks = node.ranks if node is not None and node.registered else ()
-    own = [r.state for r in ranks if (r.group, r.generation) == (group.group, group.generation)]
+    """Returns true if the group could report a hang: its nodes answer, and all its processes are there."""
+    own = [rank.state for rank in ranks_of(group, observed)] if all_answer(group, observed) else []
     return bool(own) and all(state == "running" for state in own)
 
 
@@ -294,14 +293,14 @@ def _elsewhere(stuck: Mapping[int, list[RankView]]) -> tuple[int, ...]:
 def _ill(running: Mapping[int, GroupMemory], observed: Observed) -> tuple[int, ...]:
     """Groups whose machine reports a fact that may keep a process from going on. Such a process may wait like the
     others: in a library that cannot write its log, for one."""
-    nodes = {g: observed.nodes.get(group.node) for g, group in running.items()}
-    return tuple(g for g, node in nodes.items() if node is not None and set(node.facts) - EXPLAINS_NOTHING)
+    return tuple(
+        g for g, group in running.items() if any(set(node.facts) - EXPLAINS_NOTHING for node in views(group, observed))
+    )
 
 
 def _unseen(group: GroupMemory, observed: Observed) -> bool:
-    """Returns true if the group's agent cannot see whether it hangs."""
-    node = observed.nodes.get(group.node)
-    return node is not None and node.registered and UNSEEN in node.facts
+    """Returns true if an agent of the group cannot see whether it hangs."""
+    return any(UNSEEN in node.facts for node in answering(group, observed))
 
 
 class _Place(NamedTuple):
@@ -352,18 +351,8 @@ def _left_it_out(ranks: list[RankView]) -> bool:
 
 
 def stuck_ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
-    """Ranks of the group's current generation that take too long; none if the node does not answer now."""
-    node = observed.nodes.get(group.node)
-    if node is None or not node.registered:
-        return []
-    return [
-        rank
-        for rank in node.ranks
-        if rank.stuck is not None
-        and rank.group == group.group
-        and rank.generation == group.generation
-        and rank.state == "running"
-    ]
+    """Ranks of the group's current generation that take too long; none of a node that does not answer now."""
+    return [r for r in ranks_answering(group, observed) if r.stuck is not None and r.state == "running"]
 
 
 def _by_itself(ranks: list[RankView]) -> bool:
@@ -412,14 +401,7 @@ def _in_a_collective(rank: RankView) -> bool:
 
 
 def _step(group: GroupMemory, observed: Observed) -> int:
-    return max((rank.step for rank in _ranks(group, observed)), default=0)
-
-
-def _ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
-    """Ranks of the group's current generation."""
-    node = observed.nodes.get(group.node)
-    ranks = node.ranks if node is not None else ()
-    return [rank for rank in ranks if (rank.group, rank.generation) == (group.group, group.generation)]
+    return max((rank.step for rank in ranks_of(group, observed)), default=0)
 
 
 def _reason(rank: RankView, stuck: StuckView) -> Reason:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from supervisor.core.evidence.group_nodes import ranks_of
 from supervisor.core.model.incident import Confidence, Failure
 from supervisor.core.model.kinds import Is, Kind, that_are
 from supervisor.core.model.memory import GroupMemory, Memory
@@ -48,7 +49,7 @@ def told(memory: Memory, observed: Observed) -> Told:
 def speaking(memory: Memory, observed: Observed) -> list[GroupMemory]:
     """Groups of which ended ranks report such a number, by their own number."""
     there = {node.name for node in observed.nodes.values() for rank in node.ranks if rank.numerics}
-    groups = [group for group in memory.groups.values() if group.node in there] if there else []
+    groups = [group for group in memory.groups.values() if not there.isdisjoint(group.nodes)] if there else []
     return sorted((group for group in groups if said(group, observed)), key=lambda group: group.group)
 
 
@@ -88,34 +89,23 @@ def said(group: GroupMemory, observed: Observed) -> set[str]:
 
 
 def _ended(group: GroupMemory, observed: Observed) -> list[RankView]:
-    node = observed.nodes.get(group.node)
-    ranks = node.ranks if node is not None else ()
-    return [
-        rank
-        for rank in ranks
-        if rank.numerics and (rank.group, rank.generation, rank.state) == (group.group, group.generation, "exited")
-    ]
+    return [rank for rank in ranks_of(group, observed) if rank.numerics and rank.state == "exited"]
 
 
 def spike(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> Reason | None:
     """Describes the newest step whose loss was far above the last ones, and whose it was. None if there is none, or
     until every group has reported that it is past it."""
     factor = spec.policy.loss_spike_factor
-    running = [g for g in groups.values() if g.phase == "running" and g.node in observed.nodes]
-    if not any(rank.spike is not None for g in running for rank in observed.nodes[g.node].ranks):
-        return None
+    ranks = [rank for g in groups.values() if g.phase == "running" for rank in ranks_of(g, observed)]
     found: dict[int, dict[int, SpikeView]] = {}
     steps: dict[int, int] = {}
-    for group in running:
-        for rank in observed.nodes[group.node].ranks:
-            if (rank.group, rank.generation) != (group.group, group.generation):
-                continue
-            steps[group.group] = max(rank.step, steps.get(group.group, 0))
-            told = rank.spike
-            if told is not None and max(told.spreads, told.own_spreads) >= factor:
-                known = found.setdefault(told.step, {}).setdefault(group.group, told)
-                if told.own_spreads > known.own_spreads:
-                    found[told.step][group.group] = told
+    for rank in ranks:
+        steps[rank.group] = max(rank.step, steps.get(rank.group, 0))
+        told = rank.spike
+        if told is not None and max(told.spreads, told.own_spreads) >= factor:
+            known = found.setdefault(told.step, {}).setdefault(rank.group, told)
+            if told.own_spreads > known.own_spreads:
+                found[told.step][rank.group] = told
     step = max(found, default=0)
     if not found or min(steps.values()) < step:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from supervisor.core.evidence.group_nodes import ranks_answering
 from supervisor.core.model.incident import Confidence, Failure
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import GroupMemory
@@ -41,9 +42,6 @@ def _stopped(group: GroupMemory, observed: Observed, limit_s: float) -> list[Ran
     return [rank for rank in _ranks(group, observed) if rank.stopped and rank.stopped_s >= limit_s]
 
 
-def _ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
+def _ranks(group: GroupMemory, observed: Observed) -> tuple[RankView, ...]:
     """Ranks of the group's current generation. None of a node that does not answer: its reports are old."""
-    node = observed.nodes.get(group.node)
-    if node is None or not node.registered or group.phase not in ("starting", "running"):
-        return []
-    return [rank for rank in node.ranks if (rank.group, rank.generation) == (group.group, group.generation)]
+    return ranks_answering(group, observed) if group.phase in ("starting", "running") else ()

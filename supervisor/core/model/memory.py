@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.measured import NOTHING, Measured
 from supervisor.core.model.observed import Checkpoint
 from supervisor.core.model.reason import Reason
+from supervisor.core.model.seats import Seat, seated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +97,10 @@ class GroupMemory:
 
     group: int
     generation: int = 0
-    node: str = ""
-    host: str = ""
-    """Machine of the node, kept beyond the node's registration. Empty: the node's name."""
-    allocation: str = ""
-    """Key of the allocation that placed it, kept until it is placed again: the node may be another's by then."""
+    seats: tuple[Seat, ...] = ()
+    """Its nodes, in the order of its ranks. Empty: it is not placed."""
+    left: tuple[Seat, ...] = ()
+    """Seats of the generation before, until it is placed again: the one that is fenced, or that ends there."""
     phase: GroupPhase = "unplaced"
     since: float = 0.0
     incident: str = ""
@@ -109,8 +109,6 @@ class GroupMemory:
     """Recoveries in a row without a healthy stretch between."""
     not_before: float = 0.0
     """Earliest time of the next start (backoff)."""
-    old_node: str = ""
-    """Node of the generation that is being fenced."""
     checkpoint: Checkpoint | None = None
     """Checkpoint that the current generation was started with."""
     resume: Literal["disk", "peers"] = "disk"
@@ -124,14 +122,43 @@ class GroupMemory:
     left_out: Reason | None = None
     """Reason why it is suspended, until a person asks for it or a budget has one left. None: it is not."""
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of its nodes."""
+        return tuple([seat.node for seat in self.seats])
+
+    @property
+    def first_node(self) -> str:
+        """Names the node of its first ranks, where a record or a text has room for one. Empty: it is not placed."""
+        return self.seats[0].node if self.seats else ""
+
+    @property
+    def last_node(self) -> str:
+        """As `first_node`, and kept until it is placed again."""
+        return self.last_seats[0].node if self.last_seats else ""
+
+    @property
+    def last_seats(self) -> tuple[Seat, ...]:
+        """Its seats, or those it had until it left them."""
+        return self.seats or self.left
+
+    def holds(self, node: str) -> bool:
+        return node in self.nodes
+
     def waits_for_long(self, now: float, for_s: float) -> bool:
         """Returns true if it has had no node for that many seconds. Its allocation may take hours. No group waits for
         it any more in a quorum or a collective, and none ends by its loss."""
-        return not self.node and self.phase in ("unplaced", "placing") and now - self.since >= for_s
+        return not self.seats and self.phase in ("unplaced", "placing") and now - self.since >= for_s
 
     def without_history(self) -> GroupMemory:
         """Returns the group with none of its failures: a person who asks for it has looked."""
         return replace(self, seen=None, restarts_here=(), shown=())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        """Describes its JSON: that of its fields. The form of version 2 is read too."""
+        read = {"type": "no-info", "function": seated}
+        return {"type": "function-before", "function": read, "schema": handler(source)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +177,8 @@ class AllocationMemory:
     state: Literal["wanted", "released"]
     since: float
     reason: Reason
+    nodes: int = 1
+    """Number of nodes, all of which it brings at once."""
     exclude: tuple[str, ...] = ()
     """Hosts that the engine must not give."""
     instead_of: str = ""

@@ -17,7 +17,7 @@ from supervisor.core.round.draft import NEW_A_ROUND, Round
 def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool = False) -> None:
     """Applies the chosen rung to the memory. `followed`: the same failure befell the group on another host too."""
     incident = replace(incident, followed=followed)
-    about = {"group": group.group, "node": group.node, "rung": choice.rung, "incident": incident.id}
+    about = {"group": group.group, "node": group.first_node, "rung": choice.rung, "incident": incident.id}
     after = group.generation if choice.rung in (Rung.RIDE_THROUGH, Rung.STOP) else group.generation + 1
     incident = r.decide_incident(incident, choice, after)
     key = f"{choice.rung.name.lower()}:{group.group}:{after}"
@@ -49,43 +49,40 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
         if not (choice.free or incident.outside):
             flapping_hosts.hold(r, group, incident)
             group = flapping_hosts.remember(r, group, incident.kind)
-        r.set_group(replace(group, phase="placing", old_node=group.node))
+        r.set_group(replace(group, phase="placing", left=group.seats))
         return
     _move_away(r, group, incident, choice, followed)
 
 
 def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool) -> None:
-    old = group.node
-    allocation = r.placed_by(group) if old else ""
-    known = r.allocations.get(allocation)
+    given: list[AllocationMemory | None] = [*r.allocations_of(group)] if group.seats else []
     suspect = give_up_node(r, group, replace(incident, followed=followed), choice.reason)
     # A group that only waited for a node has started nothing, so there is nothing to fence.
-    phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
-    r.set_group(replace(group, phase=phase, node="", host="", old_node=old or group.old_node))
-    if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
-        why = Reason.of(Code.FOR_INCIDENT, incident=incident.id, reason=choice.reason)
-        _refill(r, why, choice, known, suspect)
+    phase: GroupPhase = "fencing" if group.seats or group.phase == "fencing" else "placing"
+    r.set_group(replace(group, phase=phase, seats=(), left=group.last_seats))
+    for known in given or [None]:
+        if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
+            why = Reason.of(Code.FOR_INCIDENT, incident=incident.id, reason=choice.reason)
+            _refill(r, why, choice, known, suspect)
     if choice.reason.code in (Code.EVERYTHING_GONE, Code.GONE_AGAIN):
         _replace_spares(r)
 
 
 def give_up_node(r: Round, group: GroupMemory, incident: Incident, reason: Reason) -> bool:
-    """Gives back the node of a group that leaves it. Returns true if the failure cordoned its host."""
-    if not group.node:
+    """Gives back the nodes of a group that leaves them. Returns true if the failure cordoned their hosts."""
+    if not group.seats:
         return False
-    allocation = r.placed_by(group)
-    known = r.allocations.get(allocation)
     # An allocation that the engine takes back does not count against its host: the engine gives out no host that it
     # knows is bad.
-    leaves = known is not None and known.leaving_since is not None
-    suspect = not (leaves or incident.followed or incident.outside or incident.kind == Kind.ALLOCATION_LOST)
-    host = r.host_of(group.node)
-    if suspect:
-        r.cordon(host, group.node, incident)
-    if allocation:
-        cordoned = Reason.of(Code.NODE_CORDONED, node=group.node, why=r.cordons[host]) if suspect else None
-        r.release(allocation, cordoned or reason)
-    return suspect
+    free = r.is_leaving(group) or incident.followed or incident.outside or incident.kind == Kind.ALLOCATION_LOST
+    for seat in group.seats:
+        host, allocation, why = r.host_of(seat.node), r.given_by(seat), reason
+        if not free:
+            r.cordon(host, seat.node, incident)
+            why = Reason.of(Code.NODE_CORDONED, node=seat.node, why=r.cordons[host])
+        if allocation:
+            r.release(allocation, why)
+    return not free
 
 
 def _refill(r: Round, reason: Reason, choice: ladder.Choice, known: AllocationMemory | None, suspect: bool) -> None:
@@ -103,7 +100,7 @@ def _was_refused(r: Round, key: str) -> bool:
 
 def _replace_spares(r: Round) -> None:
     """Replaces the spares that were lost together with all other allocations."""
-    held = {r.placed_by(g) for g in r.groups.values() if g.node}
+    held = {key for g in r.groups.values() if g.seats for key in r.placed_by(g)}
     for allocation in list(r.allocations.values()):
         grant = r.observed.grants.get(allocation.key)
         went = allocation.state == "wanted" and grant is not None and grant.state == "gone"

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
-from supervisor.core.evidence import group_failure
+from supervisor.core.evidence import group_failure, group_nodes
 from supervisor.core.model import engines
 from supervisor.core.model.kinds import Rung
 from supervisor.core.model.memory import AllocationMemory, GroupMemory
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.policy import budgets
 from supervisor.core.remediation import handover
 from supervisor.core.round.draft import Round, trains
@@ -132,19 +133,19 @@ def _give_back(r: Round, words: Mapping[str, str], held: set[str]) -> None:
 
 def _move(r: Round, words: Mapping[str, str]) -> bool:
     """Moves the next group to a node that stays, or reports why not yet. Returns true if one moved."""
-    there = [g for g in r.groups.values() if g.phase == "running" and r.placed_by(g) in words]
+    there = [g for g in r.groups.values() if g.phase == "running" and r.word_on(g, words)]
     if not there:
         return False
     there.sort(key=lambda g: (handover.notice_s(r, g), g.group))
     group = next((g for g in there if not r.busy(g)), there[0])
-    why = words[r.placed_by(group)]
+    why = r.word_on(group, words)
     spares = r.spares()
     if not spares and r.refused() and not r.pending() and not r.checking() and _has_a_deadline(r, group):
         spares = r.last_resort()
     busy = [
         g for g in r.groups.values() if g.phase in ("unplaced", "fencing", "placing", "starting") and not g.left_out
     ]
-    about = {"node": group.node, "why": why}
+    about = {"node": group.first_node, "why": why}
     if not spares:
         r.wait(Reason.of(Code.NO_OTHER_YET, **about, **_coming(r, group)), group=group.group)
     elif r.busy(group):
@@ -156,35 +157,39 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
     elif not any(_healthy(r, g) for g in r.groups.values() if g.group != group.group):
         r.wait(Reason.of(Code.NO_ONE_TO_HEAL_FROM, **about), group=group.group)
     else:
-        handover.off(r, group, Reason.of(Code.NODE_LEAVING, node=group.node, why=why))
+        handover.off(r, group, Reason.of(Code.NODE_LEAVING, node=group.first_node, why=why))
         moved = r.groups[group.group]
         r.act(
             "move", f"move:{group.group}:{moved.generation}", Reason.of(Code.MOVES_BEFORE, why=why),
-            group=group.group, generation=moved.generation, node=group.node, incident=moved.incident,
+            group=group.group, generation=moved.generation, node=group.first_node, incident=moved.incident,
         )  # fmt: skip
         return True
     return False
 
 
 def _says_why_by(r: Round, group: GroupMemory) -> float:
-    """Time when the engine has been asked about the node's notice: preemptions and time limits send the same signal."""
-    node, grant = r.observed.nodes.get(group.node), r.observed.grants.get(r.placed_by(group))
+    """Time when the engine has been asked about the nodes' notices: preemptions and time limits send the same signal."""
+    return max(_seat_explained_by(r, seat) for seat in group.seats)
+
+
+def _seat_explained_by(r: Round, seat: Seat) -> float:
+    node, grant = r.observed.nodes.get(seat.node), r.observed.grants.get(r.given_by(seat))
     if node is None or not node.leaving or (grant is not None and grant.leaving):
         return r.now
-    asked, since = r.observed.engine_listed_at, r.allocations[r.placed_by(group)].leaving_since
+    asked, since = r.observed.engine_listed_at, r.allocations[r.given_by(seat)].leaving_since
     if asked is None or since is None or asked >= since:
         return r.now
     return since + group_failure.engine_word_s(r.observed, r.spec)
 
 
 def _has_a_deadline(r: Round, group: GroupMemory) -> bool:
-    """Returns true if its node will be taken away: one that a person drains may stay until another is there."""
-    node, grant = r.observed.nodes.get(group.node), r.observed.grants.get(r.placed_by(group))
-    return bool((node is not None and node.leaving) or (grant is not None and grant.leaving))
+    """Returns true if a node of it will be taken away: one that a person drains may stay until another is there."""
+    nodes, grants = group_nodes.views(group, r.observed), r.grants_of(group)
+    return any(node.leaving for node in nodes) or any(grant.leaving for grant in grants)
 
 
 def _coming(r: Round, group: GroupMemory) -> dict[str, str]:
-    key = r.allocations[r.placed_by(group)].successor
+    key = next((a.successor for a in r.allocations_of(group) if a.successor), "")
     grant = r.observed.grants.get(key)
     return {"allocation": key, "state": grant.state if grant is not None else "pending", "word": r.engines_word(key)}
 

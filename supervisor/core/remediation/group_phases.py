@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.attribution import recurrence
-from supervisor.core.evidence import group_failure
+from supervisor.core.evidence import group_failure, group_nodes
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import RankView
@@ -23,7 +23,7 @@ def follow(r: Round, group: GroupMemory) -> None:
         return
     if group.phase not in ("starting", "running"):
         return
-    ranks = group_failure.ranks_of(group, r.observed)
+    ranks = group_nodes.ranks_of(group, r.observed)
     group = recurrence.forget(r, group, ranks)
     incident = r.incidents.get(group.incident)
     if incident is not None and incident.state == "acting" and incident.acted is None and ranks:
@@ -90,10 +90,10 @@ def _follow_fence(r: Round, group: GroupMemory) -> None:
     gate = r.observed.gate
     if gate is not None and gate.admitted.get(group.group, -1) >= group.generation:
         proof = Reason.of(Code.GATE_ADMITS, generation=group.generation)
-    elif group_failure.gone(group.group, group.generation, group.old_node, r.observed):
-        proof = Reason.of(Code.NODE_HAS_NONE, node=group.old_node)
+    elif group_failure.gone(group.group, group.generation, group.left, r.observed):
+        proof = Reason.of(Code.NODE_HAS_NONE, node=group.last_node)
     else:
-        r.wait(Reason.of(Code.NOT_FENCED, node=group.old_node), group=group.group)
+        r.wait(Reason.of(Code.NOT_FENCED, node=group.last_node), group=group.group)
         return
     r.set_group(replace(group, phase="placing", since=r.now))
     r.act(

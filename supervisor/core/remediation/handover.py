@@ -7,12 +7,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from supervisor.core.evidence import group_failure
+from supervisor.core.evidence import group_nodes
 from supervisor.core.model import engines
 from supervisor.core.model.incident import Failure
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.policy.ladder import Choice
 from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import Round
@@ -30,7 +31,7 @@ SAVING_S = 30.0
 
 def step_ahead(r: Round, margin_s: float, at_most: float = math.inf) -> int:
     """Returns a step that no group has passed, `margin_s` away at the measured pace, so that all can end at it."""
-    ranks = [rank for group in r.groups.values() for rank in group_failure.ranks_of(group, r.observed)]
+    ranks = [rank for group in r.groups.values() for rank in group_nodes.ranks_of(group, r.observed)]
     newest = max((rank.step for rank in ranks), default=0)
     pace = max((rank.step_s for rank in ranks), default=0.0)
     return newest + int(min(at_most, 2 + math.ceil(margin_s / pace) if pace > 0 else 2))
@@ -38,18 +39,18 @@ def step_ahead(r: Round, margin_s: float, at_most: float = math.inf) -> int:
 
 def consider(r: Round, words: Mapping[str, str]) -> None:
     """Begins the handover if all groups run out of time, or if the only group can go at once."""
-    there = [g for g in r.groups.values() if g.node and g.phase in ("starting", "running", "placing")]
+    there = [g for g in r.groups.values() if g.seats and g.phase in ("starting", "running", "placing")]
     running = [g for g in there if g.phase == "running" and not observe_mode.has_ended(g, r.incidents, r.observed)]
-    if not running or any(r.placed_by(g) not in words for g in running):
+    if not running or any(not r.word_on(g, words) for g in running):
         return
-    why = words[r.placed_by(running[0])]
-    if any(r.placed_by(g) not in words for g in there):
+    why = r.word_on(running[0], words)
+    if any(not r.word_on(g, words) for g in there):
         _not_without_an_heir(r, running, why)
         return
     spares = r.spares()
     alone = all(g.left_out for g in r.groups.values() if g.group != running[0].group)
     if alone and spares and not r.busy(running[0]):
-        _begin(r, Reason.of(Code.LEAVES_ALONE, node=running[0].node, why=why))
+        _begin(r, Reason.of(Code.LEAVES_ALONE, node=running[0].first_node, why=why))
         return
     if max(notice_s(r, g) for g in there) == math.inf:
         return  # a node that is only drained has no deadline
@@ -72,11 +73,15 @@ def _not_without_an_heir(r: Round, running: list[GroupMemory], why: str) -> None
 
 
 def notice_s(r: Round, group: GroupMemory) -> float:
-    """Seconds from the notice that its node is leaving until the group is ended; inf if the notice sets no end."""
-    node, grant = r.observed.nodes.get(group.node), r.observed.grants.get(r.placed_by(group))
+    """Seconds from the notice that a node of it is leaving until the group is ended; inf if the notice sets no end."""
+    return min((_seat_notice_s(r, seat, bool(group.seats)) for seat in group.last_seats), default=math.inf)
+
+
+def _seat_notice_s(r: Round, seat: Seat, placed: bool) -> float:
+    node, grant = r.observed.nodes.get(seat.node), r.observed.grants.get(r.given_by(seat))
     if grant is not None and grant.state == "granted" and grant.leaves_in_s:
         return grant.leaves_in_s
-    return engines.warning_s(r.spec.allocation) if node is not None and node.leaving else math.inf
+    return engines.warning_s(r.spec.allocation) if placed and node is not None and node.leaving else math.inf
 
 
 def _warning_s(r: Round) -> float:
@@ -88,7 +93,7 @@ def _warning_s(r: Round) -> float:
 def _due(r: Round, running: list[GroupMemory], part: float) -> bool:
     """Returns true if that part of the warning is over, or what is left is only enough for the last steps."""
     warn_s = _warning_s(r)
-    since = min(r.allocations[r.placed_by(g)].leaving_since or r.now for g in running)
+    since = min(a.leaving_since or r.now for g in running for a in r.allocations_of(g))
     due = since + max(0.0, min(part * warn_s, _usable_s(r) - _steps(r) * _pace(r)))
     if r.now < due:
         r.look_again(due)
@@ -112,7 +117,7 @@ def _with_long_steps(r: Round, why: Reason) -> Reason:
 def _pace(r: Round) -> float:
     """Seconds that a step of the slowest group takes."""
     return max(
-        (rank.step_s for group in r.groups.values() for rank in group_failure.ranks_of(group, r.observed)), default=0.0
+        (rank.step_s for group in r.groups.values() for rank in group_nodes.ranks_of(group, r.observed)), default=0.0
     )
 
 
@@ -140,7 +145,7 @@ def go_on(r: Round) -> None:
     late = r.now >= r.draft.handover_since + r.spec.policy.start_timeout_s
     for group in list(r.groups.values()):
         slow = group.phase == "running" and (late or observe_mode.has_ended(group, r.incidents, r.observed))
-        on_leaving = group.phase == "placing" and bool(r.leaving(group.node))
+        on_leaving = group.phase == "placing" and bool(r.must_leave(group))
         if not (slow or on_leaving or group.phase == "starting"):
             continue
         if r.full(group.group):
@@ -150,7 +155,7 @@ def go_on(r: Round) -> None:
         after = r.groups[group.group]
         r.act(
             "move", f"move:{group.group}:{after.generation}:{r.before.decisions}", why,
-            group=group.group, generation=after.generation, node=group.node, incident=after.incident,
+            group=group.group, generation=after.generation, node=group.first_node, incident=after.incident,
         )  # fmt: skip
     waited_for = ("starting", "running") if late else ("starting", "running", "fencing")
     still = tuple(g.group for g in r.groups.values() if g.phase in waited_for)
@@ -166,10 +171,10 @@ def go_on(r: Round) -> None:
 
 def ended(r: Round, group: GroupMemory) -> bool:
     """Returns true if a group that ended cleanly did so for the handover; it is then taken off its node."""
-    step = max((rank.step for rank in group_failure.ranks_of(group, r.observed)), default=0)
+    step = max((rank.step for rank in group_nodes.ranks_of(group, r.observed)), default=0)
     if r.handover_at_step is None or step >= r.spec.titan.steps:
         return False
-    off(r, group, Reason.of(Code.HANDED_OVER, step=step, node=group.node, why=r.leaving(group.node)))
+    off(r, group, Reason.of(Code.HANDED_OVER, step=step, node=group.first_node, why=r.must_leave(group)))
     return True
 
 
@@ -179,7 +184,7 @@ def off(r: Round, group: GroupMemory, why: Reason) -> None:
     An incident with a decision goes on. Otherwise a new reason states why the group moves, also for an incident that
     was only opened while the run was paused. An incident that is only observed ends here.
     """
-    step = max((rank.step for rank in group_failure.ranks_of(group, r.observed)), default=0)
+    step = max((rank.step for rank in group_nodes.ranks_of(group, r.observed)), default=0)
     after = group.generation + 1 if group.phase in ("starting", "running") else group.generation
     known = r.incidents.get(group.incident)
     if known is not None and known.shadow:
@@ -195,7 +200,6 @@ def off(r: Round, group: GroupMemory, why: Reason) -> None:
         r.set_incident(incident)
     r.set_group(
         replace(
-            group, generation=after, phase="fencing", since=r.now, node="", host="", old_node=group.node,
-            incident=incident.id,
+            group, generation=after, phase="fencing", since=r.now, seats=(), left=group.seats, incident=incident.id,
         )
     )  # fmt: skip

@@ -12,7 +12,7 @@ from supervisor.core.attribution import (
     shared_outage,
 )
 from supervisor.core.attribution.full_preemption import all_lost, nobody_left
-from supervisor.core.evidence import group_failure
+from supervisor.core.evidence import group_failure, group_nodes
 from supervisor.core.model.incident import Failure, Incident
 from supervisor.core.model.kinds import Is, Kind, Rung, that_are
 from supervisor.core.model.memory import GroupMemory, Shown
@@ -41,7 +41,7 @@ def judge(r: Round, group: GroupMemory, failure: Failure | None) -> None:
         return
     failure = observe_mode.as_told_first(r, group, group_failure.with_facts(failure, group, r.observed, r.spec))
     failure = observe_mode.or_asked_for(r, group, failure)
-    ranks = group_failure.ranks_of(group, r.observed)
+    ranks = group_nodes.ranks_of(group, r.observed)
     step = max((rank.step for rank in ranks), default=0)
     if r.phase == "stopping":
         _judge_draining(r, group, failure, step)
@@ -89,7 +89,7 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
         observe_mode.observe(r, replace(incident, costs=costs), choice)
     else:
         incident = observe_mode.ended(r, incident, failure, step)
-        host = r.host_of(r.groups[group.group].node)
+        host = r.its_host(r.groups[group.group])
         shown = Shown(kind=kind, host=host, incident=incident.id, at=r.now, step=step, same=failure.same)
         cross_host_recurrence.remember(r, r.groups[group.group], shown, earlier)
         if out:
@@ -124,7 +124,7 @@ def _choice(r: Round, group: GroupMemory, failure: Failure, incident: Incident, 
         return ladder.Choice(Rung.RESTART, why, free=True)
     if kind == Kind.ALLOCATION_LOST and nobody_left(r):
         return all_lost(r, group)
-    if kind in TAKEN and (successor := r.successor(r.placed_by(group))):
+    if kind in TAKEN and (successor := next(filter(None, map(r.successor, r.placed_by(group))), "")):
         return _succeeded(r, incident, successor)
     if circuit_breaker.evicting(r) and kind in circuit_breaker.HELD:
         at_least = max(at_least, circuit_breaker.passes(r, kind, known))
@@ -137,19 +137,20 @@ def _choice(r: Round, group: GroupMemory, failure: Failure, incident: Incident, 
 
 def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
     """Moves a group one rung up, if it waits to start again in place and that machine has failed its checks since."""
-    incident, node = r.incidents.get(group.incident), r.observed.nodes.get(group.node)
-    if group.phase != "placing" or incident is None or node is None or not node.failed:
+    incident, nodes = r.incidents.get(group.incident), group_nodes.views(group, r.observed)
+    failed = next((node.failed for node in nodes if node.failed), "")
+    if group.phase != "placing" or incident is None or not failed:
         return
     if r.paused or r.phase != "running" or circuit_breaker.tripped(r) or r.full(group.group):
         return  # the placement reports what is waited for
-    seen = Reason.of(Code.TEXT, text=node.failed)
+    seen = Reason.of(Code.TEXT, text=failed)
     if seen not in incident.evidence:
         incident = replace(incident, evidence=(*incident.evidence, seen)[-8:])
-    given_up, failed = circuit_breaker.evicting(r), Reason.of(Code.CHECKS_FAILED, evidence=node.failed)
-    choice = r.choose(incident.kind, group.group, Rung.REPLACE, failed, unpaid=given_up)
+    given_up, why = circuit_breaker.evicting(r), Reason.of(Code.CHECKS_FAILED, evidence=failed)
+    choice = r.choose(incident.kind, group.group, Rung.REPLACE, why, unpaid=given_up)
     choice = replace(choice, free=given_up)
     if choice.rung == Rung.STOP and any(g.phase in ("starting", "running") for g in r.groups.values()):
-        r.wait(Reason.of(Code.NOT_BEFORE_IT_PASSES, fact=node.failed, then=choice.reason), group=group.group)
+        r.wait(Reason.of(Code.NOT_BEFORE_IT_PASSES, fact=failed, then=choice.reason), group=group.group)
         return  # its agent checks again
     apply(r, group, replace(incident, costs=recovery_cost.of(r, group, incident.kind)), choice)
 
@@ -176,10 +177,9 @@ def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -
 
 
 def _say_unknown(r: Round, group: GroupMemory) -> None:
-    node = r.observed.nodes.get(group.node)
-    if group.phase not in ("starting", "running") or (node is not None and node.registered):
+    if group.phase not in ("starting", "running") or group_nodes.all_answer(group, r.observed):
         return
-    verdict, why = group_failure.node_verdict(group.node, group, r.observed, r.spec)
+    verdict, why = group_failure.verdict_on(group, r.observed, r.spec)
     if verdict == Verdict.UNKNOWN:
         r.wait(why, until=r.now + 1.0, group=group.group)
 

@@ -8,6 +8,7 @@ from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
 from supervisor.core.model.memory import Lighthouse
 from supervisor.core.model.observed import GateView, RankView
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.round.draft import Round
 
 QUORUM_ID_MARGIN = 100
@@ -135,13 +136,17 @@ def _lost_to_the_gate(r: Round, seat: Lighthouse) -> list[int]:
         group = r.groups.get(g)
         if group is None:
             continue
-        # The gate may admit an older generation than we want by now; the node of that is known until it is fenced.
-        at = group.node if generation == group.generation else group.old_node
-        node = r.observed.nodes.get(at)
-        by = r.observed.grants.get(r.placed_by(group)) if at and at == (group.node or group.old_node) else None
-        if (node is not None and node.registered) or (by is not None and by.state == "gone" and by.ended):
+        # The gate may admit an older generation than we want by now; its nodes are known until it is fenced.
+        seats = group.seats if generation == group.generation else group.left
+        if seats and all(_is_known(r, seat) for seat in seats):
             lost.append(g)
     return lost
+
+
+def _is_known(r: Round, seat: Seat) -> bool:
+    """Returns true if the state of a node's processes is known: its agent answers, or the engine has ended them."""
+    node, by = r.observed.nodes.get(seat.node), r.observed.grants.get(r.given_by(seat))
+    return (node is not None and node.registered) or (by is not None and by.state == "gone" and by.ended)
 
 
 def _next(r: Round, seat: Lighthouse, reason: Reason) -> Lighthouse:

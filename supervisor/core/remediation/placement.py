@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 from supervisor.core.attribution import circuit_breaker
-from supervisor.core.evidence import group_failure
+from supervisor.core.evidence import group_failure, group_nodes
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import AllocationMemory, GroupMemory
 from supervisor.core.model.observed import Verdict
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.policy import budgets
 from supervisor.core.remediation import handover, recovery_cost, spare_pool, suspended_groups
 from supervisor.core.remediation.drain import leaving_allocations
@@ -41,14 +43,14 @@ def place(r: Round) -> None:
     for group in sorted(waiting, key=lambda g: g.group):
         if suspended_groups.stays_out(r, group) or _waits(r, group):
             continue
-        if group.node and free and (not_there := _why_not_there(r, group.node)):
+        if group.seats and free and (not_there := _why_not_there(r, group)):
             if not r.full(group.group):
                 free.pop(0)
                 _start_elsewhere(r, group, not_there)
-        elif group.node:
+        elif group.seats:
             _start_in_place(r, group)
         elif free and not r.full(group.group):
-            _start(r, group, free.pop(0))
+            _start(r, group, [free.pop(0)])
         elif not free:
             _no_node(r, group, last)
 
@@ -123,18 +125,18 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
 
 
 def _start_in_place(r: Round, group: GroupMemory) -> None:
-    verdict, why = group_failure.node_verdict(group.node, group, r.observed, r.spec)
+    verdict, why = group_failure.verdict_on(group, r.observed, r.spec)
     other = group_failure.under_another(group, r.observed)
-    view = r.observed.nodes.get(group.node)
+    views = group_nodes.views(group, r.observed)
     if other:
         r.wait(Reason.of(Code.NOT_STARTED_THERE, why=other), until=r.now + 1.0, group=group.group)
-    elif view is not None and view.checking:
-        r.wait(Reason.of(Code.IN_ITS_CHECKS, node=group.node), group=group.group)
-    elif view is not None and view.failed:
-        r.wait(Reason.of(Code.NOT_STARTED_THERE, why=view.failed), group=group.group)
+    elif checking := [view.name for view in views if view.checking]:
+        r.wait(Reason.of(Code.IN_ITS_CHECKS, node=checking[0]), group=group.group)
+    elif failed := [view.failed for view in views if view.failed]:
+        r.wait(Reason.of(Code.NOT_STARTED_THERE, why=failed[0]), group=group.group)
     elif verdict == Verdict.HEALTHY:
         if not r.full(group.group):
-            _start(r, group, group.node)
+            _start(r, group, group.nodes)
     else:
         # The next round judges a dead node: it sees the group placed on it.
         r.wait(why, until=r.now + 1.0, group=group.group)
@@ -156,23 +158,26 @@ def _is_asked_for(r: Round, group: GroupMemory) -> bool:
     return r.observed.control.restarts.get(group.group, 0) > r.restarts_done.get(group.group, 0)
 
 
-def _why_not_there(r: Round, node: str) -> Reason | None:
+def _why_not_there(r: Round, group: GroupMemory) -> Reason | None:
     """Explains why a group is not started again where it was, if another node is there; else None."""
-    if leaving := r.leaving(node):
-        return Reason.of(Code.NODE_LEAVING, node=node, why=leaving)
-    return Reason.of(Code.DISK_UNUSABLE, node=node, why=r.ill[node]) if node in r.ill else None
+    for node in group.nodes:
+        if leaving := r.leaving(node):
+            return Reason.of(Code.NODE_LEAVING, node=node, why=leaving)
+        if node in r.ill:
+            return Reason.of(Code.DISK_UNUSABLE, node=node, why=r.ill[node])
+    return None
 
 
 def _start_elsewhere(r: Round, group: GroupMemory, why: Reason) -> None:
     handover.off(r, group, why)
     r.act(
         "move", f"move:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
-        node=group.node, incident=group.incident,
+        node=group.first_node, incident=group.incident,
     )  # fmt: skip
     r.look_again(r.now)
 
 
-def _start(r: Round, group: GroupMemory, node: str) -> None:
+def _start(r: Round, group: GroupMemory, nodes: Sequence[str]) -> None:
     generation = max(1, group.generation)
     resume = _resumes(r, group)
     if resume == "disk":
@@ -180,28 +185,28 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
     incident = r.incidents.get(group.incident)
     if _is_asked_for(r, group):
         r.restarts_done[group.group] = r.observed.control.restarts[group.group]  # that restart is this start
-    recovery_cost.note_placed(r, group, r.allocation_of(node))
+    seats = tuple([Seat(node, r.host_of(node), r.allocation_of(node)) for node in nodes])
+    for seat in seats:
+        recovery_cost.note_placed(r, group, seat.allocation)
     r.set_group(
         replace(
             group,
             generation=generation,
-            node=node,
-            host=r.host_of(node),
-            allocation=r.allocation_of(node),
+            seats=seats,
+            left=(),
             phase="starting",
             since=r.now,
-            old_node="",
             checkpoint=r.draft.checkpoint,
             resume=resume,
         )
     )
     r.act(
-        "start" if group.node else "place",
+        "start" if group.seats else "place",
         f"start:{group.group}:{generation}",
         (incident.reason if incident is not None else None) or Reason.of(Code.RUN_STARTS),
         group=group.group,
         generation=generation,
-        node=node,
+        node=nodes[0],
         rung=incident.rung if incident is not None else None,
         incident=group.incident,
     )
@@ -218,7 +223,7 @@ def _resumes(r: Round, group: GroupMemory) -> Literal["disk", "peers"]:
 def _newest_step(r: Round, group: GroupMemory) -> int:
     """Newest step that the others that train have reported."""
     others = (g for g in r.groups.values() if g.group != group.group and g.phase == "running")
-    return max((rank.step for g in others for rank in group_failure.ranks_of(g, r.observed)), default=0)
+    return max((rank.step for g in others for rank in group_nodes.ranks_of(g, r.observed)), default=0)
 
 
 def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
@@ -230,7 +235,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
         return
     pending = r.pending()
     if last and pending and all(a.late for a in pending):
-        _start(r, group, last.pop(0))
+        _start(r, group, [last.pop(0)])
         return
     if pending:
         _wait_for(r, group, min(pending, key=lambda a: (a.unheard_since is not None, a.since)))
@@ -251,7 +256,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
         return
     spent = budgets.left(r.spent, r.spec.policy.budget, Rung.REALLOCATE, group.group, r.now) == 0
     if (refused or spent) and last:
-        _start(r, group, last.pop(0))
+        _start(r, group, [last.pop(0)])
         return
     if refused or spent:
         why = Reason.of(Code.ALLOCATIONS_SPENT)
@@ -278,7 +283,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
 
 def _may_train(r: Round, group: GroupMemory) -> bool:
     """Returns true if the group trains, or will be started on a node that it has, or one that may come."""
-    to_start = group.phase == "fencing" or (group.phase == "placing" and bool(group.node))
+    to_start = group.phase == "fencing" or (group.phase == "placing" and bool(group.seats))
     return to_start or (
         group.phase in ("starting", "running") and not observe_mode.has_ended(group, r.incidents, r.observed)
     )

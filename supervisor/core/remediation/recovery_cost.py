@@ -49,7 +49,7 @@ def note_placed(r: Round, group: GroupMemory, key: str) -> None:
     incident, allocation = r.incidents.get(group.incident), r.allocations.get(key)
     since = incident.decided if incident is not None and incident.decided is not None else 0.0
     waited = group.phase == "unplaced" or incident is not None
-    if not group.node and waited and allocation is not None and allocation.since >= since:
+    if not group.seats and waited and allocation is not None and allocation.since >= since:
         r.draft = replace(r.draft, tried=after(_tried(r), ALLOCATION, r.now - allocation.since, True))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from supervisor.core.evidence.group_failure import ranks_of
+from supervisor.core.evidence.group_nodes import ranks_of
 from supervisor.core.model.memory import GroupMemory, Waited
 from supervisor.core.model.observed import Observed
 from supervisor.core.model.reason import Code, Reason
@@ -105,7 +105,7 @@ def _too_few(r: Round, alive: Mapping[int, GroupMemory]) -> bool:
     if not there or len(there) >= r.spec.groups.min_groups:
         return False
     named, brought = {g.group for g in there}, bool(r.next_spare or r.pending())
-    to_come = [g for n, g in alive.items() if n not in named and g.phase != "finished" and (g.node or brought)]
+    to_come = [g for n, g in alive.items() if n not in named and g.phase != "finished" and (g.seats or brought)]
     if to_come:
         groups, more = tuple(g.group for g in there[:SHOWN]), max(0, len(there) - SHOWN)
         needed = r.spec.groups.min_groups

@@ -41,14 +41,14 @@ def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: Reason, 
     choice = Choice(Rung.RIDE_THROUGH, Reason.of(Code.LEFT_OUT, reason=reason), considered)
     incident = r.decide_incident(incident, choice, after)
     r.act(
-        "ride_through", f"leave_out:{group.group}:{after}", choice.reason, group=group.group, generation=after, node=group.node,
+        "ride_through", f"leave_out:{group.group}:{after}", choice.reason, group=group.group, generation=after, node=group.first_node,
         rung=choice.rung, incident=incident.id,
     )  # fmt: skip
     if spent and not incident.followed:
         apply.give_up_node(r, group, incident, choice.reason)
     r.set_group(
         replace(
-            group, phase="fencing", node="", host="", old_node=group.node, generation=after, since=r.now, left_out=reason,
+            group, phase="fencing", seats=(), left=group.seats, generation=after, since=r.now, left_out=reason,
         )
     )  # fmt: skip
 

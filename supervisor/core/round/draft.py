@@ -14,8 +14,9 @@ from supervisor.core.model.decision import Action, Decision
 from supervisor.core.model.incident import Failure, Incident, Suspicion
 from supervisor.core.model.kinds import Is, Kind, Rung, that_are
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory, RunPhase
-from supervisor.core.model.observed import NodeView, Observed
+from supervisor.core.model.observed import Grant, NodeView, Observed
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import RunSpec
 from supervisor.core.policy import budgets, cordons
 from supervisor.core.policy.ladder import Choice, Means, choose, first_rung
@@ -98,7 +99,7 @@ class Round:
 
     def taken(self) -> set[str]:
         """Nodes that a group holds."""
-        return {g.node for g in self.groups.values() if g.node and g.phase != "finished"}
+        return {node for g in self.groups.values() if g.phase != "finished" for node in g.nodes}
 
     def spares(self) -> list[str]:
         """Healthy nodes of our allocations that no group holds and no cordon bars: warm ones first, then by name."""
@@ -207,12 +208,20 @@ class Round:
         view = self.observed.nodes.get(node)
         if view is not None and (view.host or view.registered):
             return view.machine
-        return next((g.host for g in self.groups.values() if node and g.node == node and g.host), node)
+        for g in self.groups.values() if node else ():
+            for seat in g.seats:
+                if seat.node == node and seat.host:
+                    return seat.host
+        return node
+
+    def its_host(self, group: GroupMemory) -> str:
+        """The machine that a failure of the group counts for: that of its first node."""
+        return self.host_of(group.first_node)
 
     def held(self) -> set[str]:
         """Allocations on which a group lives, or has lived and is not proved gone."""
-        there = [g for g in self.groups.values() if g.phase == "fencing" or (g.node and g.phase != "finished")]
-        return {g.allocation or self.placed_by(g) for g in there}
+        there = [g for g in self.groups.values() if g.phase == "fencing" or (g.seats and g.phase != "finished")]
+        return {key for g in there for key in self.placed_by(g)}
 
     def leaving(self, node: str) -> str:
         """Explains why a node must be left: the engine takes it, or a person drains its host. Empty: it may stay."""
@@ -224,6 +233,10 @@ class Round:
             return view.leaving
         return self.drained(self.host_of(node)) if self.observed.cordons else ""
 
+    def must_leave(self, group: GroupMemory) -> str:
+        """Explains why a group must leave a node of its own, as `leaving` does; empty if it may stay."""
+        return next((why for node in group.nodes if (why := self.leaving(node))), "")
+
     def successor(self, key: str) -> str:
         """The allocation that was asked for in place of a leaving one, if it still may serve for it."""
         allocation = self.allocations.get(key)
@@ -233,7 +246,8 @@ class Round:
         grant = self.observed.grants.get(after.key)
         if grant is not None and grant.state in ("gone", "refused"):
             return ""
-        held = {self.placed_by(g) for g in self.groups.values() if g.node and g.phase != "finished"}
+        placed = (g for g in self.groups.values() if g.seats and g.phase != "finished")
+        held = {given for g in placed for given in self.placed_by(g)}
         return "" if after.key in held else after.key
 
     def refused(self) -> list[AllocationMemory]:
@@ -249,9 +263,30 @@ class Round:
         grant = self.observed.grants.get(key)
         return grant.reason if grant is not None else ""
 
-    def placed_by(self, group: GroupMemory) -> str:
-        """Key of the allocation by which a group is where it is, or was until it is proved gone."""
-        return group.allocation or self.allocation_of(group.node or group.old_node)
+    def placed_by(self, group: GroupMemory) -> tuple[str, ...]:
+        """Keys of the allocations by which a group is where it is, or was until it is proved gone."""
+        return tuple([self.given_by(seat) for seat in group.last_seats])
+
+    def given_by(self, seat: Seat) -> str:
+        """Key of the allocation that gave a seat, or an empty string."""
+        return seat.allocation or self.allocation_of(seat.node)
+
+    def allocations_of(self, group: GroupMemory) -> list[AllocationMemory]:
+        """Our allocations of placed_by."""
+        return [self.allocations[key] for key in self.placed_by(group) if key in self.allocations]
+
+    def is_leaving(self, group: GroupMemory) -> bool:
+        """Returns true if a notice was seen that an allocation of the group will be taken away."""
+        return any(allocation.leaving_since is not None for allocation in self.allocations_of(group))
+
+    def word_on(self, group: GroupMemory, words: Mapping[str, str]) -> str:
+        """The word on an allocation of the group; empty if there is none. `words`: by allocation."""
+        return next((words[key] for key in self.placed_by(group) if key in words), "")
+
+    def grants_of(self, group: GroupMemory) -> list[Grant]:
+        """The engine's answers for the allocations of placed_by."""
+        grants = (self.observed.grants.get(key) for key in self.placed_by(group))
+        return [grant for grant in grants if grant is not None]
 
     def allocation_of(self, node: str) -> str:
         """Key of the allocation that gave a node, or an empty string."""
@@ -320,7 +355,7 @@ class Round:
     def set_group(self, group: GroupMemory) -> None:
         if group != self.groups[group.group]:
             self._touched.add(group.group)
-            self._held_now.add(group.node)
+            self._held_now.update(group.nodes)
             self.groups[group.group] = group
 
     def set_incident(self, incident: Incident) -> None:
@@ -357,7 +392,7 @@ class Round:
                 id=f"i{self.seen}",
                 kind=failure.kind,
                 group=group.group,
-                node=group.node,
+                node=group.first_node,
                 rung=first_rung(failure.kind, self.spec.policy),
                 generation_before=group.generation,
                 generation_after=group.generation,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from supervisor.core.evidence import exit_status, gpu_faults, group_failure
+from supervisor.core.evidence import exit_status, gpu_faults, group_failure, group_nodes
 from supervisor.core.model.incident import Failure, Incident
 from supervisor.core.model.kinds import PLANNED, Is, Kind, that_are
 from supervisor.core.model.memory import GroupMemory
@@ -33,10 +33,9 @@ def has_ended(group: GroupMemory, incidents: Mapping[str, Incident], observed: O
     incident = incidents.get(group.incident)
     if incident is None or not incident.shadow or group.phase not in ("starting", "running"):
         return False
-    if incident.kind == Kind.ALLOCATION_LOST or exit_status.ended(group_failure.ranks_of(group, observed)) is not None:
+    if incident.kind == Kind.ALLOCATION_LOST or exit_status.ended(group_nodes.ranks_of(group, observed)) is not None:
         return True  # a finished rank proves nothing about those that still save
-    node = observed.nodes.get(group.node)
-    away = node is None or not node.registered
+    away = not group_nodes.all_answer(group, observed)
     return away and incident.kind == Kind.NODE_LOST and not _heard(group, observed)
 
 

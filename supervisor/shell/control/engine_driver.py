@@ -333,6 +333,7 @@ def _request(run: str, record: RunRecord, allocation: AllocationMemory) -> Reque
         run=run,
         slots=record.spec.groups.ranks_per_group,
         lease_s=record.spec.policy.node_lease_s,
+        nodes=allocation.nodes,
         exclude=allocation.exclude,
         spec=record.spec.allocation,
     )

@@ -88,7 +88,7 @@ class Journal:
                 "waits_of": [{"code": why.code, "groups": why.groups} for why in decision.waits],
                 "incidents": [_lean(i) for i in decision.incidents],
                 "groups": {
-                    str(g): {"generation": m.generation, "node": m.node, "phase": m.phase}
+                    str(g): {"generation": m.generation, "node": m.first_node, "phase": m.phase}
                     for g, m in decision.memory.groups.items()
                     if known.get(g) is not m and known.get(g) != m
                 },

@@ -139,8 +139,8 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
         if (grant.state == "gone") is gone and grant.key in wanted
         for node in grant.nodes
     }
-    hosts = {g.node: g.host for g in known.groups.values() if g.node}
-    held = {g.node for g in known.groups.values()} | {g.old_node for g in known.groups.values()}
+    hosts = {seat.node: seat.host for g in known.groups.values() for seat in g.seats}
+    held = {seat.node for g in known.groups.values() for seat in (*g.seats, *g.left)}
     held.add(known.lighthouse.node)
     ours = []
     for name in mirror.nodes():

@@ -38,7 +38,7 @@ class Made:
 
     of_all: tuple[Any, ...] = ()
     """Inputs that all trainers' records share."""
-    trainers: dict[int, tuple[GroupMemory, tuple[Any, ...], NodeDesired]] = field(default_factory=dict)
+    trainers: dict[int, tuple[GroupMemory, tuple[Any, ...], tuple[NodeDesired, ...]]] = field(default_factory=dict)
     admitted: dict[int, Admission] = field(default_factory=dict)
     records: dict[str, tuple[NodeDesired, str, bytes]] = field(default_factory=dict)
     """By node, with its key."""
@@ -146,33 +146,38 @@ def desired(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = Non
         made.of_all, made.trainers = of_all, {}
     writer = checkpoint_lag.writer(memory.groups)
     for group in memory.groups.values():
-        if group.phase in ("starting", "running") and group.node:
+        if group.phase in ("starting", "running"):
             own = (memory.checkpoint,) if writer == group.group else ()
             known = made.trainers.get(group.group)
             if known is None or known[0] is not group or known[1] != own:
                 same = known is not None and known[0] == group and known[1] == own
                 wanted = known[2] if known is not None and same else _alone(spec, run_dir, memory, group, bool(own))
                 known = made.trainers[group.group] = (group, own, wanted)
-            there = found.get(group.node)
-            found[group.node] = (
-                known[2] if there is None else replace(there, trainers=(*there.trainers, *known[2].trainers))
-            )
+            for alone in known[2]:
+                there = found.get(alone.node)
+                found[alone.node] = (
+                    alone if there is None else replace(there, trainers=(*there.trainers, *alone.trainers))
+                )
     return found
 
 
 def _admission(group: GroupMemory, made: Made) -> Admission:
     known = made.admitted.get(group.group)
-    if known is None or known.generation != group.generation or known.node != group.node:
-        known = made.admitted[group.group] = Admission(generation=group.generation, node=group.node)
+    if known is None or known.generation != group.generation or known.node != group.first_node:
+        known = made.admitted[group.group] = Admission(generation=group.generation, node=group.first_node)
     return known
 
 
-def _alone(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, writer: bool) -> NodeDesired:
-    """Returns what must run on a group's node, if nothing else does."""
-    return NodeDesired(node=group.node, trainers=(_trainer(spec, run_dir, memory, group, writer),))
+def _alone(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, writer: bool) -> tuple[NodeDesired, ...]:
+    """Returns what must run on a group's nodes, if nothing else does."""
+    trainer = _trainer(spec, run_dir, memory, group, writer)
+    return tuple(
+        NodeDesired(node=seat.node, trainers=(replace(trainer, allocation=seat.allocation),)) for seat in group.seats
+    )
 
 
 def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, writer: bool) -> TrainerDesired:
+    """Returns what runs on each of a group's nodes, but for the allocation that gave the node."""
     return TrainerDesired(
         run=spec.name,
         group=group.group,
@@ -194,7 +199,6 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         writer=writer,
         lost=tuple(g for g in memory.silent if g != group.group),
         stop_at_step=_last_step(memory),
-        allocation=group.allocation,
     )
 
 

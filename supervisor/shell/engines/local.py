@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from supervisor.core.model.observed import Grant
-from supervisor.ports.engine import Request
+from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.processes import holder, is_running, start_ticks
 from supervisor.wire import environment as decided
@@ -143,7 +143,13 @@ class LocalEngine:
         return self._pool is not None and self._pool.host != socket.gethostname()
 
     def acquire(self, request: Request) -> None:
-        """Asks for an allocation. Leaves no trace without a pool: another supervisor may get the same request."""
+        """Asks for an allocation. Leaves no trace without a pool: another supervisor may get the same request. Raises
+        RequestRefused for several nodes: each node of this machine has an allocation of its own."""
+        if request.nodes > 1:
+            raise RequestRefused(
+                f"allocation {request.key} is of {request.nodes} nodes, and the local engine gives one at a time: "
+                "request an allocation for each node"
+            )
         if not self._here() or self._path(request.key).exists():
             return
         self._save(_Allocation(key=request.key, slots=request.slots, lease_s=request.lease_s, exclude=request.exclude))

@@ -115,7 +115,7 @@ def _hosts(mirror: Mirror) -> dict[str, str]:
             found[name] = registration.host or name
     for _, memory in observe.readable(mirror):
         groups = memory.groups.values()
-        found |= {g.node: g.host or g.node for g in groups if g.node and g.node not in found}
+        found |= {seat.node: seat.machine for g in groups for seat in g.seats if seat.node not in found}
     known = set(found.values())
     for name in gone:
         host, _, job = name.rpartition(".")
@@ -137,7 +137,7 @@ def _groups_on(mirror: Mirror, host: str) -> list[str]:
     found = []
     for run, memory in observe.readable(mirror):
         groups = memory.groups.values()
-        there = [g for g in groups if g.node and (g.host or g.node) == host and g.phase != "finished"]
+        there = [g for g in groups if g.phase != "finished" and any(seat.machine == host for seat in g.seats)]
         found += [f"group {g.group} of run {run}" for g in there]
     return found
 

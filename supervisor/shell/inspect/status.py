@@ -163,7 +163,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
     hearing = {g.group: g.hearing for g in gate.groups} if gate is not None else {}
     groups = tuple(_group(mirror, spec.name, memory, g, hearing.get(g, "-")) for g in range(spec.groups.count))
     term, leader_record = mirror.items.get(keys.LEADER), leader(mirror)
-    held = {g.node for g in memory.groups.values()}
+    held = {node for g in memory.groups.values() for node in g.nodes}
     leaving = waiting.leaving(observed)
     useless = Round(observed, spec, memory).passed_over()
     away = barred(observed, {host: f"{say(why)}{ALONE}" for host, why in memory.cordons.items()})
@@ -314,13 +314,13 @@ def _no_node_there(host: str, cordon: str) -> NodeStatus:
 
 def _group(mirror: Mirror, run: str, memory: Memory, g: int, hearing: str) -> GroupStatus:
     group = memory.groups.get(g)
-    trainer = _trainer(mirror, run, g, group.generation, group.node) if group is not None else None
+    trainer = _trainer(mirror, run, g, group.generation, group.first_node) if group is not None else None
     progress = trainer.progress if trainer is not None else None
     return GroupStatus(
         group=g,
         phase=group.phase if group is not None else "unplaced",
         generation=group.generation if group is not None else 0,
-        node=group.node if group is not None else "",
+        node=group.first_node if group is not None else "",
         step=progress.step if progress is not None else 0,
         loss=progress.loss if progress is not None else None,
         step_s=progress.step_s if progress is not None else 0.0,

@@ -270,7 +270,7 @@ class Telemetry:
     def _nodes(self, spec: RunSpec, memory: Memory, observed: Observed) -> None:
         run, m = spec.name, self.metrics
         trainers = [n for n in observed.nodes.values() if n.role == "trainer"]
-        holders = {g.node: g for g in memory.groups.values() if g.phase != "finished"}
+        holders = {node: g for g in memory.groups.values() if g.phase != "finished" for node in g.nodes}
         barred = memory.cordons.keys() | cordons.barred(observed, {}).keys()
         verdicts = Counter(node_verdict(n.name, holders.get(n.name), observed, spec)[0] for n in trainers)
         for verdict in Verdict:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from supervisor.core.attribution.stragglers import stragglers
-from supervisor.core.evidence.group_failure import node_verdict, ranks_of
+from supervisor.core.evidence.group_failure import verdict_on
+from supervisor.core.evidence.group_nodes import ranks_of
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import Observed, RankView, Verdict
 from supervisor.core.model.spec import RunSpec
@@ -68,7 +69,7 @@ def _of_group(group: GroupMemory, observed: Observed, spec: RunSpec) -> GroupVer
         return _all(spec, "e", "")
     if group.phase not in ("starting", "running"):
         return _all(spec, "d" if group.incident else "w", say(group.left_out) or _WAITS_FOR[group.phase])
-    verdict, why = node_verdict(group.node, group, observed, spec)
+    verdict, why = verdict_on(group, observed, spec)
     if verdict != Verdict.HEALTHY:
         return _all(spec, "d" if verdict == Verdict.DEAD else "u", say(why))
     known = {rank.rank: rank for rank in ranks_of(group, observed)}

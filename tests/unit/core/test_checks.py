@@ -12,6 +12,7 @@ from supervisor.core.model.incident import Suspicion
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.observed import CordonView
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.policy.cordons import REPEATED_S, freeable, repeated
 from supervisor.core.report.words import say
 from tests.helpers.reasons import codes
@@ -32,7 +33,7 @@ def arrived(groups: int = 2, spares: int = 0, **about: object) -> World:
 
 
 def homes(w: World) -> list[str]:
-    return [g.node for g in w.memory.groups.values()]
+    return [g.first_node for g in w.memory.groups.values()]
 
 
 def fail(w: World, number: int) -> None:
@@ -75,7 +76,7 @@ def test_a_group_without_a_node_waits_for_the_spare_that_is_being_checked() -> N
     assert "group 0: node n3 is being checked before its first rank" in w.waits()
     w.node(3, checking=False)
     w.recover(0)
-    assert w.group().node == "n3"
+    assert w.group().first_node == "n3"
 
 
 def test_a_restart_in_place_waits_too() -> None:
@@ -88,7 +89,7 @@ def test_a_restart_in_place_waits_too() -> None:
     assert "group 0: node n1 is being checked" in w.waits()
     w.node(1, checking=False)
     w.recover(0)
-    assert (w.group().node, w.group().generation) == ("n1", 2)
+    assert (w.group().first_node, w.group().generation) == ("n1", 2)
 
 
 def test_a_node_that_could_take_no_group_is_not_waited_for() -> None:
@@ -201,7 +202,7 @@ def ends_and_waits_there(w: World) -> None:
     w.crash(0)
     w.round()
     w.admit(0)
-    assert (w.group().phase, w.group().node) == ("placing", "n1")
+    assert (w.group().phase, w.group().first_node) == ("placing", "n1")
 
 
 def test_a_restart_in_place_becomes_a_replacement_when_its_node_has_failed_its_checks() -> None:
@@ -215,7 +216,7 @@ def test_a_restart_in_place_becomes_a_replacement_when_its_node_has_failed_its_c
     failed = Reason.of(Code.CHECKS_FAILED, evidence=FAILED)
     assert Reason.of(Code.PASSED, rung="restart", why=failed) in w.incident.considered
     w.recover(0)
-    assert w.group().node == "n3"
+    assert w.group().first_node == "n3"
     assert [s.host for s in w.suspicions] == ["n1"]
 
 
@@ -229,7 +230,7 @@ def test_with_nothing_left_to_pay_it_waits_until_its_node_passes_while_others_tr
     assert f"group 0: {FAILED}: nothing is started there until it passes; nothing cheaper is left" in w.waits()
     passes(w, 1)
     w.recover(0)
-    assert w.group().node == "n1"
+    assert w.group().first_node == "n1"
 
 
 def test_a_person_who_frees_it_meanwhile_is_obeyed() -> None:
@@ -242,7 +243,7 @@ def test_a_person_who_frees_it_meanwhile_is_obeyed() -> None:
     passes(w, 1)
     w.control = replace(w.control, paused=False)
     w.recover(0)
-    assert w.group().node == "n1"
+    assert w.group().first_node == "n1"
 
 
 def test_what_another_node_of_its_host_failed_moves_nobody_nor_what_could_not_be_done() -> None:
@@ -251,7 +252,7 @@ def test_what_another_node_of_its_host_failed_moves_nobody_nor_what_could_not_be
     w.cordons["n1"] = CordonView(why=FAILED, failed=True)
     w.node(1, unsure=UNSURE)
     w.recover(0, after=w.spec.policy.backoff_max_s)
-    assert w.group().node == "n1"
+    assert w.group().first_node == "n1"
 
 
 def test_a_group_that_trains_on_a_node_that_fails_its_checks_goes_on() -> None:
@@ -340,14 +341,16 @@ def test_a_group_that_waits_for_such_a_node_is_held_too_and_a_person_may_give_th
     for _ in range(4):
         w.round(1.0)
     assert w.memory.phase == "running"
-    assert {g.node for g in w.memory.groups.values()} == {""}
+    assert {g.first_node for g in w.memory.groups.values()} == {""}
     assert w.memory.spent == spent
 
 
 def test_the_invariant_holds_it_off() -> None:
     w = World(groups=2, spares=1).bring_up()
-    before = replace(w.memory, groups={**w.memory.groups, 0: replace(w.group(), phase="placing", node="", host="")})
-    after = replace(before, groups={**before.groups, 0: replace(w.group(), phase="starting", node="n3", host="n3")})
+    before = replace(w.memory, groups={**w.memory.groups, 0: replace(w.group(), phase="placing", seats=())})
+    after = replace(
+        before, groups={**before.groups, 0: replace(w.group(), phase="starting", seats=(Seat("n3", "n3"),))}
+    )
     for about, words in (
         ({"checking": True}, "which is being checked"),
         ({"unsure": UNSURE}, UNSURE),

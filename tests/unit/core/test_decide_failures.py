@@ -26,7 +26,7 @@ def lose_node(w: World) -> None:
 
 
 def lose_node_of(w: World, group: int) -> None:
-    w.lapse(w.group(group).node)
+    w.lapse(w.group(group).first_node)
     w.hear(group, "silent")
 
 
@@ -354,7 +354,7 @@ def test_no_spare_climbs_to_a_new_allocation() -> None:
     assert "allocation run-a3 is pending" in w.waits()
     w.bring(3)
     assert w.verbs() == ["place"]
-    assert w.group().node == "n3"
+    assert w.group().first_node == "n3"
 
 
 def test_a_lost_node_is_asked_for_again_in_its_place_at_the_replacements_own_budget() -> None:
@@ -389,14 +389,14 @@ def test_a_cordon_is_of_a_host_and_outlives_the_node_that_was_on_it() -> None:
         w.grant(number)
         w.node(number, host=host)
     w.bring_up()
-    assert (w.group(0).node, w.group(0).host) == ("n1", "h1")
+    assert (w.group(0).first_node, w.group(0).seats[0].host) == ("n1", "h1")
     w.nodes["n1"] = replace(w.nodes["n1"], host="")
     lose_node(w)
     w.round()
     assert list(w.memory.cordons) == ["h1"]
     assert w.memory.allocations["run-a5"].exclude == ("h1",)
     w.recover(0)
-    assert w.group(0).node == "n4", "n3 is on the same host"
+    assert w.group(0).first_node == "n4", "n3 is on the same host"
 
 
 def test_a_spare_that_vanished_after_the_decision_is_replaced_by_an_allocation() -> None:
@@ -440,24 +440,24 @@ def test_a_group_that_was_moved_once_can_be_restarted_in_place() -> None:
     w.round()
     w.recover()
     w.round(121.0)
-    assert (w.group().node, w.group().attempts) == ("n3", 0)
+    assert (w.group().first_node, w.group().attempts) == ("n3", 0)
     w.crash(0)
     assert w.verbs() == ["start"]
-    assert (w.group().node, w.group().generation) == ("n3", 3)
+    assert (w.group().first_node, w.group().generation) == ("n3", 3)
 
 
 def test_a_lost_node_is_fenced_by_the_gate_before_the_spare_starts() -> None:
     w = World().bring_up()
     lose_node(w)
     w.round()
-    assert (w.group().phase, w.group().node, w.group().old_node) == ("fencing", "", "n1")
+    assert (w.group().phase, w.group().first_node, w.group().last_node) == ("fencing", "", "n1")
     for _ in range(3):
         assert w.verbs(after=10.0) == []
         assert "its generation on node n1 is neither gone nor fenced: hold" in w.waits()
     w.admit(0)
     assert w.verbs() == ["fence", "place"]
     assert say(w.last.actions[0].reason) == "the gate admits generation 2 alone"
-    assert w.group().node == "n3"
+    assert w.group().first_node == "n3"
 
 
 def test_an_older_admission_is_no_proof() -> None:
@@ -474,7 +474,7 @@ def test_without_a_gate_the_nodes_own_word_is_a_proof() -> None:
     w.crash(0)
     w.gate = None
     assert w.verbs() == ["cordon", "release", "fence", "place"] or w.verbs() == ["fence", "place"]
-    assert w.group().node == "n3"
+    assert w.group().first_node == "n3"
 
 
 def test_a_node_that_still_runs_the_old_generation_is_no_proof() -> None:
@@ -791,7 +791,7 @@ def test_an_incident_that_was_only_opened_has_tried_nothing() -> None:
     w.crash(0)
     w.control = replace(w.control, paused=False)
     w.round(1.0)
-    assert w.memory.groups[0].node == "n1"
+    assert w.memory.groups[0].first_node == "n1"
     assert next(iter(w.memory.incidents.values())).rung == Rung.RESTART
 
 
@@ -915,7 +915,7 @@ def test_a_spare_that_it_is_moved_to_waits_too() -> None:
     assert {"start", "place"}.isdisjoint([*w.verbs(1.0), *w.verbs(10.0)])
     w.hear(1, "beating")
     assert "place" in w.verbs(1.0)
-    assert w.group(0).node == "n3"
+    assert w.group(0).first_node == "n3"
 
 
 @pytest.mark.parametrize("why", ["too long", "another is heard"])

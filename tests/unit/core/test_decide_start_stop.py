@@ -67,7 +67,7 @@ def test_the_first_groups_start_together_and_the_spare_is_not_waited_for() -> No
     assert "1 of 2 nodes are there" in w.waits()
     w.bring(3)
     assert w.verbs() == ["place", "place"]
-    assert [(g.node, g.generation, g.phase, g.resume) for g in w.memory.groups.values()] == [
+    assert [(g.first_node, g.generation, g.phase, g.resume) for g in w.memory.groups.values()] == [
         ("n1", 1, "starting", "disk"),
         ("n3", 1, "starting", "disk"),
     ]
@@ -92,7 +92,7 @@ def test_with_too_few_nodes_in_time_it_begins_with_those_there_are() -> None:
     w.round()
     w.bring(3)
     assert w.verbs() == ["place"]
-    assert (w.group(2).node, w.group(2).resume) == ("n3", "peers")
+    assert (w.group(2).first_node, w.group(2).resume) == ("n3", "peers")
 
 
 def test_fewer_nodes_in_time_than_may_step_halts_with_the_reason() -> None:
@@ -134,7 +134,7 @@ def test_a_node_too_small_for_a_group_is_not_used() -> None:
     w.grant(2)
     w.node(2, slots=4)
     assert w.verbs() == ["place"]
-    assert w.group().node == "n2"
+    assert w.group().first_node == "n2"
 
 
 def test_a_group_runs_once_one_of_its_ranks_has_committed() -> None:
@@ -333,7 +333,7 @@ def test_a_requested_restart_draws_no_budget_and_counts_no_attempt() -> None:
     w = World(budget={"restart": 0}).bring_up()
     w.control = replace(w.control, restarts={0: 1})
     assert w.verbs() == ["start"]
-    assert (w.group().generation, w.group().attempts, w.group().node) == (2, 0, "n1")
+    assert (w.group().generation, w.group().attempts, w.group().first_node) == (2, 0, "n1")
     assert w.memory.spent == {}
     assert w.incident.kind == Kind.REQUESTED
     w.recover()

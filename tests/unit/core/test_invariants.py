@@ -7,14 +7,15 @@ from dataclasses import replace
 from supervisor.core.invariants import violations
 from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import GateView, Observed
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import BudgetSpec, PolicySpec, RunSpec
 from tests.unit.core.world import World
 
 SPEC = RunSpec(name="run", policy=PolicySpec(budget=BudgetSpec(restart=1, replace=1, reallocate=1, window_s=100.0)))
 OBSERVED = Observed(revision=1, now=50.0, store_stable_s=1e6)
 
-RUNNING = GroupMemory(group=0, generation=3, node="n1", phase="running")
-OTHER = GroupMemory(group=1, generation=1, node="n2", phase="running")
+RUNNING = GroupMemory(group=0, generation=3, seats=(Seat("n1"),), phase="running")
+OTHER = GroupMemory(group=1, generation=1, seats=(Seat("n2"),), phase="running")
 
 
 def memory(*groups: GroupMemory, **about: object) -> Memory:
@@ -27,7 +28,7 @@ def broken(before: Memory, after: Memory, observed: Observed = OBSERVED) -> list
 
 def test_nothing_is_found_in_good_steps() -> None:
     before = memory(RUNNING, OTHER)
-    restarted = replace(RUNNING, generation=4, phase="placing", old_node="n1")
+    restarted = replace(RUNNING, generation=4, phase="placing", left=(Seat("n1"),))
     assert broken(Memory(), before) == []
     assert broken(before, before) == []
     assert broken(before, memory(restarted, OTHER)) == []
@@ -35,11 +36,11 @@ def test_nothing_is_found_in_good_steps() -> None:
 
 
 def test_i1_two_groups_on_one_node() -> None:
-    assert broken(memory(RUNNING, OTHER), memory(RUNNING, replace(OTHER, node="n1"))) == ["I1"]
+    assert broken(memory(RUNNING, OTHER), memory(RUNNING, replace(OTHER, seats=(Seat("n1"),)))) == ["I1"]
 
 
 def test_i1_a_finished_group_holds_nothing() -> None:
-    assert broken(Memory(), memory(replace(RUNNING, phase="finished"), replace(OTHER, node="n1"))) == []
+    assert broken(Memory(), memory(replace(RUNNING, phase="finished"), replace(OTHER, seats=(Seat("n1"),)))) == []
 
 
 def test_i2_a_budget_overdrawn() -> None:
@@ -69,11 +70,11 @@ def test_i4_a_generation_is_started_twice() -> None:
 def test_i4_the_same_starting_group_carried_over_is_no_second_start() -> None:
     starting = replace(RUNNING, phase="starting")
     assert broken(memory(starting), memory(starting)) == []
-    assert broken(memory(starting), memory(replace(starting, node="n9"))) == ["I4"]
+    assert broken(memory(starting), memory(replace(starting, seats=(Seat("n9"),)))) == ["I4"]
 
 
-FENCING = GroupMemory(group=0, generation=4, node="", old_node="n1", phase="fencing")
-STARTED_ELSEWHERE = replace(FENCING, phase="starting", node="n2")
+FENCING = GroupMemory(group=0, generation=4, seats=(), left=(Seat("n1"),), phase="fencing")
+STARTED_ELSEWHERE = replace(FENCING, phase="starting", seats=(Seat("n2"),))
 
 
 def test_i5_a_start_elsewhere_without_proof() -> None:
@@ -81,7 +82,7 @@ def test_i5_a_start_elsewhere_without_proof() -> None:
 
 
 def test_i5_straight_from_running() -> None:
-    after = replace(RUNNING, generation=4, phase="starting", node="n2", old_node="n1")
+    after = replace(RUNNING, generation=4, phase="starting", seats=(Seat("n2"),), left=(Seat("n1"),))
     assert broken(memory(RUNNING), memory(after)) == ["I5"]
 
 
@@ -99,11 +100,11 @@ def test_i5_the_nodes_word_is_a_proof_but_not_its_silence() -> None:
     w.round()
     before = w.memory
     if before.groups[0].phase != "fencing":
-        assert before.groups[0].node == "n3", "its end was proved at once"
+        assert before.groups[0].first_node == "n3", "its end was proved at once"
         return
     w.round()
     after = w.memory
-    assert (after.groups[0].phase, after.groups[0].node) == ("starting", "n3")
+    assert (after.groups[0].phase, after.groups[0].first_node) == ("starting", "n3")
     observed = w.observed()
     assert violations(before, after, observed, w.spec) == []
     rank = observed.nodes["n1"].ranks[0]
@@ -118,6 +119,6 @@ def test_i5_the_nodes_word_is_a_proof_but_not_its_silence() -> None:
 
 
 def test_i5_a_restart_in_place_has_nothing_to_do_with_an_earlier_home() -> None:
-    moved_once = replace(RUNNING, old_node="n9")
-    again = replace(moved_once, generation=4, phase="starting", old_node="n1")
+    moved_once = replace(RUNNING, left=(Seat("n9"),))
+    again = replace(moved_once, generation=4, phase="starting", left=(Seat("n1"),))
     assert broken(memory(moved_once), memory(again)) == []

@@ -69,7 +69,7 @@ def test_one_that_does_not_reach_it_while_others_do_moves_to_a_spare() -> None:
     assert codes(w.incident.considered[-1]) == {Code.PASSED, Code.GATE_UNREACHED}
     assert "not reach" not in w.waits()
     w.start_again(1)
-    assert w.group(1).node == "n4"
+    assert w.group(1).first_node == "n4"
 
 
 def test_nor_is_a_start_tried_there_again() -> None:

@@ -101,7 +101,7 @@ def test_a_run_is_not_halted_while_the_gate_hears_another_group_train() -> None:
     w.save(1, step=50)
     w.commit(0, step=50)
     w.hear(0, "gone")
-    w.lapse(w.group(0).node)
+    w.lapse(w.group(0).first_node)
     w.round(1.0)
     assert w.incident.shadow
     w.hear(0, "beating")

@@ -21,7 +21,7 @@ def one_waits(trains: int) -> World:
     w.round(1.0)
     w.grant(trains + 2, "pending")
     w.round(700.0)
-    assert (w.group(trains).phase, w.group(trains).node) == ("placing", "")
+    assert (w.group(trains).phase, w.group(trains).first_node) == ("placing", "")
     return w
 
 

@@ -194,7 +194,7 @@ class World:
     def report(self, group: int, rank: int = 0, **about: Any) -> None:
         """Sets the agent's report of one rank of the group's current generation; the group's other ranks there stay."""
         memory = self.group(group)
-        self.report_on(memory.node, group, about.pop("generation", memory.generation), rank, **about)
+        self.report_on(memory.first_node, group, about.pop("generation", memory.generation), rank, **about)
 
     def report_on(self, node: str, group: int, generation: int, rank: int = 0, **about: Any) -> None:
         view = self.nodes[node]

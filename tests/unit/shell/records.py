@@ -12,6 +12,7 @@ from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory, SlowSince, Tried
 from supervisor.core.model.observed import Checkpoint
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import AllocationSpec, RunSpec
 from supervisor.ports.store import Expect, Item, Snapshot
 from supervisor.shell.control import projection
@@ -43,8 +44,8 @@ MEMORY = Memory(
     decisions=4,
     phase="running",
     groups={
-        0: GroupMemory(group=0, generation=1, node="n1", phase="running", since=3.0),
-        1: GroupMemory(group=1, generation=2, phase="fencing", old_node="n9", incident="i1", attempts=1),
+        0: GroupMemory(group=0, generation=1, seats=(Seat("n1"),), phase="running", since=3.0),
+        1: GroupMemory(group=1, generation=2, phase="fencing", left=(Seat("n9"),), incident="i1", attempts=1),
     },
     allocations={
         "run-a1": AllocationMemory(key="run-a1", state="wanted", since=1.0, reason=STARTS),

@@ -13,6 +13,7 @@ from supervisor.core.model.incident import Suspicion
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import AllocationMemory, GroupMemory
 from supervisor.core.model.observed import CordonView, Grant
+from supervisor.core.model.seats import Seat
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control import cordons, observe, projection
 from supervisor.shell.control.state_cache import Mirror
@@ -95,7 +96,7 @@ def store(tmp_path: Path) -> MemoryStore:
     """The store of a run of two groups, of which the one on n9 is gone with its node."""
     store = MemoryStore()
     store.put(keys.spec("run"), encode(RunRecord(spec=SPEC, run_dir=str(tmp_path), launched_unix_s=0.0)))
-    groups = {g: GroupMemory(group=g, generation=1, node=f"n{9 * g or 1}", phase="running") for g in (0, 1)}
+    groups = {g: GroupMemory(group=g, generation=1, seats=(Seat(f"n{9 * g or 1}"),), phase="running") for g in (0, 1)}
     allocations = {
         key: AllocationMemory(key=key, state="wanted", since=1.0, reason=STARTS)
         for key in ("run-a1", "run-a2", "run-a3")
@@ -165,7 +166,9 @@ def test_the_leader_writes_what_it_holds_against_a_host_with_its_memory_and_lets
 def filled(**values: bytes) -> MemoryStore:
     """A store with n2 alive on host big, with group 0 of `run`; n1 only remembered; the lighthouse on `host`."""
     store = MemoryStore()
-    memory = replace(MEMORY, groups={0: GroupMemory(group=0, generation=1, node="n2", host="big", phase="running")})
+    memory = replace(
+        MEMORY, groups={0: GroupMemory(group=0, generation=1, seats=(Seat("n2", "big"),), phase="running")}
+    )
     known = {**registration("n2", host="big"), **registration("host", role="service"), keys.health("n1"): b"{}"}
     store.commit({**run_values(memory), **known, **values})
     return store

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import RunSpec
 from supervisor.core.report.words import say
 from supervisor.wire import records
-from supervisor.wire.records import VERSION, RecordError, decode, encode
+from supervisor.wire.records import VERSION, NewerRecord, RecordError, decode, encode, newer
 
 KINDS: list[type[Any]] = [
     *sorted(
@@ -93,6 +94,39 @@ def test_a_sentence_of_version_1_is_read_as_a_reason(text: str, code: Code | Non
     read = decode(json.dumps(old), GroupMemory).left_out
     assert (read.code if read is not None else None) == code
     assert say(read) == text
+
+
+HERE, THERE = Seat("n1", "h1", "run-a1"), Seat("n1", "", "run-a1")
+
+
+@pytest.mark.parametrize(
+    ("phase", "names", "seats", "left"),
+    [
+        ("unplaced", ("", "", "", ""), (), ()),
+        ("running", ("n1", "h1", "run-a1", ""), (HERE,), ()),
+        ("running", ("n1", "", "", ""), (Seat("n1"),), ()),
+        ("placing", ("n1", "h1", "run-a1", "n1"), (HERE,), (THERE,)),
+        ("fencing", ("", "", "run-a1", "n1"), (), (THERE,)),
+        ("placing", ("", "", "run-a1", "n1"), (), (THERE,)),
+        ("finished", ("n1", "h1", "run-a1", "n1"), (HERE,), (THERE,)),
+    ],
+)
+def test_a_group_of_version_2_is_read_with_its_seats(
+    phase: str, names: tuple[str, ...], seats: tuple[Seat, ...], left: tuple[Seat, ...]
+) -> None:
+    body = dict(zip(("node", "host", "allocation", "old_node"), names, strict=True))
+    old = {"$kind": "GroupMemory", "$version": 2, "group": 3, "generation": 4, "phase": phase, "since": 7.5, **body}
+    read = decode(json.dumps(old), GroupMemory)
+    assert read == GroupMemory(group=3, generation=4, phase=phase, since=7.5, seats=seats, left=left)  # type: ignore[arg-type]
+    assert decode(encode(read), GroupMemory) == read
+
+
+def test_a_program_of_version_2_sees_a_newer_group_and_no_corrupt_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = encode(GroupMemory(group=3, seats=(HERE,)))
+    monkeypatch.setitem(records.VERSIONS, "GroupMemory", 2)
+    assert newer(written) == "version 3 is newer than this program's 2"
+    with pytest.raises(NewerRecord):
+        decode(written, GroupMemory)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -39,7 +39,7 @@ def options(request: Request, comment: str) -> list[str]:
     made = [
         f"--comment={comment}",
         f"--job-name=supervisor-{request.run}",
-        "--nodes=1",
+        f"--nodes={request.nodes}",
         "--no-requeue",
         # only to the main process: the shim
         f"--signal=B:USR1@{spec.warn_s}",

@@ -21,7 +21,7 @@ def world(groups: int = 12, spares: int = 2, **breaker: float) -> World:
 
 def lose(w: World, *groups: int) -> list[str]:
     """Silences these groups' nodes, until the engine has had time to report if it took them."""
-    nodes = [w.group(g).node for g in groups]
+    nodes = [w.group(g).first_node for g in groups]
     for group, node in zip(groups, nodes, strict=True):
         w.hear(group, "silent")
         w.nodes[node] = replace(w.nodes[node], registered=False)
@@ -48,7 +48,7 @@ def test_nodes_that_come_back_before_the_gate_hears_them_are_not_restarted() -> 
     lose(w, 0, 1, 2, 3, 4)
     w.round(10 * w.spec.policy.silent_timeout_s)
     for group in range(5):
-        node = w.group(group).node
+        node = w.group(group).first_node
         w.nodes[node] = replace(w.nodes[node], registered=True)
     w.round()
     w.round(1.0)
@@ -126,14 +126,14 @@ def test_gpus_that_are_lost_everywhere_at_once_are_held() -> None:
     w = world(8)
     for group in range(8):
         lost = GpuFact(kind="gpu_lost", evidence="GPU 0 is lost")
-        w.nodes[w.group(group).node] = replace(w.nodes[w.group(group).node], gpus=(lost,))
+        w.nodes[w.group(group).first_node] = replace(w.nodes[w.group(group).first_node], gpus=(lost,))
     for _ in range(3):
         w.round(1.0)
     assert w.memory.breaker_since is not None
     assert generations(w) == {1}
     assert w.memory.cordons == {}
     for group in range(8):
-        w.nodes[w.group(group).node] = replace(w.nodes[w.group(group).node], gpus=())
+        w.nodes[w.group(group).first_node] = replace(w.nodes[w.group(group).first_node], gpus=())
     w.round(1.0)
     assert w.memory.breaker_since is None
 
@@ -169,7 +169,7 @@ def test_a_person_has_them_given_up_at_no_budget() -> None:
 def test_what_the_engine_says_it_took_is_no_guess() -> None:
     w = world()
     for group in range(6):
-        key = w.group(group).allocation
+        key = w.group(group).last_seats[0].allocation
         w.grants[key] = replace(w.grants[key], state="gone")
     lose(w, *range(6))
     assert w.memory.breaker_since is None

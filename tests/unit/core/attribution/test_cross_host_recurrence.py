@@ -38,7 +38,7 @@ def crash(w: World, step: int, signal: int = SIGSEGV, **about: Any) -> None:
 def crashes_until_it_has_moved(w: World) -> None:
     crash(w, 20)
     crash(w, 30)
-    assert (w.incident.rung, w.group().node) == (Rung.REPLACE, "n3")
+    assert (w.incident.rung, w.group().first_node) == (Rung.REPLACE, "n3")
     assert [(s.host, s.incident, s.kind) for s in w.suspicions] == [("n1", "i2", Kind.CRASH)]
     assert w.memory.cordons == {"n1": held_against("i2", Kind.CRASH)}
 
@@ -61,7 +61,7 @@ def test_nor_is_it_held_against_any_host_that_comes_after() -> None:
     homes = set()
     for step in (77, 78, 90, 91):
         crash(w, step)
-        homes.add(w.group().node)
+        homes.add(w.group().first_node)
         assert (w.memory.cordons, w.suspicions) == ({}, [])
     assert len(homes) > 1, "the ladder climbs as ever"
     assert "cordon" not in [a.verb for a in w.last.actions]
@@ -75,7 +75,7 @@ def test_a_start_that_hangs_on_the_next_host_too_is_held_against_none() -> None:
     for _ in range(3):
         w.round(61.0)
         w.start_again(0)
-        homes.append(w.group().node)
+        homes.append(w.group().first_node)
         w.round(61.0)
         assert w.incident.kind == Kind.START_TIMEOUT
     assert homes[0] == "n1"

@@ -24,7 +24,7 @@ def crashes(w: World, group: int = 1, after: float = SELDOM_S) -> Rung:
 
 def test_the_seventh_within_a_day_leaves_the_host_and_is_held_against_it() -> None:
     w = World(groups=2, spares=1).bring_up()
-    node = w.group(1).node
+    node = w.group(1).first_node
     assert [crashes(w) for _ in range(6)] == [Rung.RESTART] * 6
     w.now += SELDOM_S
     w.crash(1)
@@ -59,13 +59,13 @@ def test_what_befalls_other_hosts_too_is_no_hosts_doing() -> None:
 
 def test_without_a_spare_it_stays_and_its_host_is_held_to_it_once() -> None:
     w = World(groups=2, spares=0).bring_up()
-    node = w.group(1).node
+    node = w.group(1).first_node
     assert [crashes(w) for _ in range(6)] == [Rung.RESTART] * 6
     assert (w.suspicions, w.memory.cordons) == ([], {})
     assert [crashes(w) for _ in range(6)] == [Rung.RESTART] * 6
     assert [(s.host, s.kind) for s in w.suspicions] == [(node, Kind.CRASH)]
     assert w.memory.cordons == {node: held_against("i7", Kind.CRASH)}
-    assert w.group(1).node == node
+    assert w.group(1).first_node == node
 
 
 def test_what_a_program_says_of_itself_is_held_against_no_host() -> None:
@@ -90,7 +90,7 @@ def test_what_follows_a_group_is_held_against_no_host() -> None:
 
 def test_a_host_that_was_freed_begins_anew() -> None:
     w = World(groups=2, spares=0).bring_up()
-    node = w.group(1).node
+    node = w.group(1).first_node
     assert [crashes(w) for _ in range(7)] == [Rung.RESTART] * 7
     assert w.memory.cordons.keys() == {node}
     w.cordons.clear()

@@ -14,10 +14,10 @@ from tests.unit.core.world import HOST, World
 def _take_all(w: World) -> None:
     """Takes every allocation that a group is on, at once."""
     for group in w.memory.groups.values():
-        if group.node:
-            key = w.nodes[group.node].allocation
+        if group.first_node:
+            key = w.nodes[group.first_node].allocation
             w.grants[key] = replace(w.grants[key], state="gone", reason="OUT_OF_MEMORY")
-            w.nodes[group.node] = replace(w.nodes[group.node], registered=False)
+            w.nodes[group.first_node] = replace(w.nodes[group.first_node], registered=False)
     w.round()
 
 
@@ -162,7 +162,7 @@ def test_a_node_that_another_job_has_by_now_is_left_and_not_started_on() -> None
     w.round()
     w.bring(3)
     w.recover(0)
-    assert w.group(0).node == "n3"
+    assert w.group(0).first_node == "n3"
 
 
 def test_a_restart_in_place_waits_for_the_engines_word_when_another_job_has_the_node() -> None:
@@ -174,5 +174,5 @@ def test_a_restart_in_place_waits_for_the_engines_word_when_another_job_has_the_
     assert "node n1 is registered under allocation run-a9, not under run-a1: nothing is started there" in w.waits()
     w.round(5.0)
     assert w.incident.kind == Kind.ALLOCATION_LOST, "it cannot be ours any more"
-    assert (w.group(0).node, w.memory.cordons) == ("", {})
+    assert (w.group(0).first_node, w.memory.cordons) == ("", {})
     assert w.memory.allocations["run-a1"].state == "released"

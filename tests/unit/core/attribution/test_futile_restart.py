@@ -26,7 +26,7 @@ def test_a_hang_in_uninterruptible_sleep_begins_at_a_spare() -> None:
     assert w.incident.considered == (SLEEPS,)
     assert Code.UNINTERRUPTIBLE in codes(w.incident.reason)
     w.start_again(0)
-    assert w.group(0).node == "n3"
+    assert w.group(0).first_node == "n3"
 
 
 def test_without_a_spare_it_is_restarted_where_it_is() -> None:

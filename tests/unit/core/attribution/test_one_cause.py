@@ -79,7 +79,7 @@ def all_train(w: World) -> bool:
 
 
 def homes(w: World) -> list[str]:
-    return [group.node for group in w.memory.groups.values()]
+    return [group.first_node for group in w.memory.groups.values()]
 
 
 def nobody_was_moved(w: World, before: list[str]) -> None:
@@ -363,7 +363,9 @@ def test_a_person_has_the_silent_ones_started_again_at_no_budget() -> None:
     assert not w.memory.cordons
     w.control = replace(w.control, evictions=2, because="and still do")
     w.round(1.0)
-    assert [g.node != "" for g in w.memory.groups.values()] == [False] * 6 + [True] * 6, "a restart did not mend them"
+    assert [g.first_node != "" for g in w.memory.groups.values()] == [False] * 6 + [True] * 6, (
+        "a restart did not mend them"
+    )
     assert w.memory.spent == {}
 
 
@@ -459,7 +461,7 @@ def test_what_is_only_observed_keeps_no_other_from_being_mended(kind: str) -> No
         behind_a_switch(w, range(5))
     if kind == "node_lost":
         for group in range(5):
-            node = w.group(group).node
+            node = w.group(group).first_node
             w.nodes[node] = replace(w.nodes[node], registered=False)
     for _ in range(100):
         w.round(1.0)

@@ -106,7 +106,7 @@ def test_a_node_that_is_lost_in_between_changes_nothing() -> None:
     w.round()
     assert w.incident.kind == Kind.NODE_LOST
     w.recover(step=10)
-    assert w.group().node == "n2"
+    assert w.group().first_node == "n2"
     fails(w)
     assert outcome(w) == STOPPED
     assert Reason.of(Code.SEEN_AGAIN, step=20, times=2, hosts=("n1", "n2")) in w.incident.evidence
@@ -144,7 +144,7 @@ def test_what_a_device_may_cause_is_tried_elsewhere_first() -> None:
     assert fails(w, DEVICE) == Rung.REPLACE
     assert w.incident.considered == (TWICE_HERE,)
     w.recover(step=10)
-    assert w.group().node == "n2"
+    assert w.group().first_node == "n2"
     fails(w, DEVICE)
     assert outcome(w) == STOPPED
 
@@ -170,7 +170,7 @@ def test_a_start_that_fails_in_place_and_elsewhere_is_the_programs_fault() -> No
     w.start_again()
     assert fails(w, SAME_BUG, step=0, commits=0) == Rung.REPLACE
     w.start_again()
-    assert w.group().node == "n2"
+    assert w.group().first_node == "n2"
     fails(w, step=0, commits=0)
     assert outcome(w) == STOPPED
     assert Reason.of(Code.SEEN_AGAIN, step=-1, times=3, hosts=("n1", "n2")) in w.incident.evidence
@@ -364,7 +364,7 @@ def test_a_store_that_is_away_for_ten_minutes_stops_nothing_and_costs_no_node() 
         ends += 1
         start_all(w)
     assert ends > 10, "it is tried again at least once a minute"
-    assert {w.group(g).node for g in (0, 1)} == {"n1", "n2"}
+    assert {w.group(g).first_node for g in (0, 1)} == {"n1", "n2"}
     assert w.memory.cordons == {}
     assert sorted(w.memory.spent) == ["restart:0"], "but for the first, which came before the other group's was seen"
     assert w.incidents[w.group(1).incident].reason == Reason.of(Code.SHARED_AWAY)
@@ -536,7 +536,7 @@ def test_the_second_kill_for_memory_on_a_node_moves_the_group() -> None:
     assert codes(*w.incident.considered) == {Code.PASSED, Code.OOM_TWICE}
     w.recover(step=60)
     w.bring(4)
-    assert w.round(61.0).memory.groups[0].node == "n3"
+    assert w.round(61.0).memory.groups[0].first_node == "n3"
     assert killed(w, 70) == Rung.RESTART, "on this node it is the first"
 
 

@@ -148,7 +148,7 @@ def test_a_disk_of_a_nodes_own_is_left_for_another_and_held_to_it() -> None:
     broken = set(homes(w)[:3])
 
     def ends(w: World, group: int) -> None:
-        if w.group(group).node in broken:
+        if w.group(group).first_node in broken:
             no_store(w, group)
         elif w.group(group).phase == "starting":
             w.commit(group, step=60)

@@ -25,7 +25,7 @@ def tell(w: World, node: str, kind: str = "disk_full") -> None:
 
 def lose(w: World, group: int) -> str:
     """Loses the group's node; returns it. The incident is `w.incident`."""
-    node = w.group(group).node
+    node = w.group(group).first_node
     w.lapse(node)
     w.hear(group, "gone")
     w.round()
@@ -42,7 +42,7 @@ def test_another_spare_is_taken_though_the_ill_one_is_warm(kind: str) -> None:
     tell(w, "n3", kind)
     lose(w, 0)
     w.start_again(0)
-    assert w.group(0).node == "n4"
+    assert w.group(0).first_node == "n4"
 
 
 @pytest.mark.parametrize("kind", ["memory_pressure", "clock_unsynchronised", "link_down"])
@@ -51,7 +51,7 @@ def test_other_facts_bar_no_spare(kind: str) -> None:
     tell(w, "n3", kind)
     lose(w, 0)
     w.start_again(0)
-    assert w.group(0).node == "n3"
+    assert w.group(0).first_node == "n3"
 
 
 def test_it_may_be_taken_again_once_that_is_over() -> None:
@@ -61,7 +61,7 @@ def test_it_may_be_taken_again_once_that_is_over() -> None:
     tell(w, "n3", "")
     lose(w, 0)
     w.start_again(0)
-    assert w.group(0).node == "n3"
+    assert w.group(0).first_node == "n3"
 
 
 def test_where_it_is_the_only_one_another_allocation_is_asked_for_and_why_is_said() -> None:
@@ -74,10 +74,10 @@ def test_where_it_is_the_only_one_another_allocation_is_asked_for_and_why_is_sai
     w.round()
     w.round()
     assert f"node n3 is given no group while there is another: {FULL}" in w.waits()
-    assert w.group(0).node == ""
+    assert w.group(0).first_node == ""
     w.bring(4)
     w.recover(0)
-    assert w.group(0).node == "n4"
+    assert w.group(0).first_node == "n4"
 
 
 def test_while_one_is_waited_for_it_is_taken_as_soon_as_that_is_over() -> None:
@@ -86,7 +86,7 @@ def test_while_one_is_waited_for_it_is_taken_as_soon_as_that_is_over() -> None:
     lose(w, 0)
     tell(w, "n3", "")
     w.start_again(0)
-    assert w.group(0).node == "n3"
+    assert w.group(0).first_node == "n3"
 
 
 def test_it_is_the_last_resort_where_no_budget_is_left_to_ask_for_another() -> None:
@@ -101,7 +101,7 @@ def test_it_is_the_last_resort_where_no_budget_is_left_to_ask_for_another() -> N
     assert "group 0: allocation run-a4 is pending" in w.waits()
     w.round(w.spec.policy.allocation_timeout_s)
     w.round(1.0)
-    assert w.group(0).node == "n3"
+    assert w.group(0).first_node == "n3"
 
 
 def test_it_is_the_last_resort_where_the_engine_refuses_another() -> None:
@@ -110,30 +110,30 @@ def test_it_is_the_last_resort_where_the_engine_refuses_another() -> None:
     lose(w, 0)
     w.grant(4, "refused", reason="no such partition")
     w.start_again(0)
-    assert w.group(0).node == "n3"
+    assert w.group(0).first_node == "n3"
 
 
 def test_what_all_nodes_say_that_run_something_is_of_what_they_share() -> None:
     """A spare does not use the run's folder."""
     w = World(spares=1).bring_up()
     for group in range(2):
-        tell(w, w.group(group).node, "file_system_stalled")
+        tell(w, w.group(group).first_node, "file_system_stalled")
     w.crash(0)
     w.round()
     assert w.incident.rung == Rung.RESTART
     w.start_again(0)
-    assert w.group(0).node == "n1", "as ever: no spare is spent on it"
+    assert w.group(0).first_node == "n1", "as ever: no spare is spent on it"
 
 
 @pytest.mark.parametrize("kind", ["disk_full", "ranks_unseen"])
 def test_what_is_of_a_nodes_own_folder_bars_it_though_all_that_run_something_say_so(kind: str) -> None:
     w = World(spares=1).bring_up()
     for group in range(2):
-        tell(w, w.group(group).node, kind)
+        tell(w, w.group(group).first_node, kind)
     w.crash(0)
     w.round()
     w.start_again(0)
-    assert w.group(0).node == "n3"
+    assert w.group(0).first_node == "n3"
 
 
 def test_what_all_nodes_say_is_of_what_they_share_and_bars_none() -> None:
@@ -144,7 +144,7 @@ def test_what_all_nodes_say_is_of_what_they_share_and_bars_none() -> None:
     lose(w, 0)
     assert w.incident.rung == Rung.REPLACE
     w.start_again(0)
-    assert w.group(0).node == "n3"
+    assert w.group(0).first_node == "n3"
 
 
 def test_a_run_starts_beside_a_node_whose_disk_is_full() -> None:
@@ -156,7 +156,7 @@ def test_a_run_starts_beside_a_node_whose_disk_is_full() -> None:
     tell(w, "n1")
     w.open_gate()
     w.round()
-    assert {g: m.node for g, m in w.memory.groups.items()} == {0: "n2", 1: "n3"}
+    assert {g: m.first_node for g, m in w.memory.groups.items()} == {0: "n2", 1: "n3"}
 
 
 def test_a_run_is_not_halted_because_too_few_disks_can_be_used() -> None:
@@ -169,7 +169,7 @@ def test_a_run_is_not_halted_because_too_few_disks_can_be_used() -> None:
     w.open_gate()
     w.round()
     assert w.memory.phase == "running"
-    assert {g: m.node for g, m in w.memory.groups.items()} == {0: "n2", 1: "n1"}
+    assert {g: m.first_node for g, m in w.memory.groups.items()} == {0: "n2", 1: "n1"}
 
 
 # --- a group that fails there ---
@@ -177,7 +177,7 @@ def test_a_run_is_not_halted_because_too_few_disks_can_be_used() -> None:
 
 def test_one_that_fails_there_is_started_on_the_spare_at_the_budget_of_a_restart() -> None:
     w = World(spares=1).bring_up()
-    node = w.group(1).node
+    node = w.group(1).first_node
     tell(w, node)
     assert w.round(100.0).actions == (), "nothing is done for a fact alone"
     w.fail(1)
@@ -187,35 +187,35 @@ def test_one_that_fails_there_is_started_on_the_spare_at_the_budget_of_a_restart
     why = Reason.of(Code.DISK_UNUSABLE, node=node, why=FULL)
     assert Reason.of(Code.MOVED, why=why) in w.incident.considered
     w.recover(1)
-    assert w.group(1).node == "n3"
+    assert w.group(1).first_node == "n3"
     assert "  The group's processes were started again, on another node; no host was cordoned." in explain(w.incident)
     assert w.memory.cordons == {}, "its disk is full: nobody's suspicion"
     assert {scope: len(at) for scope, at in w.memory.spent.items()} == {"restart:1": 1}
     tell(w, node, "")
     lose(w, 0)
     w.start_again(0)
-    assert w.group(0).node == node, "a spare again, once its disk has room"
+    assert w.group(0).first_node == node, "a spare again, once its disk has room"
 
 
 def test_without_a_spare_it_is_started_where_it_was() -> None:
     w = World(spares=0).bring_up()
-    node = w.group(1).node
+    node = w.group(1).first_node
     tell(w, node)
     w.fail(1)
     w.round()
     w.start_again(1)
-    assert w.group(1).node == node
+    assert w.group(1).first_node == node
 
 
 def test_two_that_fail_do_not_both_leave_for_one_spare() -> None:
     w = World(groups=3, spares=1).bring_up()
     for group in (1, 2):
-        tell(w, w.group(group).node)
+        tell(w, w.group(group).first_node)
         w.fail(group)
     w.round()
     w.start_again(1)
     w.start_again(2)
-    assert {w.group(1).node, w.group(2).node} == {"n4", "n3"}
+    assert {w.group(1).first_node, w.group(2).first_node} == {"n4", "n3"}
 
 
 def test_the_word_of_the_end_itself_comes_before_the_fact() -> None:
@@ -227,7 +227,7 @@ def test_the_word_of_the_end_itself_comes_before_the_fact() -> None:
 
 def test_both_words_are_said_once() -> None:
     w = World(spares=1).bring_up()
-    tell(w, w.group(1).node)
+    tell(w, w.group(1).first_node)
     w.fail(1, disk=FULL)
     w.round()
     assert w.incident.evidence.count(ON_ITS_NODE) == 1
@@ -238,7 +238,7 @@ def test_both_words_are_said_once() -> None:
 
 def test_that_a_group_runs_where_nothing_can_be_written_is_said() -> None:
     w = World(spares=1).bring_up()
-    node = w.group(1).node
+    node = w.group(1).first_node
     tell(w, node, "disk_read_only")
     assert w.round(1.0).actions == ()
     said = f"group 1: its node {node} says: {FULL}: the group may go on, but its steps, checkpoints and logs may not be told"
@@ -251,7 +251,7 @@ def test_that_a_group_runs_where_nothing_can_be_written_is_said() -> None:
 def test_what_many_say_is_not_said_for_each() -> None:
     w = World(groups=12).bring_up()
     for group in range(12):
-        tell(w, w.group(group).node, "file_system_stalled")
+        tell(w, w.group(group).first_node, "file_system_stalled")
     w.round()
     assert w.waits().count("may not be told") == disk_faults.NAMED
     assert "and so 7 more groups" in w.waits()
@@ -274,7 +274,7 @@ def test_a_straggler_is_not_moved_there() -> None:
             w.commit(g, step=step, compute_s=s)
         w.round(after)
     assert "group 1 is slow and not touched: replace: no healthy spare node" in w.waits()
-    assert (w.group(1).node, w.group(1).phase) == ("n2", "running")
+    assert (w.group(1).first_node, w.group(1).phase) == ("n2", "running")
 
 
 def test_one_that_is_killed_for_memory_again_is_not_moved_there() -> None:
@@ -299,11 +299,11 @@ def test_one_that_ends_again_and_again_stays_until_the_ladder_is_past_it() -> No
         if w.incident.rung == Rung.REPLACE:
             w.grant(4, "refused", "no node")
         w.start_again(1)
-        if w.group(1).node == "n3":
+        if w.group(1).first_node == "n3":
             break
     restarts = budgets.allowed(w.spec.policy.budget, Rung.RESTART)
     assert rungs[: restarts + 1] == [Rung.RESTART] * restarts + [Rung.REPLACE]
-    assert w.group(1).node == "n3"
+    assert w.group(1).first_node == "n3"
 
 
 def test_a_node_that_is_taken_away_is_left_for_one_when_the_engine_has_refused_another() -> None:
@@ -317,4 +317,4 @@ def test_a_node_that_is_taken_away_is_left_for_one_when_the_engine_has_refused_a
         w.grant(int(key.removeprefix("run-a")), "refused", "no node")
     w.round(1.0)
     w.start_again(0)
-    assert w.group(0).node == "n3"
+    assert w.group(0).first_node == "n3"

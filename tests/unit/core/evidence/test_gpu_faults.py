@@ -32,12 +32,12 @@ def holds(kind: str, **about: Any) -> GpuFact:
 
 def tell(w: World, *facts: GpuFact, node: str = "") -> None:
     """Sets the GPU facts that the agent of group 1's node, or of another, reports."""
-    name = node or w.group(1).node
+    name = node or w.group(1).first_node
     w.nodes[name] = replace(w.nodes[name], gpus=facts)
 
 
 def moved(w: World) -> bool:
-    return w.group(1).node == "" and w.group(1).phase == "fencing"
+    return w.group(1).first_node == "" and w.group(1).phase == "fencing"
 
 
 # --- a group that fails ---
@@ -46,7 +46,7 @@ def moved(w: World) -> bool:
 @pytest.mark.parametrize("code", [48, 64, 74, 109, 119, 120, 140])
 def test_a_crash_after_an_xid_that_needs_a_reset_is_the_gpus(code: int) -> None:
     w = World().bring_up()
-    node = w.group(1).node
+    node = w.group(1).first_node
     tell(w, xid(w, code, rank=0))
     assert w.round().actions == (), "what still runs is left alone"
     w.crash(1)
@@ -64,7 +64,7 @@ def test_a_crash_after_an_xid_that_needs_a_reset_is_the_gpus(code: int) -> None:
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 63, 68, 92, 94, 9999])
 def test_a_crash_after_one_of_the_programs_own_is_a_crash(code: int) -> None:
     w = World().bring_up()
-    node = w.group(1).node
+    node = w.group(1).first_node
     tell(w, xid(w, code))
     w.crash(1)
     w.round()
@@ -225,7 +225,7 @@ def test_a_condition_holds_until_it_is_over() -> None:
 def test_a_node_that_does_not_answer_says_nothing_of_its_gpus() -> None:
     w = World().bring_up()
     tell(w, holds("gpu_lost"))
-    w.nodes[w.group(1).node] = replace(w.nodes[w.group(1).node], registered=False)
+    w.nodes[w.group(1).first_node] = replace(w.nodes[w.group(1).first_node], registered=False)
     assert w.round().actions == (), "its lease only lapsed: the engine has its say first"
 
 
@@ -239,7 +239,7 @@ def test_no_group_is_placed_where_a_gpu_cannot_be_used(kind: str) -> None:
     tell(w, xid(w, 79))
     w.round()
     w.start_again(1)
-    assert w.group(1).node == "n4"
+    assert w.group(1).first_node == "n4"
 
 
 def test_an_xid_alone_bars_no_spare() -> None:
@@ -250,7 +250,7 @@ def test_an_xid_alone_bars_no_spare() -> None:
     tell(w, xid(w, 79))
     w.round()
     w.start_again(1)
-    assert w.group(1).node == "n3"
+    assert w.group(1).first_node == "n3"
 
 
 def test_why_a_node_is_given_no_group_is_said() -> None:
@@ -266,7 +266,7 @@ def test_why_a_node_is_given_no_group_is_said() -> None:
     assert f"node n3 is given no group: {NAME} nvml_stalled" in w.waits()
     tell(w, node="n3")
     w.start_again(1)
-    assert w.group(1).node == "n3"
+    assert w.group(1).first_node == "n3"
 
 
 def test_a_spare_whose_gpu_is_lost_is_given_back_and_its_host_not_asked_for_again() -> None:

@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.evidence import exit_status, group_failure
+from supervisor.core.evidence import exit_status, group_failure, group_nodes
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import GateView, NodeView, Observed, RankView, Verdict
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import PolicySpec, RunSpec
 from supervisor.wire import records
 from tests.helpers.reasons import SEGFAULT
 from tests.unit.core.world import World
 
 SPEC = RunSpec(name="run", policy=PolicySpec(node_lease_s=5))
-GROUP = GroupMemory(group=0, generation=3, node="n1", phase="running", since=10.0)
+GROUP = GroupMemory(group=0, generation=3, seats=(Seat("n1"),), phase="running", since=10.0)
 RANK = RankView(group=0, generation=3, rank=0, state="running", commits=4, step=9)
 NODE = NodeView(name="n1", registered=True, allocation="a1", ranks=(RANK,))
 HOST = NodeView(name="h", registered=True, role="service")
@@ -71,8 +72,8 @@ def test_only_ranks_of_the_current_generation_count() -> None:
     old = replace(RANK, generation=2)
     other = replace(RANK, group=1)
     observed = replace(SEEN, nodes={"n1": replace(NODE, ranks=(old, other, RANK))})
-    assert group_failure.ranks_of(GROUP, observed) == (RANK,)
-    assert group_failure.ranks_of(replace(GROUP, node="elsewhere"), observed) == ()
+    assert group_nodes.ranks_of(GROUP, observed) == (RANK,)
+    assert group_nodes.ranks_of(replace(GROUP, seats=(Seat("elsewhere"),)), observed) == ()
 
 
 def exited(code: int | None, rank: int = 0, signal: int | None = None, error: str = "") -> RankView:
@@ -125,7 +126,7 @@ def test_the_gravest_failure_wins() -> None:
 
 def test_what_holds_on_the_machine_is_evidence_of_what_fails_there() -> None:
     w = World().bring_up()
-    node = w.group(1).node
+    node = w.group(1).first_node
     facts = {"disk_full": "/local: No space left on device", "clock_unsynchronised": "not kept"}
     w.nodes[node] = replace(w.nodes[node], facts=facts)
     w.crash(1)

@@ -116,7 +116,7 @@ def test_who_alone_hangs_on_a_storage_that_is_away_for_all_is_not_ended(w: World
     away = "/runs/x has not answered for over 10 s"
     for group in range(3):
         hangs(w, group, "data" if group == 1 else "collective")
-        node = w.group(group).node
+        node = w.group(group).first_node
         w.nodes[node] = replace(w.nodes[node], facts={"file_system_stalled": away} if group in says else {})
     w.round()
     assert (f"group 1 hangs; the nodes of all groups say: {away}: it is a cause that they share" in w.waits()) == held
@@ -124,7 +124,7 @@ def test_who_alone_hangs_on_a_storage_that_is_away_for_all_is_not_ended(w: World
     if not held:
         return
     for group in range(3):
-        node = w.group(group).node
+        node = w.group(group).first_node
         w.nodes[node] = replace(w.nodes[node], facts={})
     w.round(1.0)
     assert w.group(1).generation == 2, "once it answers, a hang is a hang"
@@ -233,7 +233,7 @@ def test_of_two_that_differ_either_may_be_the_odd_one() -> None:
 
 
 def facts(w: World, group: int, **about: str) -> None:
-    node = w.group(group).node
+    node = w.group(group).first_node
     w.nodes[node] = replace(w.nodes[node], facts=about)
 
 
@@ -274,7 +274,7 @@ def test_a_gpu_that_has_failed_is_no_reason_while_one_is_at_something_that_the_o
     w = World(groups=3).bring_up()
     for group in (1, 2):
         hangs(w, group, "collective")
-    name = w.group(1).node
+    name = w.group(1).first_node
     w.nodes[name] = replace(w.nodes[name], gpus=(GpuFact(kind=kind, evidence=f"GPU 0 {kind}"),))
     w.round()
     assert not w.memory.incidents
@@ -552,7 +552,7 @@ def test_the_word_of_an_older_generation_does_not_count(w: World) -> None:
     w.go_on()
     w.recover(1)
     old = StuckView(activity="data", bound_s=30.0)
-    w.report_on(w.group(1).node, 1, 1, commits=1, step=50, stuck=old)
+    w.report_on(w.group(1).first_node, 1, 1, commits=1, step=50, stuck=old)
     for _ in range(3):
         w.round(1.0)
     assert w.group(1).generation == 2
@@ -571,7 +571,7 @@ def test_nothing_is_done_on_what_was_said_before_the_store_was_away(w: World) ->
 
 def test_nothing_is_done_on_the_word_of_a_node_that_is_gone(w: World) -> None:
     hangs(w, 1, "data")
-    node = w.group(1).node
+    node = w.group(1).first_node
     w.nodes[node] = replace(w.nodes[node], registered=False)
     w.round()
     assert Kind.HANG not in {i.kind for i in w.memory.incidents.values()}

@@ -39,7 +39,7 @@ def judged(w: World) -> None:
 
 
 def test_the_one_whose_own_loss_it_was_is_moved_and_its_host_cordoned(w: World) -> None:
-    suspect = w.group(1).node
+    suspect = w.group(1).first_node
     for group, whose in enumerate(("peers", "own", "peers")):
         ends(w, group, whose)
     judged(w)
@@ -161,7 +161,7 @@ def test_the_same_group_at_the_same_data_on_another_host_is_the_models_or_the_da
 ) -> None:
     """A group that was away for some steps comes to that data as many steps later."""
     spoils(w, 1, 50)
-    assert (w.group(1).node, set(w.memory.cordons)) == ("n4", {"n2"})
+    assert (w.group(1).first_node, set(w.memory.cordons)) == ("n4", {"n2"})
     assert [(s.host, s.kind) for s in w.suspicions] == [("n2", Kind.NUMERICS)]
     spoils(w, 1, again_at)
     assert w.memory.phase in ("stopping", "halted")
@@ -277,7 +277,7 @@ def test_of_another_generation_nothing_is_told(w: World) -> None:
 
 def test_the_innocent_pay_nothing_however_often_another_group_spoils_the_mean() -> None:
     w = World(groups=3, spares=8, budget={"restart": 1, "replace": 9}).bring_up()
-    homes = (w.group(0).node, w.group(2).node)
+    homes = (w.group(0).first_node, w.group(2).first_node)
     for time in range(4):
         step = 100 * (time + 1)
         for group, whose in enumerate(("peers", "own", "peers")):
@@ -289,7 +289,7 @@ def test_the_innocent_pay_nothing_however_often_another_group_spoils_the_mean() 
             w.recover(group, after=5.0, step=step + 1)
         w.round(WITHIN_S)  # sooner, the same group again is the data's fault
     assert not [scope for scope in w.memory.spent if scope.startswith("restart")]
-    assert (w.group(0).node, w.group(2).node) == homes
+    assert (w.group(0).first_node, w.group(2).first_node) == homes
     assert not set(homes) & set(w.memory.cordons)
 
 

@@ -130,7 +130,7 @@ def test_it_never_fails_the_next_one(sign: str) -> None:
         view = w.nodes["n2"]
         kept = tuple(rank for rank in view.ranks if rank.generation > 1)
         w.nodes["n2"] = replace(view, ranks=(*old.ranks, *kept))
-        for name in ("n2", w.group(1).node):
+        for name in ("n2", w.group(1).first_node):
             w.nodes[name] = replace(w.nodes[name], gpus=old.gpus)
         w.gate = gate if look % 2 else now
         w.round(HALF_AN_HOUR_S)

@@ -108,7 +108,7 @@ def test_a_paused_run_does_nothing_and_what_goes_on_is_over(w: World) -> None:
 
 def test_a_node_that_does_not_answer_says_nothing_of_now(w: World) -> None:
     stop(w, 1)
-    node = w.group(1).node
+    node = w.group(1).first_node
     w.nodes[node] = replace(w.nodes[node], registered=False)
     w.round()
     assert Kind.HANG not in {incident.kind for incident in w.incidents.values()}

@@ -12,6 +12,7 @@ from supervisor.core.model.engines import TRAITS
 from supervisor.core.model.incident import Suspicion
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.observed import CordonView, Grant, NodeView
+from supervisor.core.model.seats import Seat
 from supervisor.core.policy.cordons import REPEATED_S, TOGETHER_S, freeable, repeated, together
 from supervisor.core.report import explain
 from supervisor.core.report.words import say
@@ -36,7 +37,7 @@ def drain(w: World, host: str) -> None:
 def lose(w: World, node: str) -> None:
     """Lapses its lease; the gate hears its groups no more."""
     for g in w.memory.groups.values():
-        if g.node == node:
+        if g.first_node == node:
             w.hear(g.group, "gone")
     w.lapse(node)
 
@@ -164,14 +165,16 @@ def test_no_group_is_placed_on_a_host_that_is_barred_for_all() -> None:
     lose(w, "n1")
     w.round()
     w.recover(0)
-    assert w.group().node == "n4"
+    assert w.group().first_node == "n4"
     assert "n3" in w.memory.allocations["run-a5"].exclude
 
 
 def test_the_invariant_sees_a_group_on_a_barred_host() -> None:
     w = World(groups=2, spares=1).bring_up()
-    before = replace(w.memory, groups={**w.memory.groups, 0: replace(w.group(), phase="placing", node="", host="")})
-    after = replace(before, groups={**before.groups, 0: replace(w.group(), phase="starting", node="n3", host="n3")})
+    before = replace(w.memory, groups={**w.memory.groups, 0: replace(w.group(), phase="placing", seats=())})
+    after = replace(
+        before, groups={**before.groups, 0: replace(w.group(), phase="starting", seats=(Seat("n3", "n3"),))}
+    )
     assert not [v for v in invariants.violations(before, after, w.observed(), w.spec) if "I20" in v]
     bar(w, "n3")
     assert "I20: group 0 is placed on n3, whose host n3 is cordoned: " + WHY in invariants.violations(
@@ -185,7 +188,7 @@ def test_what_runs_on_a_cordoned_host_goes_on_and_is_restarted_there() -> None:
     assert w.verbs(after=30.0) == []
     w.crash(0)
     assert w.verbs() == ["start"]
-    assert (w.group().node, w.group().generation) == ("n1", 2)
+    assert (w.group().first_node, w.group().generation) == ("n1", 2)
 
 
 def test_a_spare_on_it_is_given_up_for_another_at_no_budget() -> None:
@@ -234,10 +237,10 @@ def test_a_freed_host_is_let_go_of_by_the_runs_own_memory_and_may_be_cordoned_ag
     (pending,) = [key for key in wanted(w) if key not in w.grants]
     w.grants[pending] = Grant(key=pending, state="granted", nodes=("n1",), engine_id="again")
     w.nodes["n1"] = NodeView(name="n1", registered=True, allocation=pending)
-    lose(w, w.group(1).node)
+    lose(w, w.group(1).first_node)
     w.round()
     w.recover(1)
-    assert w.group(1).node == "n1", "it is used again"
+    assert w.group(1).first_node == "n1", "it is used again"
     w.now += 1.0
     lose(w, "n1")
     w.round()
@@ -290,10 +293,10 @@ def test_a_drained_host_is_left_at_no_budget_and_its_group_moves_to_a_spare() ->
     assert [a.verb for a in decision.actions] == ["acquire", "move"]
     assert "run-a1 is leaving: drained by ann@login" in say(decision.actions[0].reason)
     assert "n1" in w.memory.allocations["run-a4"].exclude
-    assert (w.group().phase, w.group().old_node, w.incident.kind) == ("fencing", "n1", Kind.LEAVING)
+    assert (w.group().phase, w.group().last_node, w.incident.kind) == ("fencing", "n1", Kind.LEAVING)
     w.recover(0)
     w.round()
-    assert (w.group().node, wanted(w)) == ("n3", ["run-a2", "run-a3", "run-a4"])
+    assert (w.group().first_node, wanted(w)) == ("n3", ["run-a2", "run-a3", "run-a4"])
     assert (w.memory.spent, w.memory.cordons, w.suspicions) == ({}, {}, [])
     assert w.incident.state == "recovered"
 
@@ -336,7 +339,7 @@ def test_all_nodes_of_a_drained_host_are_left_one_at_a_time() -> None:
     w.recover(0)
     w.round()
     w.recover(1)
-    assert {g.node for g in w.memory.groups.values()} == {"n3", "n4", "n5"}
+    assert {g.first_node for g in w.memory.groups.values()} == {"n3", "n4", "n5"}
     assert w.memory.spent == {}
 
 
@@ -357,7 +360,7 @@ def test_a_drain_that_is_taken_back_in_time_changes_nothing_more() -> None:
     assert w.memory.allocations["run-a1"].leaving_since is None
     w.bring(3)
     assert w.verbs(after=5.0) == []
-    assert w.group().node == "n1"
+    assert w.group().first_node == "n1"
 
 
 def test_a_restart_on_a_drained_host_goes_elsewhere() -> None:
@@ -367,7 +370,7 @@ def test_a_restart_on_a_drained_host_goes_elsewhere() -> None:
     for _ in range(3):
         w.round()
     w.recover(0)
-    assert w.group().node in ("n3", "n4")
+    assert w.group().first_node in ("n3", "n4")
     assert w.incident.kind == Kind.CRASH
 
 
@@ -413,7 +416,7 @@ def test_an_end_in_the_same_incident_that_may_be_the_hosts_is_held_against_it(
     other: dict[str, Any], last: bool
 ) -> None:
     w = World(groups=2, spares=1).bring_up()
-    host, kill = w.group(1).node, {"signal": 9, **FROM_OUTSIDE}
+    host, kill = w.group(1).first_node, {"signal": 9, **FROM_OUTSIDE}
     kill_until_it_leaves(w, *((kill, other) if last else (other, kill)))
     assert [s.host for s in w.suspicions] == [host]
 

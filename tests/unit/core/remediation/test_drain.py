@@ -76,7 +76,7 @@ def test_a_group_whose_failure_is_only_observed_leaves_as_any_other(how: str, le
     assert w.incident.shadow
     leaves(w, 2)  # type: ignore[operator]
     settle(w)
-    assert (w.group(1).phase, w.group(1).old_node) == ("fencing", "n2")
+    assert (w.group(1).phase, w.group(1).last_node) == ("fencing", "n2")
     assert (w.incidents["i1"].state, w.incidents["i1"].shadow) == ("halted", True), "it has not recovered by itself"
     assert (w.incident.id, w.incident.kind, w.incident.rung, w.incident.shadow) == (
         "i2",
@@ -85,7 +85,7 @@ def test_a_group_whose_failure_is_only_observed_leaves_as_any_other(how: str, le
         False,
     )
     follow(w, 1)
-    assert (w.group(1).node, w.incident.state) == ("n4", "recovered")
+    assert (w.group(1).first_node, w.incident.state) == ("n4", "recovered")
     assert (w.memory.spent, w.memory.cordons) == ({}, {})
 
 
@@ -144,11 +144,11 @@ def test_the_group_moves_to_the_node_that_stays_and_nothing_is_paid(leaves: obje
     w.round()
     w.bring(3)
     assert w.verbs() == ["move"]
-    assert (w.group().phase, w.group().old_node, w.group().generation) == ("fencing", "n1", 2)
+    assert (w.group().phase, w.group().last_node, w.group().generation) == ("fencing", "n1", 2)
     assert (w.incident.kind, w.incident.rung, w.incident.node) == (Kind.LEAVING, Rung.REPLACE, "n1")
     assert wanted(w) == ["run-a1", "run-a2", "run-a3"], "what must still be proved gone is not given back"
     follow(w, 0)
-    assert (w.group().node, w.group().resume, w.group().attempts) == ("n3", "peers", 0)
+    assert (w.group().first_node, w.group().resume, w.group().attempts) == ("n3", "peers", 0)
     assert wanted(w) == ["run-a2", "run-a3"]
     assert (w.memory.spent, w.memory.cordons) == ({}, {})
     assert w.incident.state == "recovered"
@@ -175,7 +175,7 @@ def test_one_group_moves_at_a_time() -> None:
     follow(w, 0)
     assert w.group(1).phase == "fencing"
     follow(w, 1)
-    assert {g.node for g in w.memory.groups.values()} == {"n3", "n4", "n5"}
+    assert {g.first_node for g in w.memory.groups.values()} == {"n3", "n4", "n5"}
 
 
 @pytest.mark.parametrize("why", ["silent", "incident"])
@@ -220,7 +220,7 @@ def test_a_restart_on_a_leaving_node_goes_elsewhere() -> None:
     assert w.verbs() == ["move"]
     assert (w.incident.kind, w.incident.rung) == (Kind.CRASH, Rung.RESTART)
     follow(w, 0)
-    assert w.group().node != "n1"
+    assert w.group().first_node != "n1"
     assert (w.group().generation, list(w.memory.spent)) == (2, ["restart:0"])
 
 
@@ -231,10 +231,10 @@ def test_a_group_whose_new_node_fails_is_judged_as_any_other() -> None:
     w.round()
     w.admit(0)
     w.round()
-    assert w.group().node == "n3"
+    assert w.group().first_node == "n3"
     w.crash(0)
     w.round()
-    assert (w.incident.kind, w.incident.rung, w.group().node) == (Kind.CRASH, Rung.RESTART, "n3")
+    assert (w.incident.kind, w.incident.rung, w.group().first_node) == (Kind.CRASH, Rung.RESTART, "n3")
 
 
 def test_a_leaving_node_that_goes_first_is_no_suspect_and_its_successor_counts() -> None:
@@ -307,7 +307,7 @@ def test_a_limit_that_is_not_well_above_its_warning_is_bounded_by_the_budget(tol
                 limit(w, number)
         step += 1
         for g, m in w.memory.groups.items():
-            if m.phase in ("starting", "running") and w.nodes[m.node].registered:
+            if m.phase in ("starting", "running") and w.nodes[m.first_node].registered:
                 w.commit(g, step=step, step_s=0.5)
         w.open_gate()
         w.round(1.0)
@@ -369,14 +369,14 @@ def test_all_are_handed_over_through_one_checkpoint() -> None:
     w.admit(1)
     settle(w)
     assert w.memory.handover_at_step is None
-    assert (w.group(0).phase, w.group(0).node, w.group(0).resume) == ("starting", "n3", "disk")
+    assert (w.group(0).phase, w.group(0).first_node, w.group(0).resume) == ("starting", "n3", "disk")
     assert w.group(0).checkpoint is not None
     assert w.group(0).checkpoint.step == step
     w.round()
     assert wanted(w) == ["run-a3", "run-a4"]
     w.bring(4)
     w.round()
-    assert w.group(1).node == "n4"
+    assert w.group(1).first_node == "n4"
     assert w.group(1).checkpoint == w.group(0).checkpoint
     assert (w.memory.phase, w.memory.spent, w.memory.cordons) == ("running", {}, {})
     for g in (0, 1):
@@ -437,7 +437,7 @@ def test_a_group_alone_is_handed_over_as_soon_as_there_is_a_node(leaves: object)
     w.round()
     w.admit(0)
     settle(w)
-    assert (w.group().phase, w.group().node) == ("starting", "n2")
+    assert (w.group().phase, w.group().first_node) == ("starting", "n2")
     assert w.memory.checkpoint is not None
     assert w.memory.checkpoint.step == step
 
@@ -459,7 +459,7 @@ def test_a_group_that_fails_meanwhile_starts_with_the_others() -> None:
     w.bring(3)
     w.bring(4)
     w.round()
-    assert [(g.phase, g.node, g.generation) for g in w.memory.groups.values()] == [
+    assert [(g.phase, g.first_node, g.generation) for g in w.memory.groups.values()] == [
         ("starting", "n3", 2),
         ("starting", "n4", 2),
     ]

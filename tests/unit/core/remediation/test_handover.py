@@ -55,7 +55,7 @@ def _half_moved() -> World:
     settle(w)
     w.admit(0)
     settle(w)
-    assert [(g.phase, g.node) for g in w.memory.groups.values()] == [("starting", "n3"), ("running", "n2")]
+    assert [(g.phase, g.first_node) for g in w.memory.groups.values()] == [("starting", "n3"), ("running", "n2")]
     return w
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import Grant
+from supervisor.core.model.seats import Seat
 from tests.unit.core.world import World
 
 
@@ -23,7 +24,7 @@ def ready(groups: int = 2, spares: int = 2) -> World:
 
 
 def homes(w: World) -> dict[int, str]:
-    return {g: m.node for g, m in w.memory.groups.items()}
+    return {g: m.first_node for g, m in w.memory.groups.items()}
 
 
 def test_groups_and_nodes_go_together_by_their_order() -> None:
@@ -125,7 +126,7 @@ def test_a_start_in_place_waits_for_its_node() -> None:
         w.memory,
         groups={
             **w.memory.groups,
-            0: GroupMemory(group=0, generation=2, node="n1", phase="placing", old_node="n1", attempts=1),
+            0: GroupMemory(group=0, generation=2, seats=(Seat("n1"),), left=(Seat("n1"),), phase="placing", attempts=1),
         },
     )
     w.lapse("n1")

@@ -36,12 +36,12 @@ def test_the_group_moves_while_it_trains_and_the_incident_says_preempted() -> No
     w = world()
     preempt(w, 1)
     assert w.verbs() == ["acquire", "move"]
-    assert (w.group().phase, w.group().old_node, w.group(1).phase) == ("fencing", "n1", "running")
+    assert (w.group().phase, w.group().last_node, w.group(1).phase) == ("fencing", "n1", "running")
     assert (w.incident.kind, w.incident.rung, w.incident.node) == (Kind.LEAVING, Rung.REPLACE, "n1")
     assert "Slurm preempts job 1, after a grace of 60 s" in texts(w.incident.evidence[0])
     assert "preempts" in say(w.incident.reason)
     follow(w, 0)
-    assert (w.group().node, w.group().resume, w.incident.state) == ("n3", "peers", "recovered")
+    assert (w.group().first_node, w.group().resume, w.incident.state) == ("n3", "peers", "recovered")
     assert wanted(w) == ["run-a2", "run-a3", "run-a4"], "it is given back before its grace is over"
     assert (w.memory.spent, w.memory.cordons) == ({}, {})
 

@@ -88,7 +88,7 @@ def test_a_refused_refill_stops_nobody_and_is_not_asked_again() -> None:
     assert (asked(w), w.incident.rung) == (5, Rung.REALLOCATE)
     w.bring(5)
     w.recover(1)
-    assert w.group(1).node == "n5"
+    assert w.group(1).first_node == "n5"
 
 
 def test_a_refused_successor_is_not_asked_for_again() -> None:

@@ -40,7 +40,9 @@ def test_an_unfinished_run_starts_again_from_the_checkpoint_with_nothing_held() 
     _, memory = _running()
     after = restored(memory, len(memory.groups), AT, {})
     assert (after.phase, after.checkpoint) == ("new", AT)
-    assert {(g.phase, g.node, g.old_node, g.incident) for g in after.groups.values()} == {("unplaced", "", "", "")}
+    assert {(g.phase, g.first_node, g.last_node, g.incident) for g in after.groups.values()} == {
+        ("unplaced", "", "", "")
+    }
     assert {a.state for a in after.allocations.values()} == {"released"}
     assert after.lighthouse == Lighthouse(generation=after.lighthouse.generation)
     assert after.incidents == {}

@@ -11,7 +11,7 @@ from tests.unit.core.world import World
 
 def _spare(w: World) -> str:
     """The key of the allocation that holds no group."""
-    used = {w.nodes[g.node].allocation for g in w.memory.groups.values()}
+    used = {w.nodes[g.first_node].allocation for g in w.memory.groups.values()}
     (key,) = {a.key for a in w.memory.allocations.values() if a.state == "wanted"} - used
     return key
 

@@ -23,7 +23,7 @@ def _passed(out: Reason | None) -> tuple[Reason, ...]:
 
 def taken(w: World, group: int) -> None:
     """Lets the engine take the group's allocation; its agent is gone."""
-    node, number = w.group(group).node, int(w.group(group).allocation.removeprefix("run-a"))
+    node, number = w.group(group).first_node, int(w.group(group).last_seats[0].allocation.removeprefix("run-a"))
     w.grant(number, "gone", "preempted")
     w.nodes[node] = replace(w.nodes[node], registered=False)
 
@@ -102,7 +102,7 @@ def test_not_in_the_round_in_which_its_old_generation_is_shut_out() -> None:
 def test_a_spare_that_it_takes_then_is_paid_for_and_asked_for_anew() -> None:
     w = World(groups=4, spares=2, budget={"replace": 1, "reallocate": 0}).bring_up()
     for group in (0, 1):
-        w.lapse(w.group(group).node)
+        w.lapse(w.group(group).first_node)
         w.hear(group, "gone")
         w.round(1.0)
         w.admit(group)
@@ -110,7 +110,7 @@ def test_a_spare_that_it_takes_then_is_paid_for_and_asked_for_anew() -> None:
     w.recover(0)
     assert _passed(w.group(1).left_out)[0] == spent("replace")
     train(w, 60.0, 0, 2, 3)
-    assert w.group(1).node == "", "a spare is there, and no budget to take it"
+    assert w.group(1).first_node == "", "a spare is there, and no budget to take it"
     wanted = [a.key for a in w.memory.allocations.values() if a.state == "wanted"]
     train(w, 3600.0, 0, 2, 3)
     w.round(1.0)

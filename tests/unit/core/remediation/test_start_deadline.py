@@ -154,7 +154,7 @@ def test_one_that_waits_for_a_group_whose_allocation_is_in_a_queue_is_not_late()
     w = World(groups=2, spares=0, min_groups=2, start_timeout_s=TIMEOUT_S).start_up()
     w.report(0, phase="quorum")
     w.round(20.0)
-    w.lapse(w.group(1).node)
+    w.lapse(w.group(1).first_node)
 
     def seen(w: World) -> None:
         w.report(0, phase="quorum")
@@ -165,7 +165,7 @@ def test_one_that_waits_for_a_group_whose_allocation_is_in_a_queue_is_not_late()
             w.admit(1)
 
     assert kinds(w, 60 * TIMEOUT_S, seen) == [(Kind.NODE_LOST, 1)]
-    assert (w.group(0).generation, w.group(0).node) == (1, "n1")
+    assert (w.group(0).generation, w.group(0).first_node) == (1, "n1")
     assert "group 0 waits in a quorum for more: 1 of the 2 groups that a step needs are there" in w.waits()
 
 
@@ -224,7 +224,7 @@ def test_who_waits_for_a_group_that_nobody_brings_is_not_waited_for() -> None:
     w = World(groups=2, spares=0, min_groups=2, start_timeout_s=TIMEOUT_S).start_up()
     w.report(0, phase="quorum")
     w.round(20.0)
-    w.lapse(w.group(1).node)
+    w.lapse(w.group(1).first_node)
     found = kinds(w, 3 * TIMEOUT_S, refused)
     assert (Kind.START_TIMEOUT, 0) in found or w.memory.phase != "running"
 

@@ -68,7 +68,7 @@ def test_the_others_go_on_without_it_and_nothing_more_is_spent() -> None:
         w.admit(0)
         w.commit(1, step=1000 + w.rounds)
         w.round(600.0)
-    assert (w.group(0).phase, w.group(0).node, w.group(1).generation) == ("placing", "", 1)
+    assert (w.group(0).phase, w.group(0).first_node, w.group(1).generation) == ("placing", "", 1)
     assert (w.memory.phase, w.memory.spent, w.memory.cordons) == ("running", spent, {})
     assert "group 0 is left out: it ended" in w.waits()
     assert "supervisor restart 0 tries it once more" in w.waits()
@@ -95,12 +95,12 @@ def test_its_node_is_a_spare_for_the_others() -> None:
     w = left_out(begun())
     w.admit(0)
     w.round(1.0)
-    left = w.group(1).node
+    left = w.group(1).first_node
     w.lapse(left)
     w.hear(1, "gone")
     w.round(1.0)
     w.recover(1, step=5000)
-    assert w.group(1).node == "n3", "on which group 0 was"
+    assert w.group(1).first_node == "n3", "on which group 0 was"
     assert w.group(0).left_out
 
 
@@ -202,14 +202,14 @@ def test_a_node_that_is_to_be_left_does_not_wait_for_it() -> None:
     w = left_out(begun(groups=3, spares=2))
     w.admit(0)
     w.round(1.0)
-    key = w.group(1).allocation
+    key = w.group(1).last_seats[0].allocation
     w.grants[key] = replace(w.grants[key], leaving="preempted")
-    node = w.group(1).node
+    node = w.group(1).first_node
     w.round(1.0)
     for _ in range(3):
         w.admit(1)
         w.round(1.0)
-    assert w.group(1).node not in ("", node)
+    assert w.group(1).first_node not in ("", node)
 
 
 def test_a_run_that_is_stopped_does_not_wait_for_it() -> None:
@@ -321,7 +321,7 @@ def test_the_last_that_trains_leaves_a_drained_host_through_a_checkpoint() -> No
     w = left_out(begun(spares=2))
     w.admit(0)
     w.round(1.0)
-    left = w.group(1).node
+    left = w.group(1).first_node
     w.cordons[left] = CordonView(drain="maintenance")
     acts = w.verbs(1.0) + w.verbs(1.0)
     assert "hand_over" in acts
@@ -331,5 +331,5 @@ def test_the_last_that_trains_leaves_a_drained_host_through_a_checkpoint() -> No
     w.fail(1, 0, step=step, checkpoint=w.nodes[left].ranks[-1].checkpoint)
     w.round(1.0)
     w.start_again(1)
-    assert w.group(1).node not in ("", left)
+    assert w.group(1).first_node not in ("", left)
     assert w.group(0).left_out

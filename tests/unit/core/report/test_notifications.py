@@ -131,7 +131,7 @@ def test_a_breaker_that_opens_is_told_once(monkeypatch: pytest.MonkeyPatch) -> N
     w.spec = replace(w.spec, policy=replace(w.spec.policy, breaker=BreakerSpec()))
     for group in range(5):
         w.hear(group, "silent")
-        w.nodes[w.group(group).node] = replace(w.nodes[w.group(group).node], registered=False)
+        w.nodes[w.group(group).first_node] = replace(w.nodes[w.group(group).first_node], registered=False)
     (notice,) = [*told(w), *all_told(w, 5)]
     assert notice.about.startswith("breaker-")
     assert told_by_the_next_leader(w) == {notice.about}

@@ -22,9 +22,9 @@ def stopped(w: World) -> World:
     """Stops everything: the engine has taken every allocation, and gives others."""
     w.now += w.spec.policy.healthy_after_s
     for group in w.memory.groups.values():
-        number = int(group.node.removeprefix("n"))
+        number = int(group.first_node.removeprefix("n"))
         w.grant(number, "gone", reason="stopped")
-        w.nodes[group.node] = replace(w.nodes[group.node], registered=False)
+        w.nodes[group.first_node] = replace(w.nodes[group.first_node], registered=False)
     w.round()
     for key, allocation in w.memory.allocations.items():
         if allocation.state == "wanted" and key not in w.grants:
@@ -177,6 +177,6 @@ def test_the_loss_of_everything_is_free_where_only_the_disk_knows_that_it_got_an
     )
     disk(w, mark(200), mark(50))
     for group in w.memory.groups.values():
-        w.grant(int(group.node.removeprefix("n")), "gone", reason="stopped")
+        w.grant(int(group.first_node.removeprefix("n")), "gone", reason="stopped")
     w.round()
     assert w.memory.spent == {}

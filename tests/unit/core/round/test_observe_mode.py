@@ -98,7 +98,7 @@ def test_neither_a_lost_node_nor_a_crash_is_acted_on(kind: str) -> None:
     w = observing()
     if kind == "node":
         w.hear(1, "gone")
-        w.lapse(w.group(1).node)
+        w.lapse(w.group(1).first_node)
     else:
         w.crash(1)
     w.round(1.0)

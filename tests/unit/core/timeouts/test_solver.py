@@ -266,7 +266,7 @@ def test_the_leader_remembers_what_ranks_nodes_and_engine_say_and_is_quiet_about
     w = World().bring_up()
     w.commit(0, step=2, measured=Measured(step_s=1.0, collective_s=0.4))
     w.commit(1, step=2, measured=Measured(step_s=1.2, start_s=30.0))
-    w.nodes[w.group(0).node] = replace(w.nodes[w.group(0).node], store_ms=15.0)
+    w.nodes[w.group(0).first_node] = replace(w.nodes[w.group(0).first_node], store_ms=15.0)
     w.engine_word_s = 3.0
     w.round(1.0)
     known = Measured(step_s=1.2, collective_s=0.4, start_s=30.0, store_ms=15.0, engine_word_s=3.0)

@@ -31,6 +31,7 @@ from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory
 from supervisor.core.model.observed import Grant
+from supervisor.core.model.seats import Seat
 from supervisor.ports.errors import Fatal
 from supervisor.shell.history.files import Left
 from supervisor.shell.processes import pid_namespace, start_ticks
@@ -56,7 +57,7 @@ WELL = Memory(
     decisions=4,
     phase="running",
     groups={
-        g: GroupMemory(group=g, generation=1, node=f"n{g + 1}", host=f"n{g + 1}", phase="running", allocation=f"run-a{g + 1}")
+        g: GroupMemory(group=g, generation=1, seats=(Seat(f"n{g + 1}", f"n{g + 1}", f"run-a{g + 1}"),), phase="running")
         for g in (0, 1)
     },
     allocations={
@@ -160,7 +161,7 @@ def test_what_the_engine_says_of_what_the_run_wants(world: World) -> None:
     }  # fmt: skip
     given_back = replace(WELL.allocations["run-a3"], state="released")
     asked = AllocationMemory(key="run-a4", state="wanted", since=2.0, reason=STARTS)
-    groups = {**WELL.groups, 1: replace(WELL.groups[1], node="", phase="placing", allocation="")}
+    groups = {**WELL.groups, 1: replace(WELL.groups[1], seats=(), phase="placing")}
     memory = replace(WELL, groups=groups, allocations={**WELL.allocations, "run-a3": given_back, "run-a4": asked})
     pending = Grant(key="run-a2", state="pending", reason="Resources")
     after(world, {**run_values_of(memory), keys.grant("run", "run-a2"): encode(pending)})

@@ -25,7 +25,7 @@ def test_as_many_allocations_are_to_be_held_as_at_the_launch_unless_the_rest_of_
 ) -> None:
     world = World(spec(4, tight), 1)
     world.clock.run_until(world.clock.now + 60.0, world.healthy)
-    with_group = {group.allocation for group in world.checks.memory.groups.values()}
+    with_group = {seat.allocation for g in world.checks.memory.groups.values() for seat in g.last_seats}
     (spare,) = world.engine.held.keys() - with_group
     world.engine.end(spare, "preempted")
     told = "kept: 3 allocations are held or asked for, and the run was launched with 4"
@@ -58,7 +58,7 @@ def test_a_spare_that_is_cut_off_from_etcd_is_none() -> None:
     world.clock.run_until(world.clock.now + 60.0, world.healthy)
     world.clock.wait(2 * checks.KNOWN_S)
     (spare,) = world.checks._free(world.checks.memory, world.clock.now)
-    assert spare.name not in {group.node for group in world.checks.memory.groups.values()}
+    assert spare.name not in {group.first_node for group in world.checks.memory.groups.values()}
     spare.etcd_linked = False
     world.connect()
     assert world.checks._free(world.checks.memory, world.clock.now) == []

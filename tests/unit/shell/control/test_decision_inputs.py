@@ -41,7 +41,7 @@ def test_it_is_read_back_as_it_was(tmp_path: Path) -> None:
 def test_so_is_all_that_a_node_may_say(tmp_path: Path) -> None:
     world = World(groups=3, ranks=2).bring_up()
     world.crash(1)
-    name = world.group(0).node
+    name = world.group(0).first_node
     node = world.nodes[name]
     spike = SpikeView(step=3, loss=9.5, usual=2.5, spreads=8.0, own=9.0, own_usual=2.0, own_spreads=7.0)
     ranks = tuple(replace(r, spike=spike, stuck=StuckView(activity="step", stack="a\nb")) for r in node.ranks)
@@ -58,7 +58,7 @@ def test_a_name_that_is_no_utf_8_is_kept_too(tmp_path: Path) -> None:
     """A file's name or a person's text may be like that, and the next leader would meet it again."""
     odd = "/data/caf\udce9"
     world = World(groups=2).bring_up()
-    name = world.group(0).node
+    name = world.group(0).first_node
     world.nodes[name] = replace(world.nodes[name], facts={"disk_full": odd})
     taken = take(world.observed(), replace(world.spec, name="run"), world.memory)
     Inputs(tmp_path).keep(taken)

@@ -14,6 +14,7 @@ from supervisor.core.model.incident import Suspicion
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import AllocationMemory, Memory
 from supervisor.core.model.observed import Checkpoint, Grant
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import PolicySpec
 from supervisor.ports.store import Changes, Expect, Snapshot
 from supervisor.shell.control import cordons, observe, projection
@@ -201,10 +202,10 @@ def changed(memory: Memory, chance: Random) -> Memory:
         case 0 | 1 if memory.groups:
             group = chance.choice(list(memory.groups.values()))
             ways: tuple[dict[str, Any], ...] = (
-                {"phase": "running", "node": node},
+                {"phase": "running", "seats": (Seat(node),)},
                 {"phase": "fencing"},
                 {"generation": number},
-                {"node": node},
+                {"seats": (Seat(node),)},
             )
             about["groups"] = {**memory.groups, group.group: replace(group, **chance.choice(ways))}
         case 2:

@@ -11,6 +11,7 @@ import pytest
 from supervisor.core.model.measured import NOTHING, Measured
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Checkpoint, GpuFact, Grant
+from supervisor.core.model.seats import Seat
 from supervisor.core.timeouts import solver
 from supervisor.ports.store import Changes, Item
 from supervisor.shell.control import observe
@@ -251,7 +252,7 @@ def test_a_node_is_warm_while_it_lives_and_says_so(said: Any) -> None:
 
 
 def test_the_host_of_a_node_that_is_gone_is_remembered_and_its_last_words_are_not() -> None:
-    memory = replace(MEMORY, groups={**MEMORY.groups, 0: replace(MEMORY.groups[0], host="h1")})
+    memory = replace(MEMORY, groups={**MEMORY.groups, 0: replace(MEMORY.groups[0], seats=(Seat("n1", "h1"),))})
     told = {keys.observed("n1"): encode(NodeObserved(node="n1", sequence=1, leaving="time limit"))}
     node = observe.observed(mirror_of({**run_values(memory), **told}), "run", memory, 0.0, 0.0).nodes["n1"]
     assert (node.registered, node.host, node.leaving) == (False, "h1", "")

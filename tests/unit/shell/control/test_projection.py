@@ -9,6 +9,7 @@ import pytest
 from supervisor.core.model.decision import Action, Decision
 from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import Checkpoint
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import GroupsSpec
 from supervisor.shell.control import projection
 from supervisor.wire import keys
@@ -25,8 +26,10 @@ def trainers(memory: Memory) -> dict[str, TrainerDesired]:
 RUNNING = replace(
     MEMORY,
     groups={
-        0: GroupMemory(group=0, generation=3, node="n1", phase="running", checkpoint=Checkpoint(10, "old", 0, 1)),
-        1: GroupMemory(group=1, generation=2, node="n2", phase="starting", resume="peers"),
+        0: GroupMemory(
+            group=0, generation=3, seats=(Seat("n1"),), phase="running", checkpoint=Checkpoint(10, "old", 0, 1)
+        ),
+        1: GroupMemory(group=1, generation=2, seats=(Seat("n2"),), phase="starting", resume="peers"),
     },
     silent=(),
 )
@@ -64,7 +67,7 @@ def test_a_lighthouse_that_is_closed_is_reached_by_nobody() -> None:
 
 
 def test_a_trainer_is_wanted_of_the_allocation_by_which_its_group_was_placed() -> None:
-    groups = {**RUNNING.groups, 0: replace(RUNNING.groups[0], allocation="run-a1")}
+    groups = {**RUNNING.groups, 0: replace(RUNNING.groups[0], seats=(Seat("n1", allocation="run-a1"),))}
     found = {node: t.allocation for node, t in trainers(replace(RUNNING, groups=groups)).items()}
     assert found == {"n1": "run-a1", "n2": ""}
 
@@ -79,7 +82,7 @@ def test_a_fencing_group_runs_nowhere() -> None:
 def test_only_starting_and_running_groups_are_desired(phase: str) -> None:
     memory = replace(
         RUNNING,
-        groups={0: GroupMemory(group=0, generation=1, node="n1", phase=phase)},  # type: ignore[arg-type]
+        groups={0: GroupMemory(group=0, generation=1, seats=(Seat("n1"),), phase=phase)},  # type: ignore[arg-type]
     )
     assert trainers(memory) == {}
 
@@ -111,7 +114,7 @@ def test_a_new_checkpoint_rewrites_the_writers_record_alone() -> None:
 
 def test_with_none_running_the_lowest_starting_group_writes() -> None:
     groups = {
-        0: replace(RUNNING.groups[0], phase="fencing", node=""),
+        0: replace(RUNNING.groups[0], phase="fencing", seats=()),
         1: RUNNING.groups[1],
     }
     found = trainers(replace(RUNNING, groups=groups))  # type: ignore[arg-type]
@@ -154,7 +157,7 @@ def test_a_digest_has_a_bound_and_says_what_it_leaves_out(count: int) -> None:
 
 
 def test_a_host_that_also_trains_keeps_both() -> None:
-    groups = {0: replace(RUNNING.groups[0], node="host")}
+    groups = {0: replace(RUNNING.groups[0], seats=(Seat("host"),))}
     record = projection.intent_records(SPEC, "/r", replace(RUNNING, groups=groups))[keys.desired("host", "run")]
     wanted = decode(record, NodeDesired)
     assert (len(wanted.trainers), len(wanted.lighthouses)) == (1, 1)

@@ -18,7 +18,7 @@ import pytest
 from fault_injection.testbed.stopping import stop
 from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.observed import Grant
-from supervisor.ports.engine import Request
+from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import Fatal
 from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
@@ -262,6 +262,13 @@ def test_nodes_are_withheld_no_longer_than_who_does_so_lives(home: Path, request
     engine = LocalEngine(home)
     engine.acquire(Request(key="a1", run="run", slots=1, lease_s=5))
     assert grants(engine)["a1"].state == "granted"
+
+
+def test_an_allocation_of_several_nodes_is_refused(home: Path) -> None:
+    engine = LocalEngine(home)
+    with pytest.raises(RequestRefused, match="request an allocation for each node"):
+        engine.acquire(Request(key="a1", run="run", slots=1, lease_s=5, nodes=2))
+    assert grants(engine) == {}
 
 
 def test_a_node_that_ignores_term_is_killed(

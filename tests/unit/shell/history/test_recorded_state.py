@@ -1,4 +1,4 @@
-"""What version fce8538 has left in etcd and beside a run, with an open incident, cordons and spent budgets, is read and gone on with."""
+"""State that version fce8538 has left in etcd and beside a run is read and gone on with: an open incident, cordons, spent budgets."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.measured import NOTHING, Measured
 from supervisor.core.model.memory import GroupMemory, Lighthouse, Memory
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import PolicySpec, RunSpec
 from supervisor.core.timeouts import solver as core_timeouts
 from supervisor.ports.store import Item, Snapshot
@@ -256,7 +257,7 @@ SEAT = Lighthouse(node="host", generation=2, address="127.0.0.1:1")
 MEMORY = Memory(
     phase="running",
     lighthouse=SEAT,
-    groups={0: GroupMemory(group=0, generation=3, node="n1", phase="running")},
+    groups={0: GroupMemory(group=0, generation=3, seats=(Seat("n1"),), phase="running")},
 )
 
 

@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory, Resumed
 from supervisor.core.model.observed import Grant, StuckView
+from supervisor.core.model.seats import Seat
 from supervisor.core.report import words
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import client, render, status
@@ -102,7 +103,7 @@ def test_a_group_that_is_left_out_is_told_with_what_a_person_can_do() -> None:
 
 def test_what_is_wrong_and_left_as_it_is_is_told() -> None:
     """The problems are slow groups, a hang that no group causes, and what the breaker holds."""
-    groups = {g: GroupMemory(group=g, generation=1, node=f"n{g}", phase="running") for g in range(3)}
+    groups = {g: GroupMemory(group=g, generation=1, seats=(Seat(f"n{g}"),), phase="running") for g in range(3)}
     memory = replace(MEMORY, groups=groups, allocations={}, incidents={}, breaker_since=3.0)
 
     def trainers(**about: Any) -> dict[str, bytes]:
@@ -171,7 +172,7 @@ def test_disks_that_cannot_be_used_are_told_and_such_a_node_is_no_spare() -> Non
         known = {"sequence": 1, "warm": "off", "disk_free_bytes": 0, "memory_available_bytes": 0, "load_1m": 0.0}
         return {keys.health(node): encode(Health(node=node, facts=facts, **known))}  # type: ignore[arg-type]
 
-    groups = {0: GroupMemory(group=0, generation=1, node="n1", phase="running")}
+    groups = {0: GroupMemory(group=0, generation=1, seats=(Seat("n1"),), phase="running")}
     memory = replace(MEMORY, groups=groups, incidents={}, cordons={})
     grant = Grant(key="run-a1", state="granted", nodes=("n2",))
     nodes = {**registration("n1"), **registration("n2", allocation="run-a1")}
@@ -190,7 +191,7 @@ def test_disks_that_cannot_be_used_are_told_and_such_a_node_is_no_spare() -> Non
 
 
 def test_steps_that_no_checkpoint_holds_are_told_with_what_the_writer_says_of_it() -> None:
-    groups = {0: GroupMemory(group=0, generation=1, node="n1", phase="running")}
+    groups = {0: GroupMemory(group=0, generation=1, seats=(Seat("n1"),), phase="running")}
     memory = replace(MEMORY, groups=groups, allocations={}, incidents={}, cordons={})
     about: dict[str, Any] = {"run": "run", "group": 0, "generation": 1, "rank": 0, "pid": 1}
 
@@ -212,7 +213,7 @@ def test_steps_that_no_checkpoint_holds_are_told_with_what_the_writer_says_of_it
 
 
 def test_a_heal_that_fails_again_and_again_is_told_with_its_source_and_reason() -> None:
-    groups = {0: GroupMemory(group=0, generation=1, node="n1", phase="starting")}
+    groups = {0: GroupMemory(group=0, generation=1, seats=(Seat("n1"),), phase="starting")}
     memory = replace(MEMORY, groups=groups, allocations={}, incidents={}, cordons={})
     about: dict[str, Any] = {"run": "run", "group": 0, "generation": 1, "rank": 0, "pid": 1}
     failed = HealFailed(source="10.0.0.2:43", error="URLError: [Errno 111] Connection refused", times=4, for_s=41.0)

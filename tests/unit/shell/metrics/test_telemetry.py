@@ -248,7 +248,7 @@ def test_what_was_planned_is_nothing_that_a_node_had(kind: Kind) -> None:
 
 def test_a_lost_node() -> None:
     world = Told().bring_up()
-    node = world.group(1).node
+    node = world.group(1).first_node
     world.hear(1, "silent")
     world.lapse(node)
     world.round()

@@ -139,7 +139,7 @@ def test_a_group_that_is_left_out_says_why_and_can_wait() -> None:
 
 def test_a_lost_node_is_cordoned_and_its_group_moves() -> None:
     w = world()
-    node = w.group(2).node
+    node = w.group(2).first_node
     w.hear(2, "silent")
     w.lapse(node)
     found = look(w)
@@ -160,7 +160,7 @@ def test_a_lost_node_is_cordoned_and_its_group_moves() -> None:
 
 def test_a_node_that_is_silent_while_its_group_is_heard_is_unknown() -> None:
     w = world()
-    w.lapse(w.group(0).node)
+    w.lapse(w.group(0).first_node)
     w.round()
     found = look(w)
     assert words(found, 0) == ["unknown", "unknown"]
@@ -326,7 +326,7 @@ def waits_for_nodes(w: ToldWorld) -> dict[str, Any]:
     """Loses all nodes; an allocation is only pending."""
     for group in w.memory.groups.values():
         w.hear(group.group, "silent")
-        w.nodes[group.node] = replace(w.nodes[group.node], registered=False)
+        w.nodes[group.first_node] = replace(w.nodes[group.first_node], registered=False)
     w.round()
     w.round(20.0)
     return without_a_step(w)
@@ -532,7 +532,7 @@ def test_whatever_record_is_gone_or_torn_the_page_goes_on(harm: str) -> None:
     w.crash(1)
     w.round(0.5)
     w.hear(2, "silent")
-    w.lapse(w.group(2).node)
+    w.lapse(w.group(2).first_node)
     w.round()
     w.tell()
     whole = w.store.list(keys.PREFIX)

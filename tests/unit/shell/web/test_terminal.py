@@ -25,7 +25,7 @@ def hurt() -> dict[str, Any]:
     """The page of a run in which a node was lost and its group moved, and a rank has just crashed."""
     w = world()
     w.hear(2, "silent")
-    w.lapse(w.group(2).node)
+    w.lapse(w.group(2).first_node)
     w.round(0.1)
     w.train(9)
     w.recover(2, step=9)

@@ -131,7 +131,7 @@ def test_an_etcd_that_goes_away_as_the_page_begins_to_follow_it_is_said_to_be_aw
 
 
 def test_text_that_is_no_utf_8_is_told_with_a_question_mark(world: ToldWorld) -> None:
-    host = world.nodes[world.group(0).node].machine
+    host = world.nodes[world.group(0).first_node].machine
     cordon = Cordon(host=host, why="caf\udce9", by="me@here", at_unix_s=1.0)
     world.store.put(keys.cordon(host), encode(cordon))
     page = Page(world.store)

@@ -16,6 +16,7 @@ from supervisor.shell.engines.slurm import engine as slurm
 from supervisor.shell.engines.slurm import submission
 from supervisor.shell.engines.slurm.commands import Job, Node, NumberUnknown, Refused
 from supervisor.shell.engines.slurm.engine import SlurmEngine
+from supervisor.shell.engines.slurm.script import options
 from supervisor.wire.security import Security
 
 COMMENT = "supervisor/abc/a1"
@@ -27,6 +28,11 @@ def job(number: int, comment: str = COMMENT, node: str = "n1", state: str = "RUN
         id=number, cluster="lab", states=(state,), why="", comment=comment, node=node, restarts=0, exit_code=0,
         submitted_unix_s=number, uid=os.getuid() if uid is None else uid,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_job_is_of_as_many_nodes_as_its_allocation(nodes: int) -> None:
+    assert f"--nodes={nodes}" in options(replace(REQUEST, nodes=nodes), COMMENT)
 
 
 class Commands:
