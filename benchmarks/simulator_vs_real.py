@@ -271,17 +271,17 @@ def _well(world: World) -> None:
 def _injected(world: World, fault: FaultDone) -> bool:
     kind, placed = KINDS[OF[fault.name]], world.checks.memory.groups[fault.group]
     if kind.sim == "node_lost":  # and the local engine does not report it before its lease lapses
-        world.nodes[placed.node].power_off()
+        world.nodes[placed.first_node].power_off()
         return True
     target = 0  # the simulator names a victim by a number: find the one for this group
     if kind.sim in ("crash", "error", "freeze"):
         ranks = [t.group for node in world.nodes.values() for t in node.living() if t.ending is None]
         target = next(n for n in range(999) if n % 3 == 0 and ranks[n % len(ranks)] == fault.group)
     elif kind.sim == "unplugged":
-        target = [node.name for node in world.nodes.values() if node.power].index(placed.node)
+        target = [node.name for node in world.nodes.values() if node.power].index(placed.first_node)
     elif kind.sim == "allocation_taken":
         held = [key for key, h in world.engine.held.items() if h.state == "granted"]
-        target = held.index(placed.allocation)
+        target = held.index(placed.seats[0].allocation)
     return faults.inject(world, faults.Fault(world.clock.now, kind.sim, target, kind.seconds))
 
 

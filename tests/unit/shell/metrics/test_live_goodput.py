@@ -16,6 +16,7 @@ from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import NodeView, Observed, RankView, StuckView
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.shell.metrics.catalogue import GROUP_PHASES
 from supervisor.shell.metrics.live_goodput import HELD_S, Accounts, Told, cause_of, told
 from supervisor.wire import keys
@@ -124,7 +125,7 @@ def test_of_a_lost_node_the_silence_is_no_lost_step() -> None:
     b.ranks.clear()
     b.look(4.0)
     b.incidents = {"i1": replace(silent, kind=Kind.NODE_LOST, rung=Rung.REPLACE)}
-    b.group(phase="fencing", generation=2, node="")
+    b.group(phase="fencing", generation=2, seats=())
     lost = {C.LOST_STEP: 0.5, C.DETECT: 1.0, C.DECIDE: 6.0}
     assert b.look(2.0) == lost
     assert b.look(3.0) == {**lost, C.PLACE: 3.0}
@@ -174,7 +175,7 @@ def test_who_trains_on_though_a_failure_was_seen_that_is_only_observed_is_counte
     b.tell(productive=10.0)
     b.look()
     b.incidents = {"i1": replace(INCIDENT, id="i1", group=0, kind=Kind.GPU, shadow=True)}
-    b.group(0, incident="i1", node="n0")
+    b.group(0, incident="i1", seats=(Seat("n0"),))
     b.look(1.0)
     b.tell(productive=15.0)
     assert b.look(4.0) == {C.PRODUCTIVE: 5.0}
