@@ -187,8 +187,17 @@ class Bench:
             pids = {t.rank: t.pid for t in self.ranks(state.group)}
             folder = self.w.system / "nodes" / state.node
             allocation = registered.allocation if registered is not None else ""
-            at = {"group": state.group, "generation": state.generation, "node": state.node}
-            found.append(Target(**at, rank=rank, pids=pids, allocation=allocation, folder=folder))
+            found.append(
+                Target(
+                    group=state.group,
+                    generation=state.generation,
+                    node=state.node,
+                    rank=rank,
+                    pids=pids,
+                    allocation=allocation,
+                    folder=folder,
+                )
+            )
         return found
 
     def step(self) -> int:

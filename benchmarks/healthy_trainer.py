@@ -56,8 +56,8 @@ def debug() -> Any:
                 _compute(self, ALONE_S)
             self.ledger.note("evaluated_alone", start=began, step=step)
 
-    ReplicaTrainer.forward_backward_step = forward_backward_step
-    ReplicaTrainer._between = then
+    ReplicaTrainer.forward_backward_step = forward_backward_step  # type: ignore[method-assign]
+    ReplicaTrainer._between = then  # type: ignore[method-assign]
     return recipes.llama3_debug()
 
 

@@ -131,13 +131,17 @@ def _restarted(history: History, fault: FaultDone, kind: str) -> Recovery | None
 def _stall(history: History, fault: FaultDone) -> float:
     # not until all was well: the step under way may be missing something before the lighthouse is
     until = min([fault.began + AFTER_S, *(f.began for f in history.faults if f.began > fault.began)])
-    at = sorted({x["t"] for s in history.steps for x in s.committed() if fault.began - 5 < x["t"] <= until})
+    at: list[float] = sorted(
+        {x["t"] for s in history.steps for x in s.committed() if fault.began - 5 < x["t"] <= until}
+    )
     return max(b - a for a, b in pairwise(at) if b > fault.began)
 
 
 def steps_s(history: History) -> float:
     """Returns the median time from one committed step to the next of the same process."""
-    gaps = [b["t"] - a["t"] for s in history.steps for a, b in pairwise(s.committed()) if b["step"] == a["step"] + 1]
+    gaps: list[float] = [
+        b["t"] - a["t"] for s in history.steps for a, b in pairwise(s.committed()) if b["step"] == a["step"] + 1
+    ]
     return statistics.median(gaps)
 
 

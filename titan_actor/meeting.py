@@ -22,8 +22,9 @@ FIRST_PAUSE_S, LOOK_S = 0.002, 0.1
 host's answer."""
 CONNECTS_S = 1.0
 """Seconds for one try to connect to a store that listens."""
-STRANGERS_S = 1.0
-"""Seconds to wait for a peer that was never met: its version may not use meetings."""
+STRANGERS_S = 3.0
+"""Seconds to wait for a peer that was never met: its version may not use meetings. On a busy machine those who know it
+take more than a second to write that it is gone."""
 GONE = "gone"
 """Key under which a rank that knows a missing peer writes that it is gone: ranks that do not know it then stop waiting
 too."""

@@ -22,7 +22,10 @@ def test_every_licence_file_is_there() -> None:
     assert all((REPOSITORY / name).is_file() for name in PYPROJECT["project"]["license-files"])
 
 
-@pytest.mark.parametrize("package", PYPROJECT["tool"]["mypy"]["packages"])
+@pytest.mark.parametrize(
+    "package", [name.rstrip("*") for name in PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
+)
 def test_a_package_that_is_typed_is_installed_with_its_mark(package: str) -> None:
+    assert package in PYPROJECT["tool"]["mypy"]["packages"]
     assert (REPOSITORY / package / "py.typed").is_file()
     assert "py.typed" in PYPROJECT["tool"]["setuptools"]["package-data"][package]

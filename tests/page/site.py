@@ -132,12 +132,12 @@ def many(count: int = 300) -> ToldWorld:
     world.train(3)
     spec = world.spec
     world.spec = replace(spec, groups=replace(spec.groups, count=count))
-    first = world.group(0)
-    groups = {g: replace(first, group=g, seats=(Seat(f"m{g}"),)) if g >= 4 else world.group(g) for g in range(count)}
+    one = world.group(0)
+    groups = {g: replace(one, group=g, seats=(Seat(f"m{g}"),)) if g >= 4 else world.group(g) for g in range(count)}
     groups[17] = replace(groups[17], phase="fencing", incident="i9")
     groups[230] = replace(groups[230], phase="starting", generation=4)
     world.memory = replace(world.memory, groups=groups)
-    node = world.nodes[first.node]
+    node = world.nodes[one.first_node]
     for g in range(4, count):
         world.nodes[f"m{g}"] = replace(node, name=f"m{g}", ranks=tuple(replace(r, group=g) for r in node.ranks))
     world.lead_again()
