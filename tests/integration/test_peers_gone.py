@@ -33,6 +33,7 @@ def resumed(w: World) -> dict[tuple[int, int], str]:
     return {(each.group, each.generation): each.resume for each in launches}
 
 
+@pytest.mark.long
 def test_it_ends_before_a_step_and_comes_back_from_the_checkpoint(tmp_path: Path) -> None:
     """It never trains from scratch, no other group is blamed, and the run goes on from the newest checkpoint."""
     with world(tmp_path, nodes=2, toys=False) as w:

@@ -162,6 +162,7 @@ class TestThreeMembers:
                 passes(LEASE_S + 1)
         three.restarts_as_usual("the leader of three frozen")
 
+    @pytest.mark.long
     def test_the_quorum_lost(self, three: Outage) -> None:
         two = (three.w.etcd.leader(), (three.w.etcd.leader() + 1) % 3)
         with three.nothing_happens("two of three lost"):

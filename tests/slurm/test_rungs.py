@@ -69,6 +69,7 @@ def others_step_on(w: SlurmWorld, record: RunRecord, group: int, since: float) -
     )
 
 
+@pytest.mark.long
 def test_a_trainer_is_killed(w: SlurmWorld, record: RunRecord, known: int) -> None:
     node, fault = w.status(record).groups[1].node, time.time()
     w.kill_trainer(record, 1)
