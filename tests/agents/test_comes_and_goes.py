@@ -94,6 +94,7 @@ def stopped(*pids: int) -> Iterator[None]:
 # --- agents ---
 
 
+@pytest.mark.long
 def test_an_agent_killed_five_times_costs_no_step(nodes: Nodes, store: Store) -> None:
     node = nodes.cold()
     desire(store, "n0", trainer(toy_step_s=STEP_S))

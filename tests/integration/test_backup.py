@@ -103,6 +103,7 @@ def test_a_run_goes_on_from_a_backup_that_is_older_than_what_happened(tmp_path: 
         w.check(record)
 
 
+@pytest.mark.long
 @pytest.mark.etcd
 def test_runs_that_had_ended_stay_ended(tmp_path: Path) -> None:
     file = tmp_path / "backup.json"

@@ -95,6 +95,7 @@ def test_a_wrong_run_file_is_refused_before_anything_starts(tmp_path: Path) -> N
     fails(cli("launch", str(tmp_path / "none.toml"), home=tmp_path), 2, "cannot read the run file")
 
 
+@pytest.mark.long
 def test_an_override_that_torchtitan_does_not_know(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('name = "x"\n[titan.overrides]\n"training.local_batch_sizes" = 4\n"training.seq_len" = "long"\n')

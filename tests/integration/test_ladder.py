@@ -280,6 +280,7 @@ def test_stop_drains_and_gives_everything_back(toy_run: tuple[World, RunRecord])
     assert w.incidents(record) == []
 
 
+@pytest.mark.long
 def test_two_runs_after_each_other_share_the_nodes(toy_run: tuple[World, RunRecord]) -> None:
     w, record = toy_run
     w.control(record, stop=True)

@@ -118,6 +118,7 @@ def test_a_lighthouse_that_is_killed_is_replaced(w: World, groups: int) -> None:
     moved_on(w, record, before, fault, "host", "lighthouse killed")
 
 
+@pytest.mark.long
 def test_a_gate_that_is_killed_is_replaced(w: World) -> None:
     record = trains(w, quorum_spec(2))
     before, fault = pids(w, record), time.time()
@@ -189,6 +190,7 @@ def test_a_lost_service_host_is_followed_by_another(w: World) -> None:
     moved_on(w, record, before, fault, other, "service host lost")
 
 
+@pytest.mark.long
 def test_a_leader_killed_in_the_middle_of_it_changes_nothing(w: World) -> None:
     """The lighthouse and the gate outlive the leader; the next leader adopts them, or ends what the old one began."""
     record = trains(w, quorum_spec(2))

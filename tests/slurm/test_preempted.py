@@ -99,6 +99,7 @@ def test_the_group_moves_to_the_spare_before_its_grace_is_over(w: SlurmWorld, si
     eventually(lambda: w.status(record).phase == "stopped", SOON_S, "the run ends")
 
 
+@pytest.mark.long
 def test_where_no_host_is_free_its_allocation_ends_at_nobodys_fault(w: SlurmWorld) -> None:
     eventually(lambda: not w.live_jobs("RUNNING", "COMPLETING"), SOON_S, "all hosts are free")
     record = trains(w, w.launch(w.spec("waits", spares=0, slurm={"partition": "graced"})))

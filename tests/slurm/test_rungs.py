@@ -77,6 +77,7 @@ def test_a_trainer_is_killed(w: SlurmWorld, record: RunRecord, known: int) -> No
     assert w.status(record).groups[1].node == node
 
 
+@pytest.mark.long
 def test_a_slurmd_and_its_agent_are_killed(w: SlurmWorld, record: RunRecord, known: int) -> None:
     lost, spare = w.status(record).groups[1].node, w.status(record).spares
     fault = time.time()
