@@ -35,7 +35,7 @@ AGENT = ("-m", "agents.cli", "run", "--node", "n1", "--home", "home")
 def refused(folder: Path, *arguments: str, **environment: str) -> str:
     """The error output of a command that must end with 2."""
     result = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60, cwd=folder,
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=300, cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **environment},
     )  # fmt: skip
     assert result.returncode == 2, result.stdout + result.stderr
