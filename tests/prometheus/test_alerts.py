@@ -39,11 +39,11 @@ SPEEDS = {
     # windows of hours and days
     "FlappingNode": 2880.0,
     "AgentVersionSkew": 7200.0,
-    # a minute: a scrape or two that a busy machine does not answer are no fault
-    "NoLeader": 20.0,
-    "StoreAway": 20.0,
-    "LighthouseAway": 20.0,
-    "SupervisorBlind": 20.0,
+    # a minute is six seconds: a few scrapes that a busy machine does not answer are no fault
+    "NoLeader": 10.0,
+    "StoreAway": 10.0,
+    "LighthouseAway": 10.0,
+    "SupervisorBlind": 10.0,
     # and so are a few slow writes
     "StoreSlow": 40.0,
     # 15 minutes are 15 seconds: a busy machine may take eight for a step and its scrape
