@@ -88,7 +88,7 @@ def of_node(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:
 
 
 def of_etcd(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:
-    """As `decided`, for an etcd server."""
+    """Returns what `decided` returns, for an etcd server."""
     return _without(decided(of, near), "etcd")
 
 

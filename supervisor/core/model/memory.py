@@ -134,7 +134,7 @@ class GroupMemory:
 
     @property
     def last_node(self) -> str:
-        """As `first_node`, and kept until it is placed again."""
+        """Names its first node, or the first that it left. Empty: it was never placed."""
         return self.last_seats[0].node if self.last_seats else ""
 
     @property

@@ -220,7 +220,7 @@ function drawSpent() {
   if (!known) return;
   const percent = (share) => `${(100 * share).toFixed(1)}%`, seen = lost.filter(([, share]) => share >= 0.001), rest = seen.slice(NAMED).reduce((sum, [, share]) => sum + share, 0);
   const shares = [["trained the model", ettr], ...seen.slice(0, NAMED).map(([cause, share]) => [MEANS[cause] ?? cause, share]), ...(rest >= 0.001 ? [["the rest", rest]] : [])];
-  say($("spent-word"), `ETTR ${percent(ettr)}: this share of ${lasted(whole)} of group time (the sum over all groups) trained the model. The rest is badput. ${ended === undefined ? "These numbers are at most 30 s old." : "The run is over."}${began === undefined ? "" : ` It lasted ${lasted(ran_s)}, from ${clock(began)}${ended === undefined ? " on" : ` to ${clock(ended)}`}.`}`);
+  say($("spent-word"), `ETTR ${percent(ettr)}: this share of ${lasted(whole)} of group time (the sum over all groups) trained the model. The rest is badput. ${ended === undefined ? "These numbers are at most 30 s old." : "The run is over."}${began === undefined ? "" : ended === undefined ? ` It has run for ${lasted(ran_s)}, since ${clock(began)}.` : ` It lasted ${lasted(ran_s)}, from ${clock(began)} to ${clock(ended)}.`}`);
   shares.forEach((_, at) => { shares[at].push(`s${at}`); });
   keep($("spent-bar"), shares.map(([name]) => name), () => make("span"), (span, name) => {
     const [, share, kind] = shares.find(([n]) => n === name);
