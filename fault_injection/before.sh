@@ -9,6 +9,7 @@ before=$(mktemp -d)/before
 trap 'git -C "$repository" worktree remove --force "$before"; rmdir "$(dirname "$before")"' EXIT
 trap 'exit 143' INT TERM
 git -C "$repository" worktree add --quiet --detach "$before" "$mend^"
-git -C "$before" checkout --quiet "$mend" -- tests
+# the tests' worlds are beside them
+git -C "$before" checkout --quiet "$mend" -- tests $(git -C "$repository" ls-tree --name-only "$mend" fault_injection/testbed fault_injection/doubles)
 cd "$before"
 PYTHONPATH=$before "$@"
