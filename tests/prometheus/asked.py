@@ -179,27 +179,20 @@ class Asked:
 
     def firing(self) -> set[str]:
         """Alerts that fire now: each by its name, and by its name with its run or node."""
-        found = [a["labels"] for a in ask(self.url, "alerts")["alerts"] if a["state"] == "firing"]
-        about = {f"{labels['alertname']} {labels.get('run', labels.get('node', ''))}".strip() for labels in found}
-        return about | {labels["alertname"] for labels in found}
+        return _names([a["labels"] for a in ask(self.url, "alerts")["alerts"] if a["state"] == "firing"])
 
     def has_fired(self, since: float) -> set[str]:
-        """Alerts that have fired since then (Unix)."""
+        """Alerts that have fired since then (Unix), named as by `firing`, whether they still do or not."""
         within = max(1, round(time.time() - since))
-        found = self.value(f'count by (alertname) (count_over_time(ALERTS{{alertstate="firing"}}[{within}s]))')
-        return {labels["alertname"] for labels, _ in found}
+        return _names(
+            [labels for labels, _ in self.value(f'count_over_time(ALERTS{{alertstate="firing"}}[{within}s])')]
+        )
 
-    def fire(self, names: Sequence[str], deadline_s: float) -> None:
-        """Waits until these alerts fire, and a person was notified of each that nothing inhibits. An alert that is over
-        before it is sent causes no notification."""
+    def fire(self, names: Sequence[str], deadline_s: float, since: float) -> None:
+        """Waits until these alerts have fired since then (Unix), and a person was notified of each that nothing
+        inhibits. An alert that is over before it is sent causes no notification."""
         wanted = set(names)
-        seen: set[str] = set()
-
-        def all_seen() -> bool:
-            seen.update(self.firing())
-            return wanted <= seen
-
-        eventually(all_seen, deadline_s, f"{sorted(wanted)} fire")
+        eventually(lambda: wanted <= self.has_fired(since), deadline_s, f"{sorted(wanted)} fire")
         alerts = {name.partition(" ")[0] for name in wanted} - INHIBITED
         eventually(lambda: alerts <= self.person.of("firing"), deadline_s, f"a person is told of {sorted(alerts)}")
 
@@ -236,6 +229,11 @@ class Asked:
                 process.wait()
         self.person.close()
         self.heartbeat.close()
+
+
+def _names(alerts: Sequence[Mapping[str, str]]) -> set[str]:
+    about = {f"{labels['alertname']} {labels.get('run', labels.get('node', ''))}".strip() for labels in alerts}
+    return about | {labels["alertname"] for labels in alerts}
 
 
 @contextlib.contextmanager

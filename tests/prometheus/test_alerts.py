@@ -184,7 +184,7 @@ def test_alerts_fire_for_their_faults_and_clear(watched: Watched, tmp_path: Path
     _no_supervisor(watched)
 
     expected = {alert.name for alert in rules.alerts()} - UNTESTED
-    assert a.has_fired(began) == expected
+    assert {name for name in a.has_fired(began) if " " not in name} == expected
     a.clear(sorted(expected - {"Watchdog"}), LATER_S)
     # the store's alert inhibits those of its consequences if they come later, and the ends of those that it inhibited
     # when they ended
@@ -197,7 +197,7 @@ def test_alerts_fire_for_their_faults_and_clear(watched: Watched, tmp_path: Path
 
 def _faults_of_runs(watched: Watched, path: str) -> None:
     """The faults of one run, with their remedies or without; beside it a standby of another version."""
-    w, a = watched.w, watched.asked
+    w, a, began = watched.w, watched.asked, time.time()
     first = watched.port()
     standby = w.supervisor(PYTHONPATH=path, PYTHONSAFEPATH="1")
     a.follow(first, watched.port())
@@ -214,6 +214,7 @@ def _faults_of_runs(watched: Watched, path: str) -> None:
         [*each("toy", "BudgetNearlySpent", "NoSpares"), f"FlappingNode {node}", "BreakerOpen held",
          "ShadowWouldHaveKilled shadow", "AgentVersionSkew"],
         SOON_S,
+        began,
     )  # fmt: skip
     watched.say("restart", "0", "--run", "shadow")
     standby.terminate()
@@ -228,14 +229,14 @@ def _faults_of_runs(watched: Watched, path: str) -> None:
 
 def _nobody_repairs(watched: Watched) -> None:
     """A paused run, of which everything breaks; and one that trains on, and whose checkpoints are not written."""
-    w, a = watched.w, watched.asked
+    w, a, began = watched.w, watched.asked, time.time()
     watched.saves.unlink()
     watched.say("pause", "--run", "toy")
     (lighthouse,) = [name for name in w.host_processes() if name.startswith("lighthouse.toy.")]
     w.kill_host_process(lighthouse)
     for group in (0, 1):
         w.kill_trainer(watched.toy, group)
-    a.fire([*each("toy", "LighthouseAway", "RunNotProgressing", "EttrLow"), "CheckpointsBehind shadow"], LATER_S)
+    a.fire([*each("toy", "LighthouseAway", "RunNotProgressing", "EttrLow"), "CheckpointsBehind shadow"], LATER_S, began)
     watched.saves.touch()
     watched.say("resume", "toy")
     eventually(w.running(watched.toy), 60, "all groups run again")
@@ -243,14 +244,14 @@ def _nobody_repairs(watched: Watched) -> None:
 
 
 def _faults_of_etcd(watched: Watched, folder: Path) -> None:
-    w, a = watched.w, watched.asked
+    w, a, began = watched.w, watched.asked, time.time()
     with slow_disk([w.etcd.pid], 0.7, folder / "strace.log"):
-        a.fire(["StoreSlow"], SOON_S)
+        a.fire(["StoreSlow"], SOON_S, began)
     a.clear(["StoreSlow"], SOON_S)
     a.told_over(["StoreSlow"], SOON_S)
     watched.alarm(rpc.AlarmRequest.ACTIVATE)
     try:
-        a.fire(["StoreOutOfSpace"], SOON_S)
+        a.fire(["StoreOutOfSpace"], SOON_S, began)
     finally:
         watched.alarm(rpc.AlarmRequest.DEACTIVATE)
     a.clear(["StoreOutOfSpace"], SOON_S)
@@ -258,19 +259,19 @@ def _faults_of_etcd(watched: Watched, folder: Path) -> None:
     a.told_over(["EttrLow"], LATER_S)
     os.kill(w.etcd.pid, signal.SIGSTOP)
     try:
-        a.fire(["StoreAway", "NoLeader"], SOON_S)
+        a.fire(["StoreAway", "NoLeader"], SOON_S, began)
     finally:
         os.kill(w.etcd.pid, signal.SIGCONT)
     a.clear(["StoreAway", "NoLeader"], SOON_S)
 
 
 def _no_supervisor(watched: Watched) -> None:
-    w, a = watched.w, watched.asked
+    w, a, began = watched.w, watched.asked, time.time()
     only: Sequence[subprocess.Popen[bytes]] = list(w.supervisors)
     for process in only:
         process.kill()
         process.wait()
-    a.fire(["SupervisorBlind"], SOON_S)
+    a.fire(["SupervisorBlind"], SOON_S, began)
     w.supervisor()
     a.follow(watched.port())
     a.clear(["SupervisorBlind"], SOON_S)
