@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
 import types
 import typing
 from collections.abc import Iterator
@@ -12,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Union
 
 from supervisor.core.model.spec import DataSpec, TitanSpec
-from supervisor.wire.gpus import SHARED
 from supervisor.wire.records import TrainerLaunch
 from titan_actor import data, mends, recipes, shares
+from titan_actor.lift import Change, lifted
 
 RESERVED = {
     "training.steps": "titan.steps",
@@ -48,21 +47,19 @@ class ConfigError(ValueError):
 
 def from_spec(titan: TitanSpec) -> Any:
     """Returns the config of a spec, checked and mended. Raises ConfigError with every problem found."""
+    return resolved(titan)[0]
+
+
+def resolved(titan: TitanSpec) -> tuple[Any, list[Change]]:
+    """Returns the config of a spec and what was changed in the recipe's own. Raises ConfigError."""
     try:
-        config = recipes.load(titan.recipe)
+        config, changes = lifted(recipes.load(titan.recipe))
     except recipes.RecipeError as error:
         near = _nearest(titan.recipe, list(recipes.SHIPPED))
         raise ConfigError([Problem("titan.recipe", titan.recipe, str(error), near)]) from error
     problems = [problem for key, value in titan.overrides.items() if (problem := _override(config, key, value))]
-    problems += _unsupported(config)
-    try:
-        config.dataloader.dataset = data.register(titan.data)
-        config.dataloader.dataset_path = None
-    except (data.DataError, OSError) as error:
-        problems.append(Problem("titan.data.path", titan.data.path, str(error)))
+    problems += _data(config, titan.data)
     config.training.steps, config.debug.seed = titan.steps, titan.seed
-    # checkpoint.py and cursor.py take its place (mends.NOTES)
-    config.checkpoint.enable = False
     mends.apply_to("config", config)
     if not problems:
         try:
@@ -72,18 +69,16 @@ def from_spec(titan: TitanSpec) -> Any:
             problems.append(Problem("titan.overrides", dict(titan.overrides), str(error)))
     if problems:
         raise ConfigError(problems)
-    return config
+    return config, changes
 
 
 def for_launch(launch: TrainerLaunch) -> Any:
     """Returns the config of one rank. Raises ConfigError."""
     config = from_spec(launch.titan)
     config.dump_folder = launch.rank_dir
-    ft = config.fault_tolerance
-    ft.enable, ft.semi_sync_method = True, None
-    ft.process_group = "nccl" if mends.on_gpu() and SHARED not in os.environ else "gloo"
-    ft.process_group_timeout_ms = launch.torchft.process_group_timeout_ms
-    ft.replica_id, ft.group_size, ft.min_replica_size = launch.group, launch.groups, launch.min_groups
+    if config.training.global_batch_size > 0:
+        # TorchTitan's trainer knows one group
+        config.training.global_batch_size //= launch.groups
     return config
 
 
@@ -113,13 +108,22 @@ def empty_share(config: Any, spec: DataSpec, groups: int, ranks_per_group: int) 
     return None
 
 
-def _unsupported(config: Any) -> list[Problem]:
-    from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
+def _data(config: Any, spec: DataSpec) -> list[Problem]:
+    """Puts the run file's data in the place of the recipe's, if it names any."""
+    from torchtitan.hf_datasets.text_datasets import DATASETS, HuggingFaceTextDataLoader
 
-    if isinstance(config.optimizer, TorchFTOptimizersContainer.Config):
-        return []
-    name = type(config.optimizer).__qualname__
-    return [Problem("titan.recipe", name, "the optimizer must be a TorchFTOptimizersContainer: it asks for the quorum")]
+    loader = config.dataloader
+    try:
+        if spec.source != "recipe":
+            if not isinstance(loader, HuggingFaceTextDataLoader.Config):
+                name = type(loader).__qualname__
+                return [Problem("titan.data.source", spec.source, f"the recipe's {name} reads its own data, no text")]
+            loader.dataset, loader.dataset_path = data.register(spec), None
+        elif getattr(loader, "dataset", "") == data.STDLIB:
+            data.register(DataSpec(source="python-stdlib"))
+    except (data.DataError, OSError) as error:
+        return [Problem("titan.data.path", spec.path, str(error))]
+    return []
 
 
 def _override(config: Any, key: str, value: Any) -> Problem | None:

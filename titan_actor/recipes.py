@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-TOKENIZER = Path(__file__).parent / "assets" / "tokenizer"
+from titan_actor.data import STDLIB
+from titan_actor.lift import TOKENIZER
 
 
 class RecipeError(ValueError):
-    """There is no such recipe, or it returns no TorchTitan FaultTolerantTrainer config."""
+    """There is no such recipe, or it returns no config of a TorchTitan trainer."""
 
 
 def llama3_debug() -> Any:
@@ -25,25 +25,15 @@ def llama3_debug_small() -> Any:
 
 
 def llama3_8b() -> Any:
-    """TorchTitan's own llama3_8b (8.03 B parameters, batch 1 of 8192 tokens a rank, AdamW at 3e-4) with its TorchFT
-    trainer.
+    """TorchTitan's own llama3_8b (8.03 B parameters, batch 1 of 8192 tokens a rank, AdamW at 3e-4).
 
     The tokenizer is the one that Everstep ships: set `titan.overrides."hf_assets_path"` to the folder of Llama's own.
     """
-    from torchtitan.components.loss import CrossEntropyLoss
-    from torchtitan.experiments.torchft.llama3 import config_registry, model_registry
-    from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
-    from torchtitan.models.common.config_utils import decoder_vocab_size
-    from torchtitan.models.llama3 import config_registry as titan
+    from torchtitan.models.llama3 import config_registry
 
-    theirs, config = titan.llama3_8b(), config_registry.llama3_torchft_debugmodel()
-    config.model_spec = model_registry("8B", attn_backend="flex")
-    # TorchFT's trainer does not support their chunked loss
-    config.loss = CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(config.model_spec))
-    config.optimizer = TorchFTOptimizersContainer.Config(param_groups=theirs.optimizer.param_groups)
-    config.lr_scheduler, config.training = theirs.lr_scheduler, theirs.training
-    config.activation_checkpoint, config.comm = theirs.activation_checkpoint, theirs.comm
+    config = config_registry.llama3_8b()
     config.hf_assets_path = str(TOKENIZER)
+    config.dataloader.dataset = STDLIB
     config.profiler.enable_profiling = False
     config.validator.enable = False
     config.metrics.disable_color_printing = True
@@ -59,7 +49,7 @@ SHIPPED: dict[str, Callable[[], Any]] = {
 
 def load(recipe: str) -> Any:
     """Returns the config of a shipped recipe or of MODULE:FUNCTION. Raises RecipeError."""
-    from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
+    from torchtitan.trainer import Trainer
 
     if recipe in SHIPPED:
         return SHIPPED[recipe]()
@@ -71,16 +61,16 @@ def load(recipe: str) -> Any:
     except Exception as error:
         # the user's own code may raise anything
         raise RecipeError(f"recipe {recipe!r} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(made, FaultTolerantTrainer.Config):
-        raise RecipeError(f"recipe {recipe!r} gives a {type(made).__name__}, not a FaultTolerantTrainer.Config")
+    if not isinstance(made, Trainer.Config):
+        raise RecipeError(f"recipe {recipe!r} gives a {type(made).__name__}, not the config of a TorchTitan trainer")
     return made
 
 
 def _llama3(*, layers: int, batch: int, seq_len: int) -> Any:
-    from torchtitan.experiments.torchft.llama3 import config_registry, model_registry
+    from torchtitan.models.llama3 import config_registry
 
-    config = config_registry.llama3_torchft_debugmodel()
-    config.model_spec = model_registry("debugmodel", attn_backend="flex")
+    config = config_registry.llama3_debugmodel_ce_loss()
+    config.dataloader.dataset = STDLIB
     config.model_spec.model.layers = config.model_spec.model.layers[:layers]
     config.hf_assets_path = str(TOKENIZER)
     config.profiler.enable_profiling = False

@@ -1,4 +1,5 @@
-"""One rank of a replica group: TorchTitan's fault tolerant trainer with our heal, checkpoints, records and commands."""
+"""One rank of a replica group: whichever trainer a TorchTitan config builds, with our quorum, heal, checkpoints, records
+and commands."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ from torch.distributed import ReduceOp
 from torchft.manager import _ManagedWork
 from torchtitan.components.dataloader import DataloaderExhaustedError
 from torchtitan.distributed import utils as dist_utils
-from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
+from torchtitan.experiments.torchft.manager import TorchFTManager
+from torchtitan.trainer import Trainer
 
 from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark, DigestMark, TrainerLaunch
-from titan_actor import address, admission, gloo, mends, rehearsal, shares
+from titan_actor import address, admission, between_groups, gloo, mends, rehearsal, shares
 from titan_actor.activity import ActivityFile
 from titan_actor.checkpoint import Checkpoints, Purge, purge
 from titan_actor.compiling import Compiling
@@ -59,8 +61,18 @@ class NotFinite(FloatingPointError):
         self.whose = whose
 
 
-class ReplicaTrainer(FaultTolerantTrainer):
+def trainer(config: Any, launch: TrainerLaunch, report: Report, ledger: Ledger, control: Control) -> ReplicaTrainer:
+    """Builds the trainer that a config is of (TorchTitan's, or a subclass of it) as one rank of a replica group."""
+    owner = type(config)._owner
+    kind = ReplicaTrainer if owner is Trainer else type(f"Replica{owner.__name__}", (ReplicaTrainer, owner), {})
+    made: ReplicaTrainer = kind(config, launch, report, ledger, control)
+    return made
+
+
+class ReplicaTrainer(Trainer):
     """Builds on construction; `admit` reports built, `train` runs to the end, `close` releases everything."""
+
+    ft_manager: TorchFTManager
 
     def __init__(self, config: Any, launch: TrainerLaunch, report: Report, ledger: Ledger, control: Control) -> None:
         self.launch, self.report, self.ledger, self.control = launch, report, ledger, control
@@ -88,6 +100,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self._taken = (0, 0)
         self._waited_s = 0.0
         """Seconds of this attempt spent in collectives, waiting for peers."""
+        between_groups.split(config, self)
         super().__init__(config)
         self._refuse_without_data()
         mends.apply_to("built", self)
@@ -121,6 +134,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         if launch.rank == 0:
             self._store = address.serve_store(launch.node_address, launch.master_port, timeout_s=300)
         dims = super().init_distributed()
+        self.ft_manager = between_groups.manager(launch)
         # TorchTitan's pair heals stale state (findings, 6): it must not be registered beside ours
         self.manager.set_state_dict_fns = lambda *pair: None
         self._meeting = Meeting(self.manager, launch.torchft.process_group_timeout_ms / 1000)

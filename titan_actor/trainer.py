@@ -78,7 +78,7 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     from torchtitan.tools.logging import init_logger
 
     from titan_actor import config
-    from titan_actor.replica import PeersGone, ReplicaTrainer
+    from titan_actor import replica
 
     # one rank per core at most: intra-op threads of several ranks would compete for them
     if not mends.on_gpu():
@@ -87,12 +87,12 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     # one empty line for each commit
     logging.getLogger("torchft_commits").setLevel(logging.WARNING)
     ledger.event("imported")
-    trainer = ReplicaTrainer(config.for_launch(launch), launch, report, ledger, control)
+    trainer = replica.trainer(config.for_launch(launch), launch, report, ledger, control)
     commands.abort = trainer.abort
     trainer.admit()
     try:
         trainer.train()
-    except PeersGone as gone:
+    except replica.PeersGone as gone:
         report.update(phase="failed", error=f"no peers to heal from: {gone}")
         ledger.event("peers_gone", reason=str(gone))
         print(f"no peers to heal from: {gone}", file=sys.stderr)

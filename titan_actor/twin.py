@@ -396,8 +396,6 @@ def _copy(values: Sequence[Any], into: Sequence[Any]) -> None:
 def _config(titan: TitanSpec, whole: bool = False) -> Any:
     """Returns the config of a rank of the run, or of a trainer that holds the model whole. Raises Unlike when that
     cannot be made here."""
-    from torchtitan.components.optimizer import OptimizersContainer
-
     from titan_actor import config
 
     try:
@@ -410,18 +408,14 @@ def _config(titan: TitanSpec, whole: bool = False) -> Any:
                 f"parallelism.{name}_parallel_degree is above 1: the twin supports only FSDP", NoTwin.PARALLELISM
             )
     made.dump_folder = tempfile.gettempdir()
-    made.fault_tolerance.enable = False
-    made.optimizer = OptimizersContainer.Config(param_groups=made.optimizer.param_groups)
     if whole:
         made.parallelism.data_parallel_shard_degree = -1
     return made
 
 
 def _built(config: Any, rank: int, world_size: int) -> Any:
-    from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
-
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)})
-    trainer = FaultTolerantTrainer(config)
+    trainer = type(config)._owner(config)
     mends.apply_to("built", trainer)
     return trainer
 

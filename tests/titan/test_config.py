@@ -13,7 +13,7 @@ import pytest
 
 from supervisor.core.model.spec import DataSpec, GroupsSpec, RunSpec, TitanSpec
 from supervisor.wire.gpus import SHARED
-from supervisor.wire.records import RunRecord, TrainerLaunch, encode
+from supervisor.wire.records import RunRecord, encode
 from titan_actor import mends
 
 RECIPE = "llama3-debug-small"
@@ -201,14 +201,10 @@ def test_check_program_refuses_what_is_no_run() -> None:
 
 @pytest.mark.parametrize(("shared", "expected"), [(False, "nccl"), (True, "gloo")])
 def test_groups_that_share_a_gpu_sum_up_with_gloo(shared: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from titan_actor import config
+    from titan_actor import between_groups
 
     monkeypatch.setattr(mends, "on_gpu", lambda: True)
     monkeypatch.delenv(SHARED, raising=False)
     if shared:
         monkeypatch.setenv(SHARED, "1")
-    launch = TrainerLaunch(
-        run="r", group=0, generation=1, rank=0, world_size=1, groups=2, min_groups=1, node="n", node_address="127.0.0.1",
-        master_port=1, lighthouse="127.0.0.1:1", run_dir="", rank_dir="",
-    )  # fmt: skip
-    assert config.for_launch(launch).fault_tolerance.process_group == expected
+    assert between_groups.backend() == expected

@@ -26,8 +26,9 @@ def setting(default: Any, reason: str) -> Any:
 class DataSpec:
     """The source of the training text."""
 
-    source: Literal["python-stdlib", "folder"] = setting(
-        "python-stdlib", "Python's standard library is on every machine, so a first run needs no download"
+    source: Literal["recipe", "python-stdlib", "folder"] = setting(
+        "recipe",
+        "recipe: what the recipe reads; the shipped ones read Python's standard library, which is on every machine",
     )
     path: str = setting("", "local folder of .txt, .jsonl or .parquet files; needed when source is folder")
     text_field: str = setting(
@@ -40,7 +41,7 @@ class TitanSpec:
     """The training by TorchTitan: recipe, length, data and checkpoints."""
 
     recipe: str = setting(
-        "llama3-debug", "a shipped recipe, or MODULE:FUNCTION that returns a TorchTitan FaultTolerantTrainer config"
+        "llama3-debug", "a shipped recipe, or MODULE:FUNCTION that returns the config of a TorchTitan trainer"
     )
     steps: int = setting(1000, "committed steps to train for; the default is small enough to watch to its end")
     seed: int = setting(1234, "any fixed number; replicas are comparable only if they start from the same seed")

@@ -1,0 +1,71 @@
+"""What TorchTitan's trainer must know of the other groups: TorchFT's manager, each group's share of the data, the sum of
+the gradients, and an optimizer that asks for the quorum.
+
+TorchTitan has a trainer of its own for TorchFT, but its constructor is a copy of an older one: chunked losses,
+overrides of modules and some checks are missing there. So the trainer is the one that the config is of, and three of
+its components are built through here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torchtitan.experiments.torchft.manager import TorchFTManager
+from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
+
+from supervisor.wire.gpus import SHARED
+from supervisor.wire.records import TrainerLaunch
+from titan_actor import mends
+
+
+def backend() -> str:
+    """Returns the backend of the process group between groups. NCCL refuses two ranks on one device."""
+    return "nccl" if mends.on_gpu() and SHARED not in os.environ else "gloo"
+
+
+def manager(launch: TrainerLaunch) -> TorchFTManager:
+    """Makes TorchFT's manager of this rank; rank 0's serves the group's others."""
+    return TorchFTManager(
+        TorchFTManager.Config(
+            enable=True,
+            process_group=backend(),
+            process_group_timeout_ms=launch.torchft.process_group_timeout_ms,
+            replica_id=launch.group,
+            group_size=launch.groups,
+            min_replica_size=launch.min_groups,
+        )
+    )
+
+
+def split(config: Any, trainer: Any) -> None:
+    """Has the config's data loader and validator take this group's share, and its optimizer the sum over the groups.
+    `trainer.ft_manager` is read when they are built."""
+    config.dataloader = _Shared(config.dataloader, trainer)
+    config.validator = _Shared(config.validator, trainer)
+    config.optimizer = _Summed(config.optimizer, trainer)
+
+
+class _Component:
+    """A component's config, whose `build` does more."""
+
+    def __init__(self, config: Any, trainer: Any) -> None:
+        self._config, self._trainer = config, trainer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+class _Shared(_Component):
+    def build(self, **options: Any) -> Any:
+        # a place in the data is kept for every step, not only for TorchTitan's own checkpoints
+        options.pop("snapshot_every_n_steps", None)
+        size, rank = self._trainer.ft_manager.get_dp_info(options["dp_world_size"], options["dp_rank"])
+        return self._config.build(**{**options, "dp_world_size": size, "dp_rank": rank})
+
+
+class _Summed(_Component):
+    def build(self, *, model_parts: list[Any]) -> Any:
+        ft_manager = self._trainer.ft_manager
+        ft_manager.maybe_set_all_reduce_hook(model_parts)
+        return TorchFTOptimizersContainer(self._config, model_parts=model_parts, ft_manager=ft_manager)
