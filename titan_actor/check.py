@@ -19,17 +19,13 @@ from titan_actor import mends
 def problems(titan: TitanSpec, groups: GroupsSpec) -> list[dict[str, object]]:
     """Returns all problems of a spec as JSON values: key from the top of the run file, value, message, nearest key."""
     mends.apply()
-    from titan_actor import config
+    from titan_actor import config, fit
 
     try:
         built = config.from_spec(titan)
     except config.ConfigError as error:
         return [dataclasses.asdict(problem) for problem in error.problems]
-    found = (
-        config.vocabulary_problem(built),
-        config.empty_share(built, titan.data, groups.count, groups.ranks_per_group),
-    )
-    return [dataclasses.asdict(problem) for problem in found if problem is not None]
+    return [dataclasses.asdict(problem) for problem in fit.problems(built, titan, groups)]
 
 
 def main() -> int:

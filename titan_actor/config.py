@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Union
 
 from supervisor.core.model.spec import DataSpec, TitanSpec
 from supervisor.wire.records import TrainerLaunch
-from titan_actor import data, mends, recipes, shares
+from titan_actor import data, mends, recipes
 from titan_actor.lift import Change, lifted
 
 RESERVED = {
     "training.steps": "titan.steps",
     "debug.seed": "titan.seed",
-    "dataloader.dataset": "titan.data",
-    "dataloader.dataset_path": "titan.data",
     "dump_folder": "the run's own folder",
     "checkpoint": "titan.checkpoint_interval_steps and titan.checkpoints_kept",
     "fault_tolerance": "groups and torchft",
 }
 """Fields that a key of the run file sets: an override would conflict with it."""
+
+OF_DATA = ("dataloader.dataset", "dataloader.dataset_path")
+"""Fields that `titan.data` sets, unless its source is the recipe's own."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def resolved(titan: TitanSpec) -> tuple[Any, list[Change]]:
     except recipes.RecipeError as error:
         near = _nearest(titan.recipe, list(recipes.SHIPPED))
         raise ConfigError([Problem("titan.recipe", titan.recipe, str(error), near)]) from error
-    problems = [problem for key, value in titan.overrides.items() if (problem := _override(config, key, value))]
+    reserved = RESERVED | dict.fromkeys(() if titan.data.source == "recipe" else OF_DATA, "titan.data")
+    problems = [found for key, value in titan.overrides.items() if (found := _override(config, key, value, reserved))]
     problems += _data(config, titan.data)
     config.training.steps, config.debug.seed = titan.steps, titan.seed
     mends.apply_to("config", config)
@@ -82,35 +85,9 @@ def for_launch(launch: TrainerLaunch) -> Any:
     return config
 
 
-def vocabulary_problem(config: Any) -> Problem | None:
-    """Returns a problem if the tokenizer gives tokens that the model has no row for."""
-    try:
-        tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
-    except OSError as error:
-        return Problem("titan.overrides.hf_assets_path", config.hf_assets_path, str(error))
-    size, rows = tokenizer.get_vocab_size(), config.model_spec.model.vocab_size
-    if size <= rows:
-        return None
-    message = f"the tokenizer has {size} tokens, the model {rows} rows"
-    return Problem("titan.overrides.hf_assets_path", config.hf_assets_path, message)
-
-
-def empty_share(config: Any, spec: DataSpec, groups: int, ranks_per_group: int) -> Problem | None:
-    """Returns a problem if a group would get no document, or no readable one, as far as the folder here shows."""
-    parts = config.parallelism
-    apart = parts.tensor_parallel_degree * parts.pipeline_parallel_degree * parts.context_parallel_degree
-    degree = max(1, ranks_per_group // apart)
-    try:
-        workers = max(1, config.dataloader.num_workers)
-        shares.refuse(spec, ranks=range(groups * degree), groups=groups, degree=degree, workers=workers)
-    except (data.DataError, OSError) as error:
-        return Problem("titan.data.path", spec.path, str(error))
-    return None
-
-
 def _data(config: Any, spec: DataSpec) -> list[Problem]:
     """Puts the run file's data in the place of the recipe's, if it names any."""
-    from torchtitan.hf_datasets.text_datasets import DATASETS, HuggingFaceTextDataLoader
+    from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 
     loader = config.dataloader
     try:
@@ -126,28 +103,87 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
     return []
 
 
-def _override(config: Any, key: str, value: Any) -> Problem | None:
+def _override(config: Any, key: str, value: Any, reserved: dict[str, str]) -> Problem | None:
     """Sets one field, or returns why it cannot be set."""
     place = f"titan.overrides.{key}"
-    for reserved, instead in RESERVED.items():
-        if key == reserved or key.startswith(f"{reserved}."):
+    for name, instead in reserved.items():
+        if _below(key, (name,)):
             return Problem(place, value, f"is not an override: set {instead}", instead if "." in instead else "")
-    *path, leaf = key.split(".")
-    owner = config
-    for name in path:
-        owner = getattr(owner, name, None) if name in _fields(owner) else None
-    hint = _fields(owner).get(leaf)
+    if key.startswith("optimizer.") and (groups := _optimizers_with(config, key.removeprefix("optimizer."))):
+        leaf = key.removeprefix("optimizer.")
+        owners: list[Any] = list(groups)
+        hint: Any = _argument(config.optimizer, groups[0], leaf)
+    else:
+        *path, leaf = key.split(".")
+        owner = config
+        for name in path:
+            owner = _inner(owner, name)
+        owners = [owner]
+        hint = _types(owner).get(leaf)
     if hint is None:
-        near = _nearest(key, [name for name in _paths(config) if not _reserved(name)])
+        near = _nearest(key, [path for path in _paths(config) if not _below(path, reserved)])
         return Problem(place, value, f"{key!r} = {value!r}: no such field", f"titan.overrides.{near}" if near else "")
     if not _fits(value, hint):
         return Problem(place, value, f"{key!r} = {value!r}: expected {_named(hint)}, not {type(value).__name__}")
-    setattr(owner, leaf, value)
+    for owner in owners:
+        if isinstance(owner, list):
+            owner[int(leaf)] = value
+        elif isinstance(owner, dict):
+            owner[leaf] = tuple(value) if isinstance(owner.get(leaf), tuple) else value
+        else:
+            setattr(owner, leaf, value)
     return None
 
 
-def _reserved(path: str) -> bool:
-    return any(path == name or path.startswith(f"{name}.") for name in RESERVED)
+def _optimizers_with(config: Any, name: str) -> list[dict[str, Any]]:
+    """Returns the arguments of each parameter group's optimizer, if they all take one of this name. The field itself
+    would be `optimizer.param_groups.0.optimizer_kwargs.lr`."""
+    optimizer = config.optimizer
+    if name in _fields(optimizer):
+        return []
+    groups = getattr(optimizer, "param_groups", [])
+    taken = [
+        group.optimizer_kwargs for group in groups if _argument(optimizer, group.optimizer_kwargs, name) is not None
+    ]
+    return taken if len(taken) == len(groups) else []
+
+
+def _argument(optimizer: Any, arguments: dict[str, Any], name: str) -> Any:
+    """Returns the type of a group's optimizer's argument, by its value or its default; None: it has none."""
+    if name in arguments:
+        return _type_of(arguments[name])
+    (group,) = (group for group in optimizer.param_groups if group.optimizer_kwargs is arguments)
+    factory = type(optimizer)._owner._resolve_optimizer_factory(group.optimizer_name)
+    found = inspect.signature(factory).parameters.get(name)
+    default = found.default if found is not None else inspect.Parameter.empty
+    return None if default in (inspect.Parameter.empty, None) else _type_of(default)
+
+
+def _inner(owner: Any, name: str) -> Any:
+    """Returns the field, item or value of this name; None: there is none."""
+    if isinstance(owner, list):
+        return owner[int(name)] if name.isdecimal() and int(name) < len(owner) else None
+    if isinstance(owner, dict):
+        return owner.get(name)
+    return getattr(owner, name, None) if name in _fields(owner) else None
+
+
+def _types(owner: Any) -> dict[str, Any]:
+    """Returns name -> type of what can be set in a config, a list or a table."""
+    if isinstance(owner, list):
+        return {str(number): _type_of(item) for number, item in enumerate(owner)}
+    if isinstance(owner, dict):
+        return {name: _type_of(value) for name, value in owner.items()}
+    return _fields(owner)
+
+
+def _type_of(value: Any) -> Any:
+    # TOML has no tuple
+    return list[float] if isinstance(value, tuple) else float if type(value) is float else type(value)
+
+
+def _below(path: str, names: Iterable[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in names)
 
 
 def _nearest(key: str, known: list[str]) -> str:
@@ -173,11 +209,19 @@ def _fields(owner: Any) -> dict[str, Any]:
 
 def _paths(owner: Any, prefix: str = "") -> Iterator[str]:
     for name in _fields(owner):
-        value = getattr(owner, name)
-        if _fields(value):
-            yield from _paths(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
+        yield from _paths_of(getattr(owner, name), f"{prefix}{name}")
+
+
+def _paths_of(value: Any, path: str) -> Iterator[str]:
+    if _fields(value):
+        yield from _paths(value, f"{path}.")
+    elif isinstance(value, list) and any(_fields(item) for item in value):
+        for number, item in enumerate(value):
+            yield from _paths_of(item, f"{path}.{number}")
+    elif isinstance(value, dict) and value:
+        yield from (f"{path}.{name}" for name in value)
+    else:
+        yield path
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -77,8 +77,7 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     import torch
     from torchtitan.tools.logging import init_logger
 
-    from titan_actor import config
-    from titan_actor import replica
+    from titan_actor import config, replica
 
     # one rank per core at most: intra-op threads of several ranks would compete for them
     if not mends.on_gpu():

@@ -116,9 +116,9 @@ def _forked_without_gpu() -> str:
 def _touch() -> None:
     """Runs the code that imports only on use."""
     from supervisor.core.model.spec import TitanSpec
-    from titan_actor import config
+    from titan_actor import config, fit
 
-    config.vocabulary_problem(config.from_spec(TitanSpec()))
+    fit.vocabulary_problem(config.from_spec(TitanSpec()))
     launch = TrainerLaunch(
         run="", group=0, generation=0, rank=0, world_size=1, groups=1, min_groups=1, node="", node_address="",
         master_port=0, lighthouse="", run_dir="", rank_dir="",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -13,7 +14,7 @@ import pytest
 
 from supervisor.core.model.spec import DataSpec, GroupsSpec, RunSpec, TitanSpec
 from supervisor.wire.gpus import SHARED
-from supervisor.wire.records import RunRecord, encode
+from supervisor.wire.records import RunRecord, TrainerLaunch, encode
 from titan_actor import mends
 
 RECIPE = "llama3-debug-small"
@@ -143,12 +144,12 @@ def test_recipe_of_a_module() -> None:
 
 
 def test_tokenizer_larger_than_the_model() -> None:
-    from titan_actor import config
+    from titan_actor import fit
 
     made = built()
-    assert config.vocabulary_problem(made) is None
+    assert fit.vocabulary_problem(made) is None
     made.model_spec.model.vocab_size = 100
-    problem = config.vocabulary_problem(made)
+    problem = fit.vocabulary_problem(made)
     assert problem is not None
     assert "2048 tokens" in problem.message
 
@@ -208,3 +209,89 @@ def test_groups_that_share_a_gpu_sum_up_with_gloo(shared: bool, expected: str, m
     if shared:
         monkeypatch.setenv(SHARED, "1")
     assert between_groups.backend() == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "key", "words"),
+    [
+        ({"parallelism.tensor_parallel_degree": 2}, 3, "groups.ranks_per_group", "3 is no multiple of 2"),
+        (
+            {"parallelism.data_parallel_shard_degree": 4, "parallelism.tensor_parallel_degree": 2},
+            4,
+            "titan.overrides.parallelism.data_parallel_shard_degree",
+            "= 8 ranks, and groups.ranks_per_group = 4",
+        ),
+        ({"parallelism.tensor_parallel_degree": 0}, 1, "titan.overrides.parallelism.tensor_parallel_degree", "below 1"),
+        (
+            {"parallelism.expert_parallel_degree": 3},
+            4,
+            "titan.overrides.parallelism.expert_parallel_degree",
+            "3 does not divide the 4 ranks",
+        ),
+        (
+            {"parallelism.context_parallel_degree": 2, "training.seq_len": 66},
+            2,
+            "titan.overrides.training.seq_len",
+            "66 is no multiple of 4",
+        ),
+        (
+            {"training.global_batch_size": 6},
+            2,
+            "titan.overrides.training.global_batch_size",
+            "6 is no multiple of 8: local_batch_size 2 x 2 data-parallel ranks of a group x 2 groups",
+        ),
+    ],
+)
+def test_a_shape_that_does_not_fit_the_groups(overrides: dict[str, Any], ranks: int, key: str, words: str) -> None:
+    from titan_actor import check
+
+    spec = TitanSpec(recipe=RECIPE, overrides=overrides)
+    (problem,) = check.problems(spec, GroupsSpec(count=2, ranks_per_group=ranks))
+    assert problem["key"] == key
+    assert words in str(problem["message"])
+
+
+def test_a_global_batch_is_that_of_all_groups() -> None:
+    from titan_actor import config
+
+    launch = TrainerLaunch(
+        run="r", group=0, generation=1, rank=0, world_size=1, groups=2, min_groups=1, node="n", node_address="127.0.0.1",
+        master_port=1, lighthouse="127.0.0.1:1", run_dir="", rank_dir="",
+        titan=TitanSpec(recipe=RECIPE, overrides={"training.global_batch_size": 8}),
+    )  # fmt: skip
+    assert config.for_launch(launch).training.global_batch_size == 4
+
+
+MOE = "torchtitan.models.qwen3.config_registry:qwen3_debugmodel_moe_param_groups"
+
+
+def test_the_learning_rate_of_all_parameter_groups_and_of_one() -> None:
+    config = built(
+        recipe=MOE,
+        overrides={
+            "optimizer.lr": 3e-4,
+            "optimizer.betas": [0.8, 0.9],
+            "optimizer.param_groups.1.optimizer_kwargs.lr": 5e-5,
+            "optimizer.implementation": "foreach",
+        },
+    )
+    groups = config.optimizer.param_groups
+    assert [group.optimizer_kwargs["lr"] for group in groups] == [3e-4, 5e-5, 3e-4]
+    assert [group.optimizer_kwargs["betas"] for group in groups] == [(0.8, 0.9)] * 3
+    assert config.optimizer.implementation == "foreach"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("optimizer.lr", "fast", "expected float, not str"),
+        ("optimizer.learning_rate", 1e-4, "no such field"),
+        ("optimizer.param_groups.7.optimizer_kwargs.lr", 1e-4, "no such field"),
+        ("optimizer.param_groups.0.optimizer_kwargs.lrr", 1e-4, "no such field"),
+    ],
+)
+def test_an_optimizer_setting_that_does_not_exist(key: str, value: object, words: str) -> None:
+    (problem,) = problems(recipe=MOE, overrides={key: value})
+    assert words in problem.message
+    if key.endswith(("7.optimizer_kwargs.lr", "lrr")):
+        assert re.fullmatch(r"titan\.overrides\.optimizer\.param_groups\.[0-2]\.optimizer_kwargs\.lr", problem.nearest)

@@ -1,0 +1,107 @@
+"""Whether a config fits the run: its ranks, its groups, its tokenizer and its data. Checked before a node is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from supervisor.core.model.spec import DataSpec, GroupsSpec, TitanSpec
+from titan_actor import data, shares
+from titan_actor.config import Problem
+
+
+def problems(config: Any, titan: TitanSpec, groups: GroupsSpec) -> list[Problem]:
+    """Returns every way in which the config does not fit."""
+    found = [*_degrees(config.parallelism, groups.ranks_per_group), *_sequence(config)]
+    if not found:
+        found += _batch(config, groups)
+        found += filter(None, (empty_share(config, titan.data, groups.count, groups.ranks_per_group),))
+    return [*found, *filter(None, (vocabulary_problem(config),))]
+
+
+def data_parallel(parallelism: Any, ranks: int) -> int:
+    """Returns how many ranks of a group read data of their own."""
+    apart = (
+        parallelism.tensor_parallel_degree * parallelism.pipeline_parallel_degree * parallelism.context_parallel_degree
+    )
+    return max(1, ranks // apart)
+
+
+def _degrees(parallelism: Any, ranks: int) -> Iterator[Problem]:
+    names = ("data_parallel_replicate", "tensor_parallel", "pipeline_parallel", "context_parallel")
+    degrees = {f"{name}_degree": getattr(parallelism, f"{name}_degree") for name in names}
+    shard = parallelism.data_parallel_shard_degree
+    low = {name: degree for name, degree in degrees.items() if degree < 1}
+    for name, degree in low.items():
+        yield Problem(f"titan.overrides.parallelism.{name}", degree, f"{degree} is below 1")
+    if low:
+        return
+    product = 1
+    for degree in degrees.values():
+        product *= degree
+    told = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "no other degree"
+    if shard == -1:
+        if ranks % product:
+            message = f"groups.ranks_per_group = {ranks} is no multiple of {product} ({told})"
+            yield Problem("groups.ranks_per_group", ranks, message)
+            return
+        shard = ranks // product
+    elif product * shard != ranks:
+        message = (
+            f"data_parallel_shard_degree {shard} x {told} = {product * shard} ranks, and groups.ranks_per_group = {ranks}: "
+            "let it be -1 for what is left"
+        )
+        yield Problem("titan.overrides.parallelism.data_parallel_shard_degree", shard, message)
+        return
+    experts = parallelism.expert_parallel_degree
+    dense = shard * parallelism.context_parallel_degree * parallelism.tensor_parallel_degree
+    if dense % experts:
+        message = f"{experts} does not divide the {dense} ranks of data, context and tensor parallelism that it borrows"
+        yield Problem("titan.overrides.parallelism.expert_parallel_degree", experts, message)
+
+
+def _sequence(config: Any) -> Iterator[Problem]:
+    parts, length = config.parallelism, config.training.seq_len
+    context = parts.context_parallel_degree
+    divisor = (parts.tensor_parallel_degree if parts.enable_sequence_parallel else 1) * (
+        2 * context if context > 1 else 1
+    )
+    if divisor > 0 and length % divisor:
+        message = f"{length} is no multiple of {divisor}, as its tensor and context parallelism need"
+        yield Problem("titan.overrides.training.seq_len", length, message)
+
+
+def _batch(config: Any, groups: GroupsSpec) -> Iterator[Problem]:
+    whole, local = config.training.global_batch_size, config.training.local_batch_size
+    degree = data_parallel(config.parallelism, groups.ranks_per_group)
+    once = local * degree * groups.count
+    if whole > 0 and whole % once:
+        message = (
+            f"{whole} is no multiple of {once}: local_batch_size {local} x {degree} data-parallel ranks of a group x "
+            f"{groups.count} groups"
+        )
+        yield Problem("titan.overrides.training.global_batch_size", whole, message)
+
+
+def vocabulary_problem(config: Any) -> Problem | None:
+    """Returns a problem if the tokenizer gives tokens that the model has no row for."""
+    try:
+        tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
+    except OSError as error:
+        return Problem("titan.overrides.hf_assets_path", config.hf_assets_path, str(error))
+    size, rows = tokenizer.get_vocab_size(), config.model_spec.model.vocab_size
+    if size <= rows:
+        return None
+    message = f"the tokenizer has {size} tokens, the model {rows} rows"
+    return Problem("titan.overrides.hf_assets_path", config.hf_assets_path, message)
+
+
+def empty_share(config: Any, spec: DataSpec, groups: int, ranks_per_group: int) -> Problem | None:
+    """Returns a problem if a group would get no document, or no readable one, as far as the folder here shows."""
+    degree = data_parallel(config.parallelism, ranks_per_group)
+    try:
+        workers = max(1, config.dataloader.num_workers)
+        shares.refuse(spec, ranks=range(groups * degree), groups=groups, degree=degree, workers=workers)
+    except (data.DataError, OSError) as error:
+        return Problem("titan.data.path", spec.path, str(error))
+    return None
