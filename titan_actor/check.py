@@ -1,7 +1,8 @@
-"""`python -m titan_actor.check`: reads a RunRecord on stdin, and prints the problems of its Titan part.
+"""`python -m titan_actor.check`: reads a RunRecord on stdin, and prints the problems of its Titan part, and what is
+changed in the recipe's config.
 
-Prints {"problems": [{"key", "value", "message", "nearest"}, ...]}. Exits 0 without problems, 1 with some, 2 when stdin
-is no RunRecord.
+Prints {"problems": [{"key", "value", "message", "nearest"}, ...], "changes": [{"key", "before", "after", "reason"},
+...]}. Exits 0 without problems, 1 with some, 2 when stdin is no RunRecord.
 """
 
 from __future__ import annotations
@@ -16,16 +17,25 @@ from supervisor.wire.records import RecordError, RunRecord, decode
 from titan_actor import mends
 
 
-def problems(titan: TitanSpec, groups: GroupsSpec) -> list[dict[str, object]]:
+Lines = list[dict[str, object]]
+
+
+def problems(titan: TitanSpec, groups: GroupsSpec) -> Lines:
     """Returns all problems of a spec as JSON values: key from the top of the run file, value, message, nearest key."""
+    return looked_at(titan, groups)[0]
+
+
+def looked_at(titan: TitanSpec, groups: GroupsSpec) -> tuple[Lines, Lines]:
+    """Returns all problems of a spec, and what is changed in its recipe's config: key, before, after, reason."""
     mends.apply()
     from titan_actor import config, fit
 
     try:
-        built = config.from_spec(titan)
+        built, changes = config.resolved(titan)
     except config.ConfigError as error:
-        return [dataclasses.asdict(problem) for problem in error.problems]
-    return [dataclasses.asdict(problem) for problem in fit.problems(built, titan, groups)]
+        return [dataclasses.asdict(problem) for problem in error.problems], []
+    found = fit.problems(built, titan, groups)
+    return [dataclasses.asdict(problem) for problem in found], [dataclasses.asdict(change) for change in changes]
 
 
 def main() -> int:
@@ -38,8 +48,8 @@ def main() -> int:
     except RecordError as error:
         print(f"stdin is not a RunRecord: {error}", file=sys.stderr)
         return 2
-    found = problems(spec.titan, spec.groups)
-    json.dump({"problems": found}, answer, default=str)
+    found, changes = looked_at(spec.titan, spec.groups)
+    json.dump({"problems": found, "changes": changes}, answer, default=str)
     answer.write("\n")
     answer.flush()
     return 1 if found else 0

@@ -155,9 +155,11 @@ def _checked_spec(file: Path) -> RunSpec:
 
     try:
         spec = parse.load(file)
-        problems = client.check_titan(spec)
+        problems, changes = client.check_titan(spec)
         if problems:
             raise parse.RunFileError(problems)
+        for change in changes:
+            print_line(f"supervisor: {file}: {change}", err=True)
     except parse.RunFileError as error:
         for problem in error.problems:
             print_line(f"supervisor: {file}: {problem}", err=True)

@@ -29,8 +29,8 @@ RESUMABLE = ("halted", "stopped")
 """Phases of an ended run that a person may resume."""
 
 
-def check_titan(spec: RunSpec) -> list[str]:
-    """Returns the problems that TorchTitan's own config finds in the Titan part, as sentences.
+def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
+    """Returns the problems of the Titan part, and what is changed in its recipe's config, as sentences.
 
     Runs a process of its own, because only `titan_actor` imports torch.
     """
@@ -39,16 +39,20 @@ def check_titan(spec: RunSpec) -> list[str]:
         programs.command("check"), input=record, capture_output=True, check=False, env=environment.decided(os.environ)
     )
     try:
-        problems = json.loads(result.stdout)["problems"]
+        found = json.loads(result.stdout)
+        return [_problem(p) for p in found["problems"]], [_change(c) for c in found.get("changes", ())]
     except (ValueError, KeyError):
         tail = result.stderr.decode(errors="replace").strip().splitlines()[-3:]
-        return [f"the Titan part cannot be checked (exit code {result.returncode}): {' | '.join(tail)}"]
-    return [_problem(p) for p in problems]
+        return [f"the Titan part cannot be checked (exit code {result.returncode}): {' | '.join(tail)}"], []
 
 
 def _problem(problem: dict[str, Any]) -> str:
     nearest = f"; nearest: {problem['nearest']}" if problem.get("nearest") else ""
     return f"{problem['key']} = {problem['value']!r}: {problem['message']}{nearest}"
+
+
+def _change(change: dict[str, Any]) -> str:
+    return f"the recipe's {change['key']} = {change['before']!r} becomes {change['after']!r}: {change['reason']}"
 
 
 def launched_before(store: Store, spec: RunSpec) -> RunRecord | None:

@@ -95,7 +95,7 @@ def test_a_part_of_a_system_needs_its_etcd(tmp_path: Path, option: Sequence[str]
 
 def test_submit_is_for_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run.toml").write_text('name = "run"\n')
-    monkeypatch.setattr(client, "check_titan", lambda spec: [])
+    monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
     result = CliRunner().invoke(cli.app, ["submit", str(tmp_path / "run.toml"), "--etcd", "127.0.0.1:1"])
     assert result.exit_code == 2
     assert 'allocation.engine = "local": submit needs "slurm"' in result.output

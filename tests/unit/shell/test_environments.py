@@ -64,8 +64,8 @@ def test_a_local_node() -> None:
 def test_the_check_of_a_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tells = f'import json, os; open({str(tmp_path / "log")!r}, "w").write(json.dumps(dict(os.environ))); print({{}})'
     monkeypatch.setattr(programs, "command", lambda *_: [sys.executable, "-c", tells])
-    said: Any = client.check_titan(RunSpec(name="run"))
-    assert said, "it gives no answer"
+    problems, _ = client.check_titan(RunSpec(name="run"))
+    assert problems, "it gives no answer"
     assert right(given(tmp_path / "log"))
 
 

@@ -82,7 +82,7 @@ def test_a_refused_run_is_not_launched(monkeypatch: pytest.MonkeyPatch, tmp_path
     file.write_text('name = "run"\n[allocation]\nengine = "slurm"\n[allocation.slurm]\npartition = "gpu"\n')
     store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="")))
     monkeypatch.setattr(common, "connect", lambda *_, **__: store)
-    monkeypatch.setattr(client, "check_titan", lambda spec: [])
+    monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
     command = ["launch", str(file), "--etcd", "127.0.0.1:1", "--home", str(tmp_path / "runs")]
     monkeypatch.setattr(Engine, "answer", Fatal('Slurm refuses allocation.slurm.partition = "gpu": its words'))
     for arguments in (command, [*command, "--check"]):
@@ -120,7 +120,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         store.commit(run_values(replace(MEMORY, measured=seen), "before"))
         store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="")))
         monkeypatch.setattr(common, "connect", lambda *_, **__: store)
-        monkeypatch.setattr(client, "check_titan", lambda spec: [])
+        monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
         file = tmp_path / "run.toml"
         file.write_text(f'name = "new"\n{text}')
         command = ["launch", str(file), "--etcd", "127.0.0.1:1", "--home", str(tmp_path / "runs"), *more]
