@@ -16,7 +16,6 @@ from supervisor.core.model.spec import GroupsSpec, TitanSpec
 from supervisor.wire.records import RecordError, RunRecord, decode
 from titan_actor import mends
 
-
 Lines = list[dict[str, object]]
 
 
