@@ -85,8 +85,9 @@ install-dev: $(VENV)/installed-dev  ## the same, with the tools that check and t
 
 # torch first and pinned: what asks for any torch would bring the newest one, with gigabytes of CUDA.
 # The distribution had another name once: two of them would both own the commands.
+# A .venv that works stays: another Python's `venv` would leave one that is half its own.
 $(VENV)/installed: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import ssl' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip uninstall -qqq --yes --disable-pip-version-check fault-tolerant-pretraining-supervisor
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .

@@ -110,7 +110,7 @@ class LiveRun:
         if ended and now.halt_reason:
             ended += f": {now.halt_reason}"
         step = min((g.step for g in now.groups), default=0)
-        return Look(step=step, not_well=not_well, acted=acted, ended=ended)
+        return Look(step=step, not_well=not_well, acted=acted, ended=ended, stopped=now.phase == "stopped")
 
     def target(self, planned: Planned, fault: Fault) -> Target:
         """Returns the victim's processes. Raises Fatal when the group cannot be broken now."""
@@ -357,9 +357,7 @@ class LiveRun:
 
         def ended() -> bool:
             self.tend()
-            return self.look().ended.startswith("the run is stopped") and self.left(ended=True) == Left(
-                processes=(), allocations=()
-            )
+            return self.look().stopped and self.left(ended=True) == Left(processes=(), allocations=())
 
         with suppress(Fatal):
             self.wait(ended, within_s, "the run stops")

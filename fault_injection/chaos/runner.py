@@ -38,6 +38,8 @@ class Look:
     """(id, group) of each incident that was acted on, over or not."""
     ended: str = ""
     """Why the run has ended or is stopping; empty while it goes on."""
+    stopped: bool = False
+    """True once it has stopped as asked."""
 
 
 class Live(Protocol):

@@ -16,7 +16,7 @@ from supervisor.core.model.spec import RunSpec
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.journal import Journal
-from supervisor.shell.control.loop import Loop, Machine
+from supervisor.shell.control.loop import INVARIANT, Loop, Machine
 from supervisor.shell.etcd import LEASE_S, Election
 from supervisor.shell.etcd.election import Leadership
 from supervisor.shell.metrics.live_goodput import Accounts
@@ -214,5 +214,5 @@ class Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if record.exc_info is not None or "breaks an invariant" in text:
+        if record.exc_info is not None or getattr(record, "reported", "") == INVARIANT:
             self._world.checks.broke(f"the supervisor says: {text} {record.exc_info and record.exc_info[1]!r}")

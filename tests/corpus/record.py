@@ -1,7 +1,8 @@
 """Makes the corpus: `python -m tests.corpus.record [RUN_FOLDER...]`.
 
 It plays seeds of the simulator, runs the unit tests of `decide`'s parts, and reads the journals of the named run
-folders. It keeps a few decisions of each shape: the verbs, kinds and rungs, and the changed fields of memory.
+folders. It keeps a few decisions of each shape: the verbs, kinds and rungs, and the changed fields of memory. Without run folders, the
+decisions of the file's own journals stay.
 """
 
 from __future__ import annotations
@@ -163,7 +164,12 @@ def main() -> None:
         return
     chosen = Chosen()
     of_unit_tests(chosen)
-    journals(chosen, options.folders)
+    if options.folders:
+        journals(chosen, options.folders)
+    else:  # the systems whose journals the file has are gone: they stay
+        chosen.lines += [
+            replace(line, answered=line.today()) for line in read(options.out) if line.source.startswith("journal:")
+        ]
     simulated(chosen)
     write(chosen.lines, options.out)
     print(f"{len(chosen.lines)} decisions in {options.out}, {options.out.stat().st_size / 2**20:.1f} MiB")

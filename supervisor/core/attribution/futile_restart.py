@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from supervisor.core.evidence import group_failure, group_nodes
 from supervisor.core.model.incident import Failure
-from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.kinds import Is, Kind, Rung, that_are
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy import ladder
 from supervisor.core.round.draft import Round
+
+LIVES = that_are(Is.LIVES)
 
 
 def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
@@ -19,7 +21,7 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
         return None  # the ladder reports why
     if failure.kind == Kind.HANG:
         return _cannot_be_ended(r, group, failure)
-    if failure.kind not in (Kind.STALLED, Kind.START_TIMEOUT):
+    if failure.kind not in LIVES:
         return None
     if group_failure.cut_off(group, r.observed):
         return Reason.of(Code.GATE_UNREACHED)

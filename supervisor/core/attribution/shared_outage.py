@@ -7,10 +7,12 @@ from __future__ import annotations
 from supervisor.core.attribution import circuit_breaker
 from supervisor.core.evidence import transient_errors
 from supervisor.core.model.incident import Failure
-from supervisor.core.model.kinds import Kind
+from supervisor.core.model.kinds import Is, Kind, that_are
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.round.draft import Round
+
+OF_AN_OUTAGE = that_are(Is.OF_AN_OUTAGE)
 
 OF_A_FILE = "ended by SIGBUS"
 """How the kernel ends a process that reads a mapped file whose store is away, on every host alike."""
@@ -66,7 +68,7 @@ def _since(r: Round, group: GroupMemory, failure: Failure) -> float | None:
     """Run-clock time since when the outage ends a group. None: only one host has shown it, or the cause is another."""
     seen = group.seen
     # A group that was healing from a peer that the outage ended reports that its peers are gone.
-    if failure.kind not in (Kind.ERROR, Kind.CRASH, Kind.PEERS_GONE) or seen is None or seen.outside_since is None:
+    if failure.kind not in OF_AN_OUTAGE or seen is None or seen.outside_since is None:
         return None
     if failure.kind != Kind.PEERS_GONE and seen.generation != group.generation:
         return None

@@ -72,7 +72,7 @@ class Incident:
     decided: float | None = None
     acted: float | None = None
     recovered: float | None = None
-    """Time when its group was first seen to have committed a step with the others (follow.with_the_others)."""
+    """Time when its group was first seen to have committed a step with the others (group_phases.with_the_others)."""
     step_before: int = 0
     """Newest committed step of the group when it failed."""
     error: str = ""

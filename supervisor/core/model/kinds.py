@@ -81,6 +81,10 @@ class Is(Enum):
     """Another node may cure it, and what is done about it draws on a budget."""
     OF_A_NETWORK = auto()
     """A switch or a power line may cause it on healthy hosts."""
+    OF_AN_OUTAGE = auto()
+    """A store or a network that is away may end a process so."""
+    HOLDS_UP_OTHERS = auto()
+    """The other groups wait for its group meanwhile."""
     ON_THE_NODE = auto()
     """The state of the machine may explain it."""
     MAY_BE_A_GPU = auto()
@@ -108,11 +112,15 @@ def _row(*answers: Is, rung: Rung | None = None) -> Traits:
 
 
 TRAITS: Mapping[Kind, Traits] = {
-    Kind.CRASH: _row(Is.ENDED, Is.TELLS_ITS_END, Is.OF_A_MACHINE, Is.ON_THE_NODE, Is.MAY_BE_A_GPU, Is.ALIKE_BY_END),
+    Kind.CRASH: _row(
+        Is.ENDED, Is.TELLS_ITS_END, Is.OF_A_MACHINE, Is.OF_AN_OUTAGE, Is.ON_THE_NODE, Is.MAY_BE_A_GPU, Is.ALIKE_BY_END
+    ),
     Kind.OOM: _row(Is.ENDED, Is.TELLS_ITS_END, Is.OF_A_MACHINE, Is.ALIKE_BY_END),
-    Kind.ERROR: _row(Is.ENDED, Is.TELLS_ITS_END, Is.OF_THE_PROGRAM, Is.ON_THE_NODE, Is.MAY_BE_A_GPU, Is.ALIKE_BY_END),
+    Kind.ERROR: _row(
+        Is.ENDED, Is.TELLS_ITS_END, Is.OF_THE_PROGRAM, Is.OF_AN_OUTAGE, Is.ON_THE_NODE, Is.MAY_BE_A_GPU, Is.ALIKE_BY_END
+    ),
     Kind.SAME_ERROR: _row(Is.TELLS_ITS_END, Is.OF_THE_PROGRAM, rung=Rung.STOP),
-    Kind.PEERS_GONE: _row(Is.ENDED, Is.SAYS_NOTHING_OF_PROGRAM, Is.OF_THE_PROGRAM, Is.ON_THE_NODE),
+    Kind.PEERS_GONE: _row(Is.ENDED, Is.SAYS_NOTHING_OF_PROGRAM, Is.OF_THE_PROGRAM, Is.OF_AN_OUTAGE, Is.ON_THE_NODE),
     Kind.START_TIMEOUT: _row(Is.LIVES, Is.OF_A_MACHINE, Is.ON_THE_NODE, Is.MAY_BE_A_GPU, Is.ALIKE),
     Kind.STALLED: _row(Is.LIVES, Is.MAY_COME_BACK, Is.OF_A_MACHINE, Is.OF_A_NETWORK, Is.ON_THE_NODE, Is.MAY_BE_A_GPU),
     Kind.SILENT: _row(Is.MAY_COME_BACK, Is.SAYS_NOTHING_OF_PROGRAM, rung=Rung.RIDE_THROUGH),
@@ -121,10 +129,10 @@ TRAITS: Mapping[Kind, Traits] = {
     ),
     Kind.ALLOCATION_LOST: _row(Is.TAKEN, Is.SAYS_NOTHING_OF_PROGRAM),
     Kind.LEAVING: _row(Is.PLANNED, Is.TRAINS_ON, Is.SAYS_NOTHING_OF_PROGRAM, rung=Rung.REPLACE),
-    Kind.STRAGGLER: _row(Is.TRAINS_ON, Is.SAYS_NOTHING_OF_PROGRAM, Is.ON_THE_NODE, Is.ALIKE),
+    Kind.STRAGGLER: _row(Is.TRAINS_ON, Is.HOLDS_UP_OTHERS, Is.SAYS_NOTHING_OF_PROGRAM, Is.ON_THE_NODE, Is.ALIKE),
     Kind.NUMERICS: _row(Is.TELLS_ITS_END, Is.MAY_BE_A_GPU, Is.ALIKE, Is.BY_WORD),
     Kind.GPU: _row(Is.LOST, Is.TELLS_ITS_END, Is.SAYS_NOTHING_OF_PROGRAM, Is.ON_THE_NODE, Is.BY_WORD),
-    Kind.HANG: _row(Is.LIVES, Is.OF_A_MACHINE, Is.ON_THE_NODE, Is.MAY_BE_A_GPU, Is.ALIKE),
+    Kind.HANG: _row(Is.LIVES, Is.HOLDS_UP_OTHERS, Is.OF_A_MACHINE, Is.ON_THE_NODE, Is.MAY_BE_A_GPU, Is.ALIKE),
     Kind.REQUESTED: _row(Is.PLANNED, Is.SAYS_NOTHING_OF_PROGRAM, rung=Rung.RESTART),
 }
 

@@ -138,11 +138,14 @@ def say(reason: Reason | None) -> str:
         return str(reason.about["text"])
     about = {name: _plain(value) for name, value in reason.about.items()}
     words = _WORDS.get(reason.code)
-    if words is None:  # of a newer version
-        return f"{reason.code} ({', '.join(f'{name} {_joined(value)}' for name, value in about.items())})"
-    if isinstance(words, str):
-        return words.format_map({name: _joined(value) for name, value in about.items()})
-    return words(**about)
+    try:
+        if isinstance(words, str):
+            return words.format_map({name: _joined(value) for name, value in about.items()})
+        if words is not None:
+            return words(**about)
+    except (KeyError, TypeError):
+        pass  # another version gives other values with this code
+    return f"{reason.code} ({', '.join(f'{name} {_joined(value)}' for name, value in about.items())})"
 
 
 def said(reasons: Iterable[Reason]) -> tuple[str, ...]:

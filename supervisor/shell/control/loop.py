@@ -47,6 +47,9 @@ from supervisor.wire.records import (
 
 log = logging.getLogger(__name__)
 
+INVARIANT = "invariant"
+"""What a log record is about that reports a decision that breaks an invariant."""
+
 IDLE_S = 0.5
 """Longest sleep in seconds: lost leadership is seen within this."""
 
@@ -257,7 +260,8 @@ class Loop:
         broken = invariants.violations(memory, decision.memory, observed, record.spec)
         if broken:
             self._journal(run, record).event("invariant", violations=broken)
-            self._report(f"invariant:{run}", f"run {run}: refusing a decision that breaks an invariant: {broken}", run)
+            sentence = f"run {run}: refusing a decision that breaks an invariant: {broken}"
+            self._report(f"{INVARIANT}:{run}", sentence, run, about=INVARIANT)
             return
         self._commit(run, record, memory, observed, decision)
         self._notify(run, record, memory, decision)
@@ -458,11 +462,11 @@ class Loop:
         for key, why in audit(self._mirror, changed).items():
             self._report(key, f"{key} is left alone: {why}")
 
-    def _report(self, about: str, sentence: str, run: str = "") -> None:
+    def _report(self, key: str, sentence: str, run: str = "", about: str = "") -> None:
         """Logs a sentence once."""
-        if (about + sentence) not in self._reported:
-            self._reported.add(about + sentence)
-            log.error(sentence, extra=logged.about(run=run))
+        if (key + sentence) not in self._reported:
+            self._reported.add(key + sentence)
+            log.error(sentence, extra={**logged.about(run=run), "reported": about})
 
 
 @lru_cache(maxsize=1 << 14)

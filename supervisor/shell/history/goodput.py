@@ -23,8 +23,10 @@ from supervisor.core.goodput.causes import (
     totals,
     without,
 )
-from supervisor.core.model.kinds import Rung
+from supervisor.core.model.kinds import Is, Rung, that_are
 from supervisor.shell.history.files import History, Steps
+
+HOLDS_UP_OTHERS = that_are(Is.HOLDS_UP_OTHERS)
 
 SLACK_S = 0.05
 """Tolerance between the clock readings of two processes on one machine, in seconds."""
@@ -182,7 +184,7 @@ def _cut_to_fit(history: History) -> Iterator[str]:
 def _waits(history: History, group: int, found: list[Interval]) -> list[Interval]:
     """Moves the time that a hung or slow group cost this one to its cause."""
     all_of_them = windows(history)
-    held = [w for w in all_of_them if w.incident["kind"] in ("hang", "straggler")]
+    held = [w for w in all_of_them if w.incident["kind"] in HOLDS_UP_OTHERS]
     ordinary_s = _ordinary_s(history, group, held) if held else 0.0
     for window in held:
         if window.incident["kind"] == "straggler":

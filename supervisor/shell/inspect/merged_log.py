@@ -46,6 +46,8 @@ class Entry:
     incident: str
     """Incident that was open for the group; empty if none was."""
     text: str
+    over: bool = False
+    """True for an incident that is over."""
 
 
 @dataclass(slots=True)
@@ -89,8 +91,7 @@ class Joined:
 
     def _with_incident(self, entry: Entry) -> Entry:
         if entry.what == "incident":
-            over = entry.text.split(":", 1)[0].endswith(("recovered", "halted"))
-            self._open[entry.group] = "" if over else entry.incident
+            self._open[entry.group] = "" if entry.over else entry.incident
             return entry
         return replace(entry, incident=self._open.get(entry.group, ""))
 
@@ -147,7 +148,7 @@ class Joined:
                     self._told[i["id"]] = state
                     yield Entry(
                         t=body["t"], what="incident", run=self.run, group=i["group"], generation=i["generation_after"], rank=None,
-                        node=i.get("node", ""), incident=i["id"],
+                        node=i.get("node", ""), incident=i["id"], over=i.get("state") in ("recovered", "halted"),
                         text=f"incident {i['id']} {i.get('state')}: {i['kind']}, rung {i['rung']}: {i.get('reason') or 'not decided'}",
                     )  # fmt: skip
 

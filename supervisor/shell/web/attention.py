@@ -85,7 +85,7 @@ def headline(
     status: RunStatus, verdicts: Mapping[int, GroupVerdict], still_s: float | None, unsaved: str = ""
 ) -> Headline:
     """Returns the sentence about whether the run trains. `still_s`: seconds without a committed step, if longer than
-    steps take. `unsaved`: as in core.unsaved.with_reason."""
+    steps take. `unsaved`: as in checkpoint_lag.with_reason."""
     if (phase := _phase(status)) in _ENDED:
         return _ENDED[phase]
     if status.phase == "resuming":

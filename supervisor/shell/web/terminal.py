@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
+from supervisor.core.model.kinds import TRAINS_ON
 from supervisor.core.report.visible import visible
 
 SIGNS = {
@@ -36,13 +37,21 @@ ENDLESS = 10_000
 """Lines or columns of an output of unlimited size."""
 
 
+class Word(NamedTuple):
+    """The age of the picture."""
+
+    text: str
+    lost: bool = False
+    """True if no picture comes any more."""
+
+
 class Drawing:
     """Draws lines of a given width; cuts each section to the height that is left."""
 
     def __init__(self, told: Mapping[str, Any], width: int, signs: Mapping[str, str] = SIGNS) -> None:
         self._told, self._width, self._signs = told, width, signs
 
-    def lines(self, word: str, height: int) -> list[Text]:
+    def lines(self, word: Word, height: int) -> list[Text]:
         """Returns the lines of the whole page. `word` says how old the picture is."""
         told = self._told
         if not told.get("run"):
@@ -62,15 +71,14 @@ class Drawing:
 
     # --- parts ---
 
-    def _head(self, word: str) -> list[Text]:
+    def _head(self, word: Word) -> list[Text]:
         run = f"run {self._told['run']}" if self._told.get("run") else "supervisor"
-        lost = word.startswith("no update")
         line = Text().append(run, "bold")
         if self._width < ENDLESS:
-            line.append(" " * max(2, self._width - len(run) - len(word)))
+            line.append(" " * max(2, self._width - len(run) - len(word.text)))
         else:
             line.append("  ")
-        return [self._cut(line.append(word, "reverse" if lost else "dim"))]
+        return [self._cut(line.append(word.text, "reverse" if word.lost else "dim"))]
 
     def _attention(self, height: int) -> list[Text]:
         headline, up = self._told["headline"], self._told["get_up"]
@@ -203,7 +211,7 @@ class Drawing:
         took_s = about["took_s"]
         seen = f"seen {clock(about['opened'])}, " if "opened" in about else ""
         if seen and took_s >= 0.1:
-            began = "began" if about["kind"] in ("straggler", "leaving") else "lost"
+            began = "began" if about["kind"] in TRAINS_ON else "lost"
             seen = f"{began} about {clock(about['opened'] - took_s)}, {seen}"
         if "recovered_s" in about:
             return f"{seen}over after {lasted(about['lasted_s'])}"

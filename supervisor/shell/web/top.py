@@ -18,7 +18,7 @@ from supervisor.shell.etcd.status import Asked
 from supervisor.shell.inspect import client
 from supervisor.shell.metrics.registry import Metrics
 from supervisor.shell.web.feed import Feed
-from supervisor.shell.web.terminal import ENDLESS, PLAIN, SIGNS, Drawing, clock, lasted, zone
+from supervisor.shell.web.terminal import ENDLESS, PLAIN, SIGNS, Drawing, Word, clock, lasted, zone
 from supervisor.shell.web.watcher import Page
 from supervisor.wire.printer import Printer
 
@@ -43,7 +43,7 @@ def top(store: Looked, run: str, console: Printer) -> None:
         if not console.is_terminal or console.is_dumb_terminal:
             told = feed.newest
             word = f"snapshot at {clock(told['now'])} {zone(told['now'])}: a stop of the steps shows only in a live `top` or page"
-            for line in Drawing(told, ENDLESS, _signs(console)).lines(word, ENDLESS):
+            for line in Drawing(told, ENDLESS, _signs(console)).lines(Word(word), ENDLESS):
                 console.print(line, soft_wrap=True)
             return
         asking.start()  # in its own thread: neither the page nor Ctrl-C waits for etcd
@@ -72,13 +72,13 @@ def _follow(feed: Feed, console: Printer, live: Live) -> NoReturn:
         live.update(Group(*lines), refresh=True)
 
 
-def _word(told: Mapping[str, Any], age_s: float) -> str:
+def _word(told: Mapping[str, Any], age_s: float) -> Word:
     """Returns the age of the picture in words. `age_s`: seconds since the page's own thread published."""
     if told["store_since"]:
-        return f"no update from etcd since {clock(told['store_since'])}"
+        return Word(f"no update from etcd since {clock(told['store_since'])}", lost=True)
     if age_s > 3 * told["every_s"] + 4:  # a browser waits as long
-        return f"no update since {clock(told['now'])} ({lasted(age_s)})"
-    return f"live {clock(told['now'])} {zone(told['now'])}"
+        return Word(f"no update since {clock(told['now'])} ({lasted(age_s)})", lost=True)
+    return Word(f"live {clock(told['now'])} {zone(told['now'])}")
 
 
 def _signs(console: Printer) -> Mapping[str, str]:

@@ -29,7 +29,7 @@ STOPPED = replace(WAITS, process="stopped")
 NAN = "NotFinite: loss is nan at step 50"
 
 
-# --- shadow.has_ended takes a rank that has finished for a group that is dead ---
+# --- observe_mode.has_ended takes a rank that has finished for a group that is dead ---
 
 
 def rank_0_has_finished(w: World) -> None:
@@ -114,7 +114,7 @@ def test_a_run_is_not_halted_while_the_gate_hears_another_group_train() -> None:
     assert w.memory.phase == "running"
 
 
-# --- leaving._move with the last resort ---
+# --- drain._move with the last resort ---
 
 
 def test_a_group_is_not_taken_off_while_another_node_is_coming() -> None:

@@ -214,3 +214,8 @@ def test_what_no_decision_of_the_corpus_waits_for_is_worded_so(
     code: Code, about: dict[str, Any], sentence: str
 ) -> None:
     assert say(Reason.of(code, **about)) == sentence
+
+
+def test_a_value_of_another_version_is_no_error() -> None:
+    assert say(Reason(Code.EXITED, {"more": 1})) == "exited (more 1)"
+    assert say(Reason(Code.NO_PEERS, {})) == "no_peers ()"

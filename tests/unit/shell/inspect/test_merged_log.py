@@ -307,7 +307,7 @@ def test_as_json_each_line_says_whose_it_is(machine: Machine, monkeypatch: pytes
     bodies = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert {tuple(sorted(b)) for b in bodies} == {
-        ("generation", "group", "incident", "node", "rank", "run", "t", "text", "what")
+        ("generation", "group", "incident", "node", "over", "rank", "run", "t", "text", "what")
     }
     (crash,) = [b for b in bodies if "SIGSEGV" in b["text"]]
     assert (crash["run"], crash["group"], crash["generation"], crash["rank"], crash["node"]) == ("run", 1, 1, 1, "n2")

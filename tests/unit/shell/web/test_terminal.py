@@ -10,12 +10,12 @@ import pytest
 from rich.cells import cell_len
 
 from supervisor.core.model.observed import ControlView
-from supervisor.shell.web.terminal import ENDLESS, PLAIN, SIGNS, Drawing, lasted
+from supervisor.shell.web.terminal import ENDLESS, PLAIN, SIGNS, Drawing, Word, lasted
 from tests.unit.shell.web.test_snapshot import CLOCK_AT, look, unsaved, world
 
 
 def drawn(told: Mapping[str, Any], width: int = 80, height: int = 24, signs: Mapping[str, str] = SIGNS) -> list[str]:
-    lines = Drawing(told, width, signs).lines("live 08:31:29", height)
+    lines = Drawing(told, width, signs).lines(Word("live 08:31:29"), height)
     assert len(lines) <= height
     assert max(cell_len(line.plain) for line in lines) <= width
     return [line.plain.rstrip() for line in lines]

@@ -139,5 +139,7 @@ def test_while_etcd_is_away_it_says_since_when_and_goes_on_after_it() -> None:
 
 def test_when_nothing_is_told_any_more_the_picture_says_so() -> None:
     told = {"now": 1_700_000_000.0, "every_s": 2.0, "store_since": 0.0}
-    assert _word(told, 9.9).startswith("live ")
-    assert re.fullmatch(r"no update since 2023-11-1\d \d\d:\d\d:\d\d \(12 s\)", _word(told, 12.0))
+    assert not _word(told, 9.9).lost
+    assert _word(told, 9.9).text.startswith("live ")
+    assert _word(told, 12.0).lost
+    assert re.fullmatch(r"no update since 2023-11-1\d \d\d:\d\d:\d\d \(12 s\)", _word(told, 12.0).text)
