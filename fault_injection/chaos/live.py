@@ -386,7 +386,7 @@ class LiveRun:
         """Returns why no supervisor leads; empty if one does. A killed leader's record stays until its lease lapses."""
         leader = mirror.record(keys.LEADER, LeaderRecord)
         if leader is None:
-            return "nobody leads"
+            return "no supervisor leads"
         return f"the leader, pid {leader.pid}, has ended" if has_ended(leader) else ""
 
     def _no_spare(self, mirror: Mirror, now: status.RunStatus) -> str:

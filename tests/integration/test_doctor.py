@@ -100,7 +100,7 @@ def test_a_gate_that_is_gone_while_nobody_leads(toy_run: tuple[World, RunRecord]
         lambda: len(found(w, "bad", "run toy: the forwarder", "does not reach the gate")) == 2, 20, "both forwarders"
     )
     eventually(lambda: found(w, "bad", "its gate does not reach etcd"), 30, "its lease lapses")
-    assert found(w, "bad", "nobody leads")
+    assert found(w, "bad", "no supervisor leads")
     assert cli("doctor", world=w).returncode == 1
 
 

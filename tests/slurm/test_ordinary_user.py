@@ -352,7 +352,7 @@ def test_the_control_plane_as_jobs_of_the_user(tmp_path: Path) -> None:
     with office_in(tmp_path) as w, users_own_in_tmp(w) as folder:
         w.host.terminate()
         w.host.wait(30)
-        eventually(lambda: not w.led(), SOON_S, "nobody leads")
+        eventually(lambda: not w.led(), SOON_S, "no supervisor leads")
         w.command("submit", str(w.file("submitted", folder="")))
         record = client.choose_run(w.mirror(), "submitted")
         jobs = w.control_jobs()

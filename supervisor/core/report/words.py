@@ -57,7 +57,7 @@ def _shared_too_long(every: bool, seconds: float, limit_s: float) -> str:
     who = "every group has ended" if every else "it has ended"
     return (
         f"{who} by what all nodes share for {seconds:.0f} s, longer than the "
-        f"{limit_s:g} s (torchft.quorum_timeout_ms) that the run is to survive without it"
+        f"{limit_s:g} s (torchft.quorum_timeout_ms) that the run must survive without it"
     )
 
 
@@ -112,7 +112,7 @@ _WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.KIND_BUDGET_SPENT: "{rung}: budget of {kind} spent ({allowed} within {window_s:g} s)",
     Code.NO_SPARE: "replace: no healthy spare node",
     Code.BUDGET_SPENT: "{rung}: budget spent ({allowed} within {window_s:g} s)",
-    Code.NO_NODE_LEFT: "{rung}: nobody leaves its node for that",
+    Code.NO_NODE_LEFT: "{rung}: no group leaves its node for that",
     Code.SAME_END: "{rung}: it would end the same way",
     Code.ASKED_BEFORE: "{rung}: allocation {allocation} was asked for before it went",
     Code.MOVED: "restart in place: {why}",

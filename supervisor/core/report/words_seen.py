@@ -90,7 +90,7 @@ def _handed_over(step: int, node: str, why: str) -> str:
 
 
 WORDS: Mapping[str, str | Callable[..., str]] = {
-    Code.NO_PEERS: "rank {rank} was to heal from its peers and found none",
+    Code.NO_PEERS: "rank {rank} should have healed from its peers and found none",
     Code.ENDED_BY_ITS_NODE: "rank {rank} was ended by its own node ({signal}): {why}",
     Code.TERMINATED: "rank {rank} was ended by a SIGTERM that is not ours",
     Code.KILLED_FOR_MEMORY: _killed_for_memory,

@@ -179,14 +179,14 @@ def _a_person(run: str) -> str:
 def _checks_of_many(run: str, failed: int, of: int, given_up: int, window_s: float, fact: str) -> str:
     before = f", and {given_up} were given up within {window_s:g} s" if given_up else ""
     return (
-        f"breaker: the checks of {failed} of {of} nodes did not pass{before}: one cause, not so many nodes; none is given up "
+        f"breaker: the checks of {failed} of {of} nodes did not pass{before}: one cause, not many broken nodes; none is given up "
         f"until they do or {_a_person(run)} ({fact})"
     )
 
 
 def _nodes_of_many(run: str, lost: int, of: int, window_s: float) -> str:
     return (
-        f"breaker: {lost} of {of} nodes lost within {window_s:g} s: one cause, not so many nodes; none is given up until they "
+        f"breaker: {lost} of {of} nodes lost within {window_s:g} s: one cause, not many broken nodes; none is given up until they "
         f"come back or {_a_person(run)}"
     )
 
@@ -198,7 +198,7 @@ def _groups_of_many(
     nodes = f", and {given_up} nodes were given up" if given_up else ""
     seen = f" ({evidence})" if evidence is not None else ""
     return (
-        f"breaker: {failing} of {of} groups do not train ({which}){nodes}: one cause, not so many nodes; none is given up and "
+        f"breaker: {failing} of {of} groups do not train ({which}){nodes}: one cause, not many broken nodes; none is given up and "
         f"nothing that lives is ended until they do or {_a_person(run)}{seen}"
     )
 
@@ -219,7 +219,7 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.NOT_STARTED_THERE: "{why}: nothing is started there",
     Code.NOT_BEFORE_IT_PASSES: "{fact}: nothing is started there until it passes; {then}",
     Code.NODE_SAYS: (
-        "its node {node} says: {fact}: the group may go on, but its steps, checkpoints and logs may not be told"
+        "its node {node} says: {fact}: the group may go on, but its steps, checkpoints and logs may not be reported"
     ),
     Code.AND_MORE_GROUPS: "and so {more} more groups",
     Code.STAYS_OUT: _stays_out,

@@ -184,9 +184,9 @@ def _outage(spec: RunSpec, heartbeat: Row, join: Row, group: Row, hang: Row, lea
                 "a choice: the longest outage of the control plane to survive; to wait for a lighthouse is no hang",
             ),
             Bound(
-                SENSIBLE_QUORUM_MS, "nobody mends a control plane in less; TorchFT's 60 s ended both groups of a test"
+                SENSIBLE_QUORUM_MS, "no one mends a control plane in less; TorchFT's 60 s ended both groups of a test"
             ),
-            Bound(2 * max(top(join), top(group)), "twice what the quorum may wait while nobody is lost"),
+            Bound(2 * max(top(join), top(group)), "twice what the quorum may wait while no group is lost"),
             # of more than two, the others are a majority and go on without it
             Bound(in_ms(top(hang)), f"the other group waits in the quorum for one that hangs, up to {hang.key}")
             if spec.groups.count == 2
@@ -297,7 +297,7 @@ def _lease(spec: RunSpec, seen: Measured, heartbeat: Row) -> Row:
         ),
         best=highest(
             Bound(policy.node_lease_s, "a choice: an agent that is silent for longer has lost its node"),
-            Bound(math.ceil(top(heartbeat) / 1000), "the gate is to say first whether the group is heard"),
+            Bound(math.ceil(top(heartbeat) / 1000), "the gate must say first whether the group is heard"),
             Bound(math.ceil(10 * seen.store_ms / 1000), "ten times what etcd takes for a report"),
         ),
         measured=said("etcd's usual answer", seen.store_ms / 1000),
@@ -348,7 +348,7 @@ def _judging(spec: RunSpec, seen: Measured, join: Row, lease: Row) -> Iterator[R
         least=Bound(0, "less is none"),
         best=highest(
             Bound(policy.term_grace_s, "a choice: a trainer ends its step and closes its sockets in this"),
-            Bound(up(seen.longest_step_s), "a trainer that is told to end finishes its step first"),
+            Bound(up(seen.longest_step_s), "a trainer that is asked to end finishes its step first"),
         ),
         measured=said("longest step", seen.longest_step_s),
     )

@@ -24,7 +24,7 @@ from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.history.files import read
 from supervisor.shell.history.goodput import Span
 from supervisor.shell.web.snapshot import Live, snapshot
-from supervisor.shell.web.terminal import ENDLESS, Drawing, clock, lasted
+from supervisor.shell.web.terminal import ENDLESS, Drawing, Word, clock, lasted
 from supervisor.wire import keys
 from tests.unit.fault_injection.record import unpack
 
@@ -50,7 +50,7 @@ class Told:
 
     def top(self) -> str:
         """The output of `supervisor top` into a pipe."""
-        return "\n".join(line.plain for line in Drawing(self.page, ENDLESS).lines("", ENDLESS))
+        return "\n".join(line.plain for line in Drawing(self.page, ENDLESS).lines(Word(""), ENDLESS))
 
     def incidents(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
         """The output of `supervisor incidents`."""

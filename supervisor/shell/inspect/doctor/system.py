@@ -54,7 +54,7 @@ def examine(mirror: Mirror) -> Iterator[Finding]:
 def _leader(mirror: Mirror) -> Finding:
     leader = mirror.record(keys.LEADER, LeaderRecord)
     if leader is None:
-        return bad("nobody leads", "start a supervisor: supervisor up, or supervisor run")
+        return bad("no supervisor leads", "start a supervisor: supervisor up, or supervisor run")
     epoch = observe.epochs_before(mirror) + mirror.items[keys.LEADER].create_revision
     return good(f"leader {leader.host}:{leader.pid}, epoch {epoch}")
 

@@ -114,7 +114,7 @@ def test_a_store_that_dies_and_comes_back_costs_restarts_in_place_alone(ends: En
 def test_it_says_what_is_held_and_why() -> None:
     w = world()
     play(w, 60.0, no_store)
-    assert "breaker: 12 of 12 groups do not train (12 error): one cause, not so many nodes" in w.waits()
+    assert "breaker: 12 of 12 groups do not train (12 error): one cause, not many broken nodes" in w.waits()
     assert "supervisor resume run --because" in w.waits()
     assert EIO in w.waits()
     held = [i for i in w.incidents.values() if i.reason == Reason.of(Code.BREAKER_HOLDS)]

@@ -241,11 +241,11 @@ def test_that_a_group_runs_where_nothing_can_be_written_is_said() -> None:
     node = w.group(1).first_node
     tell(w, node, "disk_read_only")
     assert w.round(1.0).actions == ()
-    said = f"group 1: its node {node} says: {FULL}: the group may go on, but its steps, checkpoints and logs may not be told"
+    said = f"group 1: its node {node} says: {FULL}: the group may go on, but its steps, checkpoints and logs may not be reported"
     assert said in w.waits()
     tell(w, node, "")
     w.round(1.0)
-    assert "may not be told" not in w.waits()
+    assert "may not be reported" not in w.waits()
 
 
 def test_what_many_say_is_not_said_for_each() -> None:
@@ -253,7 +253,7 @@ def test_what_many_say_is_not_said_for_each() -> None:
     for group in range(12):
         tell(w, w.group(group).first_node, "file_system_stalled")
     w.round()
-    assert w.waits().count("may not be told") == disk_faults.NAMED
+    assert w.waits().count("may not be reported") == disk_faults.NAMED
     assert "and so 7 more groups" in w.waits()
 
 

@@ -1,15 +1,19 @@
-"""The wording of evidence: the one test that fixes the sentences, which a person reads in an incident."""
+"""The wording: a sentence for each code in sentences.jsonl, and more of evidence, which a person reads in an incident."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.reason import Code, Reason, of_json
 from supervisor.core.report import words, words_seen
 from supervisor.core.report.words import say
 from tests.helpers.reasons import SEGFAULT
+
+SNAPSHOT = Path(__file__).with_name("sentences.jsonl")
 
 STUCK = {
     "rank": 0, "bound_s": 30.0, "usual_s": 1.5, "activity": "compute", "activity_s": 31.0, "process": "busy",
@@ -21,7 +25,7 @@ SLOW = {
 }  # fmt: skip
 
 SENTENCES: list[tuple[Code, dict[str, Any], str]] = [
-    (Code.NO_PEERS, {"rank": 0}, "rank 0 was to heal from its peers and found none"),
+    (Code.NO_PEERS, {"rank": 0}, "rank 0 should have healed from its peers and found none"),
     (
         Code.ENDED_BY_ITS_NODE,
         {"rank": 0, "signal": "SIGTERM", "why": "cut off"},
@@ -198,6 +202,13 @@ def test_every_code_has_words() -> None:
     assert words._WORDS.keys() == set(Code)
 
 
+def test_the_wording_of_every_code_is_held() -> None:
+    """`python -m tests.unit.core.report.test_words` takes today's wording over."""
+    held = [json.loads(line) for line in SNAPSHOT.read_text().splitlines()]
+    assert {line["reason"]["code"] for line in held} == set(Code) - {Code.TEXT}
+    assert [say(of_json(line["reason"])) for line in held] == [line["sentence"] for line in held]
+
+
 @pytest.mark.parametrize(
     ("code", "about", "sentence"),
     [
@@ -219,3 +230,13 @@ def test_what_no_decision_of_the_corpus_waits_for_is_worded_so(
 def test_a_value_of_another_version_is_no_error() -> None:
     assert say(Reason(Code.EXITED, {"more": 1})) == "exited (more 1)"
     assert say(Reason(Code.NO_PEERS, {})) == "no_peers ()"
+
+
+def renew() -> None:
+    lines = [json.loads(line) for line in SNAPSHOT.read_text().splitlines()]
+    new = [{"sentence": say(of_json(line["reason"])), "reason": line["reason"]} for line in lines]
+    SNAPSHOT.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in new))
+
+
+if __name__ == "__main__":
+    renew()

@@ -392,7 +392,7 @@ def test_where_up_runs_its_own_environment_counts(tmp_path: Path, monkeypatch: p
 def test_the_whole_look() -> None:
     leader = encode(LeaderRecord(host="h", pid=3, home=""))
     assert levels(system.examine(_mirror(leader=leader))) == ["good"]
-    assert "nobody leads" in only(system.examine(_mirror()), "bad").what
+    assert "no supervisor leads" in only(system.examine(_mirror()), "bad").what
     found = system.examine(_mirror(leader=leader, restoring=encode(Restoring(file="f", host="h", pid=1))))
     assert "restore" in only(found, "bad").what
     torn = list(system.examine(_mirror(leader=leader, seen=b"{torn")))

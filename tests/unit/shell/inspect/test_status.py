@@ -184,7 +184,7 @@ def test_disks_that_cannot_be_used_are_told_and_such_a_node_is_no_spare() -> Non
     assert found.spares == ("n2",)
     assert found.waiting == (
         "group 0: its node n1 says: /home: No space left on device: the group may go on, but its steps, checkpoints and logs "
-        "may not be told",
+        "may not be reported",
     )
     assert "its node n1 says: /home: No space left" in text(render.run(found, NOW))
     assert seen(memory, grant, **nodes, **health("n1"), **health("n2")).waiting == ()
