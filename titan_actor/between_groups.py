@@ -1,4 +1,4 @@
-"""What TorchTitan's trainer must know of the other groups: TorchFT's manager, each group's share of the data, the sum of
+"""Connects TorchTitan's trainer with the other groups: TorchFT's manager, each group's share of the data, the sum of
 the gradients, and an optimizer that asks for the quorum.
 
 TorchTitan has a trainer of its own for TorchFT, but its constructor is a copy of an older one: chunked losses,

@@ -1,4 +1,4 @@
-"""Whether a config fits the run: its ranks, its groups, its tokenizer and its data. Checked before a node is asked for."""
+"""Checks that a config fits the run, before a node is asked for: its ranks, groups, tokenizer and data."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ from supervisor.wire.records import (
 log = logging.getLogger(__name__)
 
 INVARIANT = "invariant"
-"""What a log record is about that reports a decision that breaks an invariant."""
+"""Subject of a log record about a decision that breaks an invariant."""
 
 IDLE_S = 0.5
 """Longest sleep in seconds: lost leadership is seen within this."""
