@@ -65,7 +65,7 @@ class Incident:
     evidence: tuple[Reason, ...]
     considered: tuple[Reason, ...] = ()
     """Alternatives, and why they were not chosen."""
-    costs: tuple[str, ...] = ()
+    costs: tuple[Reason, ...] = ()
     """Cost of each alternative when it was decided, in lost group-seconds until the group steps again."""
     state: Literal["open", "acting", "recovered", "halted"] = "open"
     opened: float = 0.0
@@ -89,8 +89,8 @@ class Incident:
     """True if it had befallen the group on another host too: it is held against none."""
     outside: bool = False
     """As in Failure, for all that happened in it."""
-    resumed: str = ""
-    """Checkpoint that the group was started from, and those passed over. Empty: it healed, or was not started."""
+    resumed: Reason | None = None
+    """Checkpoint that the group was started from, and those passed over. None: it healed, or was not started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,7 +218,7 @@ class Lighthouse:
 class Resumed:
     """The newest start of groups from disk."""
 
-    said: str
+    said: Reason | None
     """As Incident.resumed."""
     generations: Mapping[int, int] = field(default_factory=dict)
     """Group -> its generation then, unless the first. What older ones save later is of steps that were given up."""

@@ -53,15 +53,15 @@ def note_placed(r: Round, group: GroupMemory, key: str) -> None:
         r.draft = replace(r.draft, tried=after(_tried(r), ALLOCATION, r.now - allocation.since, True))
 
 
-def of(r: Round, group: GroupMemory, kind: Kind) -> tuple[str, ...]:
-    """States the cost of each rung from the kind's first one on, and of leaving the group as it is, a sentence each."""
+def of(r: Round, group: GroupMemory, kind: Kind) -> tuple[Reason, ...]:
+    """States the cost of each rung from the kind's first one on, and of leaving the group as it is."""
     idle, tried = idle_groups(r, group), _tried(r)
     first = max(Rung.RESTART, first_rung(kind, r.spec.policy))
-    found = [_sentence(r, Rung(rung), idle, tried) for rung in range(first, Rung.STOP)]
+    found = [_cost(r, Rung(rung), idle, tried) for rung in range(first, Rung.STOP)]
     count, others = len(r.groups), _others(r, group)
     if idle == 1:
-        return (*found, f"going on with {others} of {count} groups: 1 a second")
-    return (*found, f"waiting, with {others} of {count} groups, which is too few to step: {idle} a second")
+        return (*found, Reason.of(Code.COST_GOES_ON, others=others, count=count))
+    return (*found, Reason.of(Code.COST_WAITS, others=others, count=count, idle=idle))
 
 
 def elsewhere(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
@@ -105,28 +105,27 @@ def _others(r: Round, group: GroupMemory) -> int:
     return r.well - trains(before, r.before.incidents)
 
 
-def _sentence(r: Round, rung: Rung, idle: int, tried: Mapping[str, tuple[Tried, ...]]) -> str:
-    name = rung.name.lower()
+def _cost(r: Round, rung: Rung, idle: int, tried: Mapping[str, tuple[Tried, ...]]) -> Reason:
+    what = Reason.of(Code.REMEDY, rung=rung.name.lower())
     if rung == Rung.REPLACE:
         spare = r.next_spare or r.one_in_need
         if not spare:
-            return "replace: there is no spare"
-        name = f"replace, by spare {spare}"
-    seconds, how = usual_s(tried, rung.name.lower()), "so far"
-    start_s = min((s for what in ("restart", "replace") if (s := usual_s(tried, what)) is not None), default=None)
+            return Reason.of(Code.WITHOUT_SPARE)
+        what = Reason.of(Code.BY_SPARE, node=spare)
+    seconds, measured = usual_s(tried, rung.name.lower()), Reason.of(Code.SO_FAR)
+    start_s = min((s for one in ("restart", "replace") if (s := usual_s(tried, one)) is not None), default=None)
     if seconds is None and rung == Rung.REPLACE and start_s is not None:
-        seconds, how = start_s, "as a restart in place took"
+        seconds, measured = start_s, Reason.of(Code.AS_IN_PLACE)
     granted_s = usual_s(tried, ALLOCATION)
     if seconds is None and rung == Rung.REALLOCATE and granted_s is not None:
-        how = f"{granted_s:.1f} s until an allocation came" + (f", {start_s:.1f} s to start" if start_s else "")
         seconds = granted_s + (start_s or 0.0)
+        measured = Reason.of(Code.AS_GRANTED, granted_s=granted_s, start_s=start_s or 0.0)
     if seconds is None:
-        return f"{name}: not measured yet in this run"
-    times = "1 group" if idle == 1 else f"{idle} groups"
+        return Reason.of(Code.COST_UNKNOWN, what=what)
     tries = tried.get(rung.name.lower(), ())
-    failed = sum(not t.mended for t in tries)
-    mended = f"; {len(tries) - failed} of {len(tries)} mended it" if failed else ""
-    return f"{name}: about {seconds * idle:.0f} ({seconds:.1f} s x {times}, {how}{mended})"
+    mended = sum(t.mended for t in tries)
+    some = {"mended": mended, "tries": len(tries)} if mended < len(tries) else {"mended": 0, "tries": 0}
+    return Reason.of(Code.COSTS, what=what, cost=seconds * idle, seconds=seconds, idle=idle, measured=measured, **some)
 
 
 def _tried(r: Round) -> Mapping[str, tuple[Tried, ...]]:

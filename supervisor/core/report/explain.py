@@ -58,7 +58,7 @@ def explain(
         "",
         *done(incident),
         *([f"Why: {say(incident.reason)}."] if incident.reason else []),
-        *([f"Started from: {incident.resumed}."] if incident.resumed else []),
+        *([f"Started from: {say(incident.resumed)}."] if incident.resumed else []),
     ]
     if waits:
         lines += ["Why not at once:", *(f"  - {sentence}" for sentence in waits)]
@@ -69,7 +69,7 @@ def explain(
     if incident.costs:
         lines += [
             "What each would cost, in lost group-seconds until it steps again:",
-            *(f"  - {sentence}" for sentence in incident.costs),
+            *(f"  - {say(cost)}" for cost in incident.costs),
         ]
     lines += ["", f"State: {incident.state}."]
     if incident.generation_after != incident.generation_before:

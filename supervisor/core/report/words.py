@@ -68,6 +68,25 @@ def _no_node_cures(times: int, hosts: tuple[str, ...]) -> str:
     )
 
 
+def _costs(what: str, cost: float, seconds: float, idle: int, measured: str, mended: int, tries: int) -> str:
+    groups = "1 group" if idle == 1 else f"{idle} groups"
+    some = f"; {mended} of {tries} mended it" if tries else ""
+    return f"{what}: about {cost:.0f} ({seconds:.1f} s x {groups}, {measured}{some})"
+
+
+def _as_granted(granted_s: float, start_s: float) -> str:
+    return f"{granted_s:.1f} s until an allocation came" + (f", {start_s:.1f} s to start" if start_s else "")
+
+
+def _starts_from(checkpoint: str, record: str | None, passed: tuple[str, ...]) -> str:
+    more = f"; passed over: {', '.join(passed)}" if passed else ""
+    return f"{checkpoint}{f'; {record}' if record else ''}{more}"
+
+
+def _by_record(checkpoint: str, why: str) -> str:
+    return f"{checkpoint}, as the record in etcd has it: {why or 'no complete one is there'}"
+
+
 _WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.TEXT: "{text}",
     Code.FIRST_RUNG: _first_rung,
@@ -119,6 +138,25 @@ _WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.SPARE_ILL: "replace: of the spare, {why}",
     Code.SPARE_GONE: "replace: the spare is gone",
     Code.RESTORED: "the state was restored from a backup meanwhile",
+    Code.COSTS: _costs,
+    Code.COST_UNKNOWN: "{what}: not measured yet in this run",
+    Code.COST_GOES_ON: "going on with {others} of {count} groups: 1 a second",
+    Code.COST_WAITS: "waiting, with {others} of {count} groups, which is too few to step: {idle} a second",
+    Code.REMEDY: "{rung}",
+    Code.BY_SPARE: "replace, by spare {node}",
+    Code.WITHOUT_SPARE: "replace: there is no spare",
+    Code.SO_FAR: "so far",
+    Code.AS_IN_PLACE: "as a restart in place took",
+    Code.AS_GRANTED: _as_granted,
+    Code.STARTS_FROM: _starts_from,
+    Code.CHECKPOINT: "step {step} of group {group}, generation {generation}",
+    Code.NEWEST_COMPLETE: "{checkpoint}, the newest complete one",
+    Code.NO_RECORD: "etcd had no record of one",
+    Code.RECORD_OLDER: "the record in etcd had step {step}",
+    Code.RECORD_GONE: "the record in etcd had step {step}, which is not there or not complete any more",
+    Code.BY_RECORD: _by_record,
+    Code.STEP_0: "step 0: no complete checkpoint is there",
+    Code.GIVEN_UP: "{checkpoint} (the run had gone on from an older step by then, without that generation)",
     Code.NO_NODE_CURES: _no_node_cures,
     Code.LEFT_OUT: "{reason}; the others go on without it",
     Code.HALT: "{reason} (incident {incident}: {evidence})",

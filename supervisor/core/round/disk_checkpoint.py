@@ -25,21 +25,26 @@ def waits_for_list(r: Round, group: GroupMemory) -> Reason | None:
 
 def choose(
     known: Checkpoint | None, disk: DiskView | None, generations: Mapping[int, int]
-) -> tuple[Checkpoint | None, str]:
-    """Returns the checkpoint to start from, and a sentence on it. `known`: etcd's. `generations`: as Resumed."""
+) -> tuple[Checkpoint | None, Reason | None]:
+    """Returns the checkpoint to start from, and why it. `known`: etcd's. `generations`: as Resumed."""
     if disk is None:
-        return known, ""
+        return known, None
     if disk.unseen:
-        return known, f"{_named(known)}, as the record in etcd has it: {disk.unseen}" if known is not None else ""
+        return known, _starts(_by_record(known, disk.unseen)) if known is not None else None
     given_up = [mark for mark in disk.complete if _is_given_up(mark, known, generations)]
     left = [mark for mark in disk.complete if mark not in given_up]
-    passed = [*map(_why_given_up, given_up), *disk.others]
+    passed: tuple[Reason | str, ...] = (
+        *(Reason.of(Code.GIVEN_UP, checkpoint=_named(mark)) for mark in given_up),
+        *disk.others,
+    )
     if not left:
         # to begin at step 0 would throw the record's steps away; where its checkpoint cannot be read the trainers
         # report that
-        said = f"{_named(known)}, as the record in etcd has it: no complete one is there" if known is not None else ""
-        return known, _and_passed(said or "step 0: no complete checkpoint is there", passed) if said or passed else ""
-    return left[0], _and_passed(f"{_named(left[0])}, the newest complete one{_against(known, left)}", passed)
+        if known is not None:
+            return known, _starts(_by_record(known), passed=passed)
+        return known, _starts(Reason.of(Code.STEP_0), passed=passed) if passed else None
+    newest = Reason.of(Code.NEWEST_COMPLETE, checkpoint=_named(left[0]))
+    return left[0], _starts(newest, _against(known, left), passed)
 
 
 def _is_given_up(mark: Checkpoint, known: Checkpoint | None, generations: Mapping[int, int]) -> bool:
@@ -47,28 +52,28 @@ def _is_given_up(mark: Checkpoint, known: Checkpoint | None, generations: Mappin
     return mark.generation < generations.get(mark.group, 0) and (known is None or mark.step > known.step)
 
 
-def _why_given_up(mark: Checkpoint) -> str:
-    return f"{_named(mark)} (the run had gone on from an older step by then, without that generation)"
-
-
-def _against(known: Checkpoint | None, left: list[Checkpoint]) -> str:
-    """States how the newest one compares with the record."""
+def _against(known: Checkpoint | None, left: list[Checkpoint]) -> Reason | None:
+    """States how the newest one compares with the record; None: they are one."""
     if known is None:
-        return "; etcd had no record of one"
+        return Reason.of(Code.NO_RECORD)
     if _same(left[0], known):
-        return ""
-    gone = "" if any(_same(known, mark) for mark in left) else ", which is not there or not complete any more"
-    return f"; the record in etcd had step {known.step}{gone}"
+        return None
+    there = any(_same(known, mark) for mark in left)
+    return Reason.of(Code.RECORD_OLDER if there else Code.RECORD_GONE, step=known.step)
 
 
-def _and_passed(said: str, passed: list[str]) -> str:
-    return f"{said}; passed over: {', '.join(passed)}" if passed else said
+def _starts(checkpoint: Reason, record: Reason | None = None, passed: tuple[Reason | str, ...] = ()) -> Reason:
+    return Reason.of(Code.STARTS_FROM, checkpoint=checkpoint, record=record, passed=passed)
 
 
-def take(r: Round, group: GroupMemory) -> str:
-    """Takes the newest complete checkpoint for a start of groups from disk; returns the sentence on it."""
+def _by_record(known: Checkpoint, why: str = "") -> Reason:
+    return Reason.of(Code.BY_RECORD, checkpoint=_named(known), why=why)
+
+
+def take(r: Round, group: GroupMemory) -> Reason | None:
+    """Takes the newest complete checkpoint for a start of groups from disk; returns why it."""
     if r.observed.disk is None:
-        return ""
+        return None
     before: Resumed | None = r.draft.resumed
     known = r.draft.checkpoint
     taken, said = choose(known, r.observed.disk, before.generations if before is not None else {})
@@ -76,14 +81,13 @@ def take(r: Round, group: GroupMemory) -> str:
     if taken == known and before is not None and before.generations == generations:
         return before.said  # another group of the same start
     r.draft = replace(r.draft, checkpoint=taken, resumed=Resumed(said=said, generations=generations))
-    if said:
+    if said is not None:
         step = taken.step if taken is not None else 0
-        why = Reason.of(Code.TEXT, text=said)
-        r.act("load", f"load:{group.group}:{group.generation}:{step}", why, group=group.group)
+        r.act("load", f"load:{group.group}:{group.generation}:{step}", said, group=group.group)
     return said
 
 
-def note(r: Round, group: GroupMemory, said: str) -> None:
+def note(r: Round, group: GroupMemory, said: Reason | None) -> None:
     """Notes the checkpoint from which a group is started in the incident for which it is."""
     incident = r.incidents.get(group.incident)
     if incident is not None and incident.resumed != said:
@@ -95,9 +99,5 @@ def _same(one: Checkpoint, other: Checkpoint) -> bool:
     return (one.step, one.group, one.generation) == (other.step, other.group, other.generation)
 
 
-def _named(mark: Checkpoint) -> str:
-    return f"step {mark.step} of {_writer(mark)}"
-
-
-def _writer(mark: Checkpoint) -> str:
-    return f"group {mark.group}, generation {mark.generation}"
+def _named(mark: Checkpoint) -> Reason:
+    return Reason.of(Code.CHECKPOINT, step=mark.step, group=mark.group, generation=mark.generation)

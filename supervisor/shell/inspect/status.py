@@ -207,7 +207,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         waiting=waiting.sentences(memory, observed) + waiting.held(memory, observed, spec),
         leaving=leaving,
         handover_at_step=memory.handover_at_step,
-        resumed=memory.resumed.said if memory.resumed is not None else "",
+        resumed=say(memory.resumed.said) if memory.resumed is not None else "",
         page=leader_record.page if leader_record is not None else "",
         stepped_unix_s=max(account(mirror, spec.name).stepped_unix_s, live_goodput.stepped_unix_s(mirror, spec.name)),
     )

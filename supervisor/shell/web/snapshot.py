@@ -247,7 +247,7 @@ def _incident(
         "why": say(i.reason),
         "seen": list(said(i.evidence)),
         "considered": list(said(i.considered)),
-        "costs": list(i.costs),
+        "costs": list(said(i.costs)),
         "generations": [i.generation_before, i.generation_after],
         "step": i.step_before,
         "trace": i.trace,

@@ -16,7 +16,7 @@ from supervisor.core.model.spec import FirstRungSpec
 from supervisor.core.policy import ladder
 from supervisor.core.remediation import recovery_cost
 from supervisor.core.report.explain import explain
-from supervisor.core.report.words import say
+from supervisor.core.report.words import said, say
 from supervisor.core.round.draft import Round
 from tests.helpers.reasons import codes, passed
 from tests.unit.core.world import World
@@ -38,7 +38,7 @@ def test_what_was_not_measured_is_said() -> None:
     remembers(w)
     w.crash(1)
     w.round(1.0)
-    assert w.incident.costs == (
+    assert said(w.incident.costs) == (
         "restart: not measured yet in this run",
         "replace, by spare n5: not measured yet in this run",
         "reallocate: not measured yet in this run",
@@ -51,7 +51,7 @@ def test_what_was_measured_is_told_in_group_seconds() -> None:
     remembers(w, restart=(3.0, 2.0, 4.0, (9.0, False)), replace=(8.0,), allocation=(40.0,))
     w.crash(1)
     w.round(1.0)
-    assert w.incident.costs == (
+    assert said(w.incident.costs) == (
         "restart: about 3 (3.0 s x 1 group, so far; 3 of 4 mended it)",
         "replace, by spare n5: about 8 (8.0 s x 1 group, so far)",
         "reallocate: about 43 (43.0 s x 1 group, 40.0 s until an allocation came, 3.0 s to start)",
@@ -76,7 +76,7 @@ def test_one_that_is_slow_and_only_observed_is_not_counted_as_lost() -> None:
         assert [i.shadow for i in w.memory.incidents.values()] == [True]
         w.fail(1, 1, "KeyError: 'x'")
         w.round(1.0)
-        assert w.incident.costs[-1] == f"going on with {others} of 4 groups: 1 a second"
+        assert said(w.incident.costs)[-1] == f"going on with {others} of 4 groups: 1 a second"
 
 
 def test_where_too_few_are_left_all_stand_still() -> None:
@@ -84,8 +84,8 @@ def test_where_too_few_are_left_all_stand_still() -> None:
     remembers(w, restart=(3.0,))
     w.crash(1)
     w.round(1.0)
-    assert w.incident.costs[0] == "restart: about 12 (3.0 s x 4 groups, so far)"
-    assert w.incident.costs[-1] == "waiting, with 3 of 4 groups, which is too few to step: 4 a second"
+    assert said(w.incident.costs)[0] == "restart: about 12 (3.0 s x 4 groups, so far)"
+    assert said(w.incident.costs)[-1] == "waiting, with 3 of 4 groups, which is too few to step: 4 a second"
 
 
 def test_a_lost_node_is_no_restart_and_without_a_spare_there_is_none() -> None:
@@ -93,8 +93,12 @@ def test_a_lost_node_is_no_restart_and_without_a_spare_there_is_none() -> None:
     w.hear(1, "gone")
     w.lapse("n2")
     w.round(1.0)
-    assert [said.split(":")[0] for said in w.incident.costs] == ["replace", "reallocate", "going on with 1 of 2 groups"]
-    assert w.incident.costs[0] == "replace: there is no spare"
+    assert [cost.split(":")[0] for cost in said(w.incident.costs)] == [
+        "replace",
+        "reallocate",
+        "going on with 1 of 2 groups",
+    ]
+    assert said(w.incident.costs)[0] == "replace: there is no spare"
 
 
 def test_each_rung_is_measured_from_its_decision_until_the_group_trains_or_fails_again() -> None:
@@ -191,13 +195,15 @@ def test_no_cost_is_negative_and_every_option_is_named(data: st.DataObject) -> N
     memory = replace(w.memory, tried=data.draw(st.dictionaries(st.sampled_from(WHAT), tries)))
     r = Round(w.observed(), w.spec, memory)
     kind = data.draw(st.sampled_from([Kind.CRASH, Kind.HANG, Kind.NODE_LOST, Kind.ALLOCATION_LOST, Kind.STRAGGLER]))
-    said = recovery_cost.of(r, r.groups[1], kind)
+    costs = said(recovery_cost.of(r, r.groups[1], kind))
     first = max(Rung.RESTART, ladder.first_rung(kind, w.spec.policy))
-    assert [s.split(":")[0].split(",")[0] for s in said[:-1]] == [Rung(x).name.lower() for x in range(first, Rung.STOP)]
-    assert said[-1].startswith("going on with ")
-    assert not re.search(r"-\d", "; ".join(said))
+    assert [s.split(":")[0].split(",")[0] for s in costs[:-1]] == [
+        Rung(x).name.lower() for x in range(first, Rung.STOP)
+    ]
+    assert costs[-1].startswith("going on with ")
+    assert not re.search(r"-\d", "; ".join(costs))
     choice = r.choose(kind, 1)
-    names = {s.split(":")[0].split(",")[0] for s in said}
+    names = {s.split(":")[0].split(",")[0] for s in costs}
     assert set(passed(choice.considered)) - {"ride_through"} <= names
 
 

@@ -33,7 +33,7 @@ def test_other_words_are_told_apart_from_another_deed() -> None:
         reason=text("it ended"),
         evidence=(text("signal 11"),),
         considered=(text("x"),),
-        costs=("y",),
+        costs=(text("y"),),
         trace="t",
     )
     found = compare(THEN, Answer((replace(START, reason=text("again")), CORDON), (said,)))

@@ -10,7 +10,7 @@ from supervisor.core.model.incident import Confidence, Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.report.explain import DONE, done, explain
-from tests.helpers.reasons import SEGFAULT, spent
+from tests.helpers.reasons import SEGFAULT, spent, text
 
 INCIDENT = Incident(
     id="i7",
@@ -65,7 +65,7 @@ def test_it_says_what_was_seen_done_and_considered_and_how_long_it_took() -> Non
 
 def test_it_says_which_checkpoint_the_group_was_started_from() -> None:
     said = "step 200 of group 0, generation 1, the newest complete one; the record in etcd had step 50"
-    assert f"Started from: {said}." in explain(replace(INCIDENT, resumed=said))
+    assert f"Started from: {said}." in explain(replace(INCIDENT, resumed=text(said)))
     assert "Started from" not in "\n".join(explain(INCIDENT)), "it healed from peers"
 
 

@@ -59,8 +59,8 @@ def test_what_was_saved_while_no_supervisor_led_is_resumed_from() -> None:
     said = "step 200 of group 0, generation 1, the newest complete one; the record in etcd had step 50"
     assert w.memory.checkpoint == mark(200)
     assert w.memory.resumed is not None
-    assert w.memory.resumed.said == said
-    assert {i.resumed for i in w.incidents.values()} == {said}, "every incident that was ended by it says so"
+    assert say(w.memory.resumed.said) == said
+    assert {say(i.resumed) for i in w.incidents.values()} == {said}, "every incident that was ended by it says so"
 
 
 def test_the_choice_is_in_the_journal_once_for_all_groups() -> None:
@@ -83,14 +83,14 @@ def test_torn_and_foreign_folders_are_named() -> None:
     disk(w, mark(200), others=others, at=w.now + 1.0)
     assert resumed(w) == {200}
     assert w.memory.resumed is not None
-    assert w.memory.resumed.said.endswith(f"passed over: {others[0]}, {others[1]}")
+    assert say(w.memory.resumed.said).endswith(f"passed over: {others[0]}, {others[1]}")
 
 
 def test_a_record_whose_checkpoint_is_not_complete_any_more_gives_way_to_an_older_one() -> None:
     w = stopped(trained())
     disk(w, mark(25), others=("step-50.g0.gen1 (torn: it has no complete.json)",), at=w.now + 1.0)
     assert resumed(w) == {25}
-    assert "the record in etcd had step 50, which is not there or not complete any more" in w.memory.resumed.said  # type: ignore[union-attr]
+    assert "the record in etcd had step 50, which is not there or not complete any more" in say(w.memory.resumed.said)  # type: ignore[union-attr]
     w.commit(0, step=26)
     w.round()
     w.save(0, step=30)
@@ -111,7 +111,7 @@ def test_a_frozen_writer_that_thaws_after_a_resume_is_not_resumed_from() -> None
     stopped(w)
     disk(w, mark(100), mark(50), at=w.now + 1.0)
     assert resumed(w) == {50}
-    assert "step 100 of group 0, generation 1 (the run had gone on" in w.memory.resumed.said  # type: ignore[union-attr]
+    assert "step 100 of group 0, generation 1 (the run had gone on" in say(w.memory.resumed.said)  # type: ignore[union-attr]
     for g in w.memory.groups:
         w.commit(g, step=70)
     w.round()
@@ -138,7 +138,7 @@ def test_where_the_folder_cannot_be_seen_the_record_is_taken_and_it_is_said() ->
     w.disk = DiskView(at=w.now + 1.0, unseen="/run/checkpoints cannot be listed on here: No such file or directory")
     assert resumed(w) == {50}
     assert w.memory.resumed is not None
-    assert w.memory.resumed.said == (
+    assert say(w.memory.resumed.said) == (
         "step 50 of group 0, generation 1, as the record in etcd has it: /run/checkpoints cannot be listed on here: No such file "
         "or directory"
     )
@@ -157,7 +157,7 @@ def test_a_new_run_in_a_new_folder_begins_and_nothing_is_said_of_it() -> None:
     w.start_up()
     assert w.memory.checkpoint is None
     assert w.memory.resumed is not None
-    assert w.memory.resumed.said == ""
+    assert w.memory.resumed.said is None
 
 
 def test_who_heals_from_peers_waits_for_no_list_and_loads_nothing() -> None:
@@ -167,7 +167,7 @@ def test_who_heals_from_peers_waits_for_no_list_and_loads_nothing() -> None:
     w.round()
     w.recover(1)
     assert w.group(1).resume == "peers"
-    assert w.incident.resumed == ""
+    assert w.incident.resumed is None
 
 
 def test_the_loss_of_everything_is_free_where_only_the_disk_knows_that_it_got_anywhere() -> None:
