@@ -23,7 +23,7 @@ from tests.integration.test_cli import cli, fails
 FIELD = ("core/model/memory.py", "    decisions: int = 0\n", "    decisions: int = 0\n    colour: str = 'blue'\n")
 """A field of a run's memory that this version does not know."""
 
-NEWER_MEMORY = ("wire/records.py", '{"Memory": 2, ', '{"Memory": 3, ')
+NEWER_MEMORY = ("wire/records.py", '{"Memory": 3, ', '{"Memory": 4, ')
 ALL_NEWER = ("wire/records.py", "\nVERSION = 1\n", "\nVERSION = 2\n")
 
 
