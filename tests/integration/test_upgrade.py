@@ -17,13 +17,14 @@ from fault_injection.testbed.stopping import frozen
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import LEASE_S, World
 from supervisor.wire import keys
-from supervisor.wire.records import Health, NodeObserved, RunRecord
+from supervisor.wire.records import VERSIONS, Health, NodeObserved, RunRecord
 from tests.integration.test_cli import cli, fails
 
 FIELD = ("core/model/memory.py", "    decisions: int = 0\n", "    decisions: int = 0\n    colour: str = 'blue'\n")
 """A field of a run's memory that this version does not know."""
 
-NEWER_MEMORY = ("wire/records.py", '{"Memory": 3, ', '{"Memory": 4, ')
+NOW = VERSIONS["Memory"]
+NEWER_MEMORY = ("wire/records.py", f'{{"Memory": {NOW}, ', f'{{"Memory": {NOW + 1}, ')
 ALL_NEWER = ("wire/records.py", "\nVERSION = 1\n", "\nVERSION = 2\n")
 
 
@@ -115,15 +116,17 @@ def test_the_next_version_takes_over_and_this_one_leads_no_more(
         )
         assert _trainers(w)[0, 1][0] == before[0, 1][0]
         memory = _body(w, keys.memory("toy", "run"))
-        assert (memory["$version"], memory["colour"]) == (3, "blue")
+        assert (memory["$version"], memory["colour"]) == (NOW + 1, "blue")
         assert _body(w, keys.desired(node, "toy"))["$version"] == 1
         before = _trainers(w)
     newer.kill()
     newer.wait(30)
     eventually(lambda: "standing by: etcd holds" in v.log(), 30 + 5 * LEASE_S, "the standby says why it does not lead")
-    assert "runs/toy/memory/run: version 3 is newer than this program's 2" in v.log()
-    fails(cli("run", world=w), 1, "memory/run: version 3 is newer than this program's 2", "docs/UPGRADES.md")
-    fails(cli("status", world=w), 1, "memory/run: version 3 is newer")
+    assert f"runs/toy/memory/run: version {NOW + 1} is newer than this program's {NOW}" in v.log()
+    fails(
+        cli("run", world=w), 1, f"memory/run: version {NOW + 1} is newer than this program's {NOW}", "docs/UPGRADES.md"
+    )
+    fails(cli("status", world=w), 1, f"memory/run: version {NOW + 1} is newer")
     again = v.next()
     v.lead(again)
     assert standby.poll() is None
