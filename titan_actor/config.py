@@ -9,12 +9,16 @@ import types
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Union
 
 from supervisor.core.model.spec import DataSpec, TitanSpec
 from supervisor.wire.records import TrainerLaunch
 from titan_actor import data, mends, recipes
 from titan_actor.lift import Change, lifted
+
+ASSETS = "tests/assets/"
+NOT_IN_WHEEL = "of TorchTitan's repository, which its wheel does not hold: name the data under [titan.data]"
 
 RESERVED = {
     "training.steps": "titan.steps",
@@ -87,7 +91,7 @@ def for_launch(launch: TrainerLaunch) -> Any:
 
 def _data(config: Any, spec: DataSpec) -> list[Problem]:
     """Puts the run file's data in the place of the recipe's, if it names any."""
-    from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+    from torchtitan.hf_datasets.text_datasets import DATASETS, HuggingFaceTextDataLoader
 
     loader = config.dataloader
     try:
@@ -98,6 +102,10 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
             loader.dataset, loader.dataset_path = data.register(spec), None
         elif getattr(loader, "dataset", "") == data.STDLIB:
             data.register(DataSpec(source="python-stdlib"))
+        elif type(loader) is HuggingFaceTextDataLoader.Config and loader.dataset in DATASETS:
+            path = loader.dataset_path or DATASETS[loader.dataset].path
+            if path.startswith(ASSETS) and not Path(path).exists():
+                return [Problem("titan.data.source", spec.source, f"{loader.dataset!r} is {path} {NOT_IN_WHEEL}")]
     except (data.DataError, OSError) as error:
         return [Problem("titan.data.path", spec.path, str(error))]
     return []

@@ -42,7 +42,7 @@ def _degrees(parallelism: Any, ranks: int) -> Iterator[Problem]:
     told = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "no other degree"
     if shard == -1:
         if ranks % product:
-            message = f"groups.ranks_per_group = {ranks} is no multiple of {product} ({told})"
+            message = f"{ranks} is no multiple of {product} ({told})"
             yield Problem("groups.ranks_per_group", ranks, message)
             return
         shard = ranks // product

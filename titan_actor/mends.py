@@ -50,7 +50,7 @@ NOTES = {
     "step": "Trainer.step counts attempts: replica.py takes manager.current_step(), and resume sets it",
     "first_gradient": "at step 0 all replicas count as participants while those that heal add zeros, so the first "
     "gradient is divided by too many: replica.py loads the peer's state before the first forward pass",
-    "checkpointer": "TorchFTCheckpointManager writes ft-replicat-N/step-* on every step and never purges: config.py "
+    "checkpointer": "TorchFTCheckpointManager writes ft-replicat-N/step-* on every step and never purges: lift.py "
     "switches it off and replica.py's loop does not call it; checkpoint.py and cursor.py do its work",
     "data": "no tokenizer and no data set in the wheel: data.py and assets/",
 }

@@ -268,6 +268,7 @@ MOE = "torchtitan.models.qwen3.config_registry:qwen3_debugmodel_moe_param_groups
 def test_the_learning_rate_of_all_parameter_groups_and_of_one() -> None:
     config = built(
         recipe=MOE,
+        data=DataSpec(source="python-stdlib"),
         overrides={
             "optimizer.lr": 3e-4,
             "optimizer.betas": [0.8, 0.9],
@@ -291,7 +292,13 @@ def test_the_learning_rate_of_all_parameter_groups_and_of_one() -> None:
     ],
 )
 def test_an_optimizer_setting_that_does_not_exist(key: str, value: object, words: str) -> None:
-    (problem,) = problems(recipe=MOE, overrides={key: value})
+    (problem,) = problems(recipe=MOE, data=DataSpec(source="python-stdlib"), overrides={key: value})
     assert words in problem.message
     if key.endswith(("7.optimizer_kwargs.lr", "lrr")):
         assert re.fullmatch(r"titan\.overrides\.optimizer\.param_groups\.[0-2]\.optimizer_kwargs\.lr", problem.nearest)
+
+
+def test_a_data_set_that_is_not_in_the_wheel_is_refused_before_a_start() -> None:
+    (problem,) = problems(recipe=MOE)
+    assert problem.key == "titan.data.source"
+    assert "'c4_test' is tests/assets/c4_test of TorchTitan's repository" in problem.message
