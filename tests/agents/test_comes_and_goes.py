@@ -299,9 +299,10 @@ def test_the_gate_away_alone_stops_nothing_and_is_reported(
     assert events(node, "signalled") == []
     holder.open()
     eventually(lambda: rank(store, "n0", 1).reaches_gate, 5)
-    # a new agent does not know the old one's settings until it has made its own, which it does at once
+    # a new agent does not know the old one's settings: it tells of a gate once it has made its own
+    agent = registered_agent(store)
     kill(node.pid("agent"))
-    eventually(lambda: rank(store, "n0", 1).gate is None, 10)
+    next_agent(store, node, agent)
     eventually(lambda: rank(store, "n0", 1).gate == holder.endpoint, 10)
 
 
