@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from supervisor.wire.records import TrainerDesired
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The stop of a generation that was cut off."""
+
+    why: str
+    limit_s: float
+    """`policy.cut_off_stop_s` by which it is stopped."""
 
 
 class CutOff:
@@ -25,7 +35,7 @@ class CutOff:
         self._limits: dict[str, float] = _read(path)
         self._lease_lost_at: float | None = None
         self._gate_lost_at: dict[str, float | None] = {}
-        self._stopped: dict[str, str] = {}
+        self._stopped: dict[str, Cut] = {}
 
     def wanted(self, trainers: Iterable[TrainerDesired]) -> None:
         """Takes the policies from what is desired. A generation no longer desired keeps its own while it runs."""
@@ -37,8 +47,8 @@ class CutOff:
 
     def look(
         self, running: Collection[str], lease_held: bool, reaches: Mapping[str, bool], now: float
-    ) -> Mapping[str, str]:
-        """Returns the reason for each generation that must stop. `running` and `reaches` are by generation; `now` is by
+    ) -> Mapping[str, Cut]:
+        """Returns the stop of each generation that must stop. `running` and `reaches` are by generation; `now` is by
         a clock that runs only while its owner looks. A gate of unknown state counts as reached."""
         self._lease_lost_at = None if lease_held else _earlier(self._lease_lost_at, now)
         self._gate_lost_at = {
@@ -49,11 +59,10 @@ class CutOff:
                 continue
             limit, out_s = self._limits.get(way, 0.0), now - max(self._lease_lost_at, gate_lost_at)
             if out_s > limit > 0:
-                self._stopped[way] = (
-                    f"neither etcd nor the gate was reached for {out_s:.1f} s: policy.cut_off_stop_s is {limit:g}"
-                )
+                why = f"neither etcd nor the gate was reached for {out_s:.1f} s: policy.cut_off_stop_s is {limit:g}"
+                self._stopped[way] = Cut(why, limit)
         # once begun, the stop is completed: a rank that was asked to end is of no use to its group
-        self._stopped = {way: why for way, why in self._stopped.items() if way in self._gate_lost_at}
+        self._stopped = {way: cut for way, cut in self._stopped.items() if way in self._gate_lost_at}
         return self._stopped
 
 

@@ -419,7 +419,10 @@ class Agent:
         ]
         ways = self._view.running_ways()
         lost = self._cut_off.look(ways, self._reporter.standing.lease_held, self._view.reaches, awake)
-        return [*frozen, *(Stop(name, why) for way, why in lost.items() for name in ways[way])]
+        return [
+            *frozen,
+            *(Stop(name, cut.why, cut_off_s=cut.limit_s) for way, cut in lost.items() for name in ways[way]),
+        ]
 
     async def _stop(self, stop: Stop, now: float) -> None:
         parsed = parse(stop.name)
@@ -432,22 +435,22 @@ class Agent:
         if stop.at_once or beyond_term:
             why = f"{stop.why}; {beyond_term}" if beyond_term else stop.why
             log.warning("killing %s: %s", stop.name, why, extra=about(stop.name))
-            await self._kill(stop.name, why)
+            await self._kill(stop, why)
         elif sent is None:
             self._terms[stop.name] = now
             log.info("ending %s: %s", stop.name, stop.why, extra=about(stop.name))
-            await self._signal(stop.name, signal.SIGTERM, stop.why)
+            await self._signal(stop, signal.SIGTERM, stop.why)
         elif now - sent >= grace_s:
             log.warning("%s did not end within its grace after TERM: killing it", stop.name, extra=about(stop.name))
-            await self._kill(stop.name, f"it did not end within {grace_s:g} s of TERM: {stop.why}")
+            await self._kill(stop, f"it did not end within {grace_s:g} s of TERM: {stop.why}")
 
-    async def _kill(self, name: str, why: str) -> None:
-        self._killed.add(name)
-        await self._signal(name, signal.SIGKILL, why)
+    async def _kill(self, stop: Stop, why: str) -> None:
+        self._killed.add(stop.name)
+        await self._signal(stop, signal.SIGKILL, why)
 
-    async def _signal(self, name: str, number: int, why: str) -> None:
+    async def _signal(self, stop: Stop, number: int, why: str) -> None:
         reach("agent.before_signal")
-        await self._shim.ask("signal", name=name, signal=int(number), why=why)
+        await self._shim.ask("signal", name=stop.name, signal=int(number), why=why, cut_off_s=stop.cut_off_s)
 
     def _drop(self, name: str) -> None:
         self._view.drop(name)

@@ -49,6 +49,8 @@ class Stop:
     name: str
     why: str
     at_once: bool = False
+    cut_off_s: float | None = None
+    """`policy.cut_off_stop_s`, if it is the reason; None: another one is."""
 
 
 @dataclass(frozen=True)

@@ -306,11 +306,11 @@ class Shim:
             if stat.parent == os.getpid() and stat.session not in known:
                 process.send_signal(stat.pid, stat.start_ticks, signal.SIGKILL)
 
-    def _signal(self, name: str, number: int, why: str) -> bool:
+    def _signal(self, name: str, number: int, why: str, cut_off_s: float | None = None) -> bool:
         child = self._table.children.get(name)
         if child is None or child.exited or not child.pid:
             return False
-        self._table.remember("signalled", child, signal=int(number), why=why)
+        self._table.remember("signalled", child, signal=int(number), why=why, cut_off_s=cut_off_s)
         if number in (signal.SIGTERM, signal.SIGKILL):
             child.told, self._sent[name] = why or "no reason was given", int(number)
         return process.signal_session(child.pid, child.start_ticks, number)
@@ -345,7 +345,8 @@ class Shim:
             case "spawn":
                 return {"ok": True, "process": (await self._spawn_once(request)).record()}
             case "signal":
-                if not self._signal(request["name"], int(request["signal"]), str(request.get("why", ""))):
+                why, cut_off_s = str(request.get("why", "")), request.get("cut_off_s")
+                if not self._signal(request["name"], int(request["signal"]), why, cut_off_s):
                     raise Refusal(f"{request['name']} does not run")
                 return {"ok": True}
             case "list":

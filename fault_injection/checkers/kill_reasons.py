@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from supervisor.shell.history.files import Decided, History, Signalled, Unknown
-
-OWN_POLICY = re.compile(r"policy\.cut_off_stop_s is ([0-9.e+]+)")
-"""The reason for which an agent ends a trainer by itself: it names the setting and its value."""
 
 
 def no_kill_without_reason(history: History) -> list[str]:
@@ -97,8 +93,8 @@ def _released(history: History, sent: Signalled) -> bool:
 
 
 def _of_its_own(history: History, sent: Signalled) -> bool:
-    if limit := OWN_POLICY.search(sent.why):
-        return not _stepped(history, sent, sent.t - float(limit[1]))
+    if sent.cut_off_s is not None:
+        return not _stepped(history, sent, sent.t - sent.cut_off_s)
     return any(
         (p.node, p.group, p.generation) == (sent.node, sent.group, sent.generation)
         and p.rank != sent.rank

@@ -35,6 +35,7 @@ from supervisor.core.remediation.shutdown import wind_down
 from supervisor.core.remediation.spare_pool import renew
 from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import NEW_A_ROUND, Round
+from supervisor.core.round.view import RoundView
 from supervisor.core.timeouts import solver
 
 
@@ -265,7 +266,7 @@ def _place(r: Round) -> None:
         place(r)
 
 
-def _in_order(r: Round) -> list[int]:
+def _in_order(r: RoundView) -> list[int]:
     """Orders groups by number, after those whose own was not finite, while the others still report whose it was."""
     order = sorted(r.groups)
     if any(kind_of(key) == SignKind.NAN for key in r.before.suspects):
@@ -335,7 +336,7 @@ def _note_suspects(r: Round, hanging: Blame) -> None:
         r.draft = replace(r.draft, suspects=suspects)
 
 
-def _note_together(r: Round, hanging: Blame, suspects: dict[str, float]) -> None:
+def _note_together(r: RoundView, hanging: Blame, suspects: dict[str, float]) -> None:
     """Keeps the time when one hand last held up all groups, for as long as that counts."""
     at = r.now if hanging.together else r.before.suspects.get(TOGETHER)
     if at is None:

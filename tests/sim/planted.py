@@ -23,7 +23,7 @@ from supervisor.core.model.spec import BudgetSpec, PolicySpec
 from supervisor.core.policy import budgets
 from supervisor.core.policy.ladder import Choice
 from supervisor.core.remediation import apply, lighthouse
-from supervisor.core.round import draft as rounds
+from supervisor.core.round import view as rounds
 from supervisor.core.round.draft import Round
 from supervisor.ports.store import Expect
 from supervisor.shell.control import loop, projection

@@ -18,6 +18,7 @@ from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import PolicySpec
 from supervisor.core.policy import ladder
 from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 LIVES = that_are(Is.LIVES)
 """Kinds whose restart ends living processes, which may go on when a switch or a store is back."""
@@ -81,7 +82,7 @@ def over(r: Round) -> None:
         r.draft = replace(r.draft, breaker_since=None)
 
 
-def holds(r: Round, group: GroupMemory, kind: Kind) -> bool:
+def holds(r: RoundView, group: GroupMemory, kind: Kind) -> bool:
     """True if nothing is done about a failure: it ends, or its process can start again, when the cause has gone."""
     if tripped(r):
         return kind in LIVES or (kind in HELD and not _may_start_again(r, group))
@@ -91,19 +92,19 @@ def holds(r: Round, group: GroupMemory, kind: Kind) -> bool:
     return until is not None
 
 
-def in_place(r: Round, kind: Kind) -> Reason | None:
+def in_place(r: RoundView, kind: Kind) -> Reason | None:
     """Explains why an ended process starts again in place, in a hold or shortly after; None if judged as usual."""
     again = (tripped(r) and kind in HELD) or (kind in ENDED and _patience(r, kind) is not None)
     return Reason.of(Code.BREAKER_HOLDS) if again else None
 
 
-def are_many(r: Round, count: int) -> bool:
+def are_many(r: RoundView, count: int) -> bool:
     """Returns true if this many of the groups cannot be chance."""
     policy = r.spec.policy.breaker
     return count >= policy.at_least and count > policy.share * max(1, len(r.groups))
 
 
-def passes(r: Round, kind: Kind, known: Incident | None) -> Rung:
+def passes(r: RoundView, kind: Kind, known: Incident | None) -> Rung:
     """Rung where the ladder begins for what a person has given up: past a restart in place that has not mended it. For
     a living process only a restart since the person's word counts: starting it again is what that word is for."""
     if known is None or known.decided is None or known.rung < Rung.RESTART or kind not in HELD or not evicting(r):
@@ -113,13 +114,13 @@ def passes(r: Round, kind: Kind, known: Incident | None) -> Rung:
     return Rung.RIDE_THROUGH if kind in LIVES and not by_word else Rung.REPLACE
 
 
-def tripped(r: Round) -> bool:
+def tripped(r: RoundView) -> bool:
     """Returns true if the breaker holds now."""
     since: float | None = r.draft.breaker_since
     return since is not None
 
 
-def unchecked(r: Round, nodes: Iterable[str]) -> list[str]:
+def unchecked(r: RoundView, nodes: Iterable[str]) -> list[str]:
     """Returns those of the nodes that the run holds and whose checks do not pass, unless a group runs there."""
     found = []
     for name in nodes:
@@ -131,13 +132,13 @@ def unchecked(r: Round, nodes: Iterable[str]) -> list[str]:
     return sorted(set(found) - runs)
 
 
-def evicting(r: Round) -> bool:
+def evicting(r: RoundView) -> bool:
     """Returns true while a person's word holds that lost nodes are given up, charged to no budget."""
     until: float | None = r.draft.evict_until
     return until is not None and r.now < until
 
 
-def why_it_holds(r: Round, failing: Mapping[int, Failure] | None = None) -> Reason:
+def why_it_holds(r: RoundView, failing: Mapping[int, Failure] | None = None) -> Reason:
     """Returns one of reason.BREAKER. `failing`: as for look; None: as incidents have it."""
     run, window_s, hit = r.spec.name, r.spec.policy.breaker.window_s, _hit(r, failing)
     if found := _unchecked_too_many(r):
@@ -155,7 +156,7 @@ def why_it_holds(r: Round, failing: Mapping[int, Failure] | None = None) -> Reas
     )  # fmt: skip
 
 
-def _first_seen(r: Round, hit: Hit, failing: Mapping[int, Failure]) -> Reason | None:
+def _first_seen(r: RoundView, hit: Hit, failing: Mapping[int, Failure]) -> Reason | None:
     for g in sorted(hit.dear) or sorted(hit.groups):
         incident = r.incidents.get(r.groups[g].incident)
         evidence = failing[g].evidence if g in failing else incident.evidence if incident is not None else ()
@@ -164,7 +165,7 @@ def _first_seen(r: Round, hit: Hit, failing: Mapping[int, Failure]) -> Reason | 
     return None
 
 
-def _patience(r: Round, kind: Kind) -> float | None:
+def _patience(r: RoundView, kind: Kind) -> float | None:
     """Time until which late groups, after a release, get as long as they had before. None: it is past."""
     ended: float | None = r.draft.breaker_ended
     until = ended + _patience_s(kind, r.spec.policy) if ended is not None and not evicting(r) else r.now
@@ -179,7 +180,7 @@ def _patience_s(kind: Kind, policy: PolicySpec) -> float:
     return policy.silent_timeout_s if kind == Kind.STALLED else policy.breaker.window_s
 
 
-def _may_start_again(r: Round, group: GroupMemory) -> bool:
+def _may_start_again(r: RoundView, group: GroupMemory) -> bool:
     """Returns true if the group's process has ended, and another may be started there."""
     nodes = group_nodes.views(group, r.observed)
     if not group_nodes.all_answer(group, r.observed) or any(n.failed or gpu_faults.unfit(n, r.spec) for n in nodes):
@@ -187,13 +188,13 @@ def _may_start_again(r: Round, group: GroupMemory) -> bool:
     return exit_status.ended(group_nodes.ranks_of(group, r.observed)) is not None
 
 
-def _too_many(r: Round, hit: Hit) -> bool:
+def _too_many(r: RoundView, hit: Hit) -> bool:
     unpaid = len(hit.dear) > r.left(Rung.REPLACE, 0) + r.left(Rung.REALLOCATE, 0)
     unpaid = unpaid and len(hit.dear) + hit.given_up >= r.spec.policy.breaker.at_least
     return bool(hit.dear) and (unpaid or _would_halt(r, hit) or are_many(r, hit.count))
 
 
-def _would_halt(r: Round, hit: Hit) -> bool:
+def _would_halt(r: RoundView, hit: Hit) -> bool:
     """True if several nodes are lost at once, more than the run may replace, and too few groups train on to suspend the
     rest. If held, the nodes may come back; else the last of them would halt the run. A lost GPU does not come back."""
     nodes = [g for g in hit.lost if hit.groups[g] == Kind.NODE_LOST]
@@ -203,7 +204,7 @@ def _would_halt(r: Round, hit: Hit) -> bool:
     return len(nodes) > min(r.left(Rung.REPLACE, 0), len(r.spares())) + r.left(Rung.REALLOCATE, 0)
 
 
-def _hit(r: Round, failing: Mapping[int, Failure] | None) -> Hit:
+def _hit(r: RoundView, failing: Mapping[int, Failure] | None) -> Hit:
     lost, held, found, again = _lost(r), tripped(r), {}, {}
     dear: set[int] = set()
     for g, group in r.groups.items():
@@ -238,7 +239,7 @@ def _by_what_is_shared(group: GroupMemory) -> bool:
     return group.seen is not None and group.seen.outside_since is not None
 
 
-def _has_moved(r: Round, group: GroupMemory) -> bool:
+def _has_moved(r: RoundView, group: GroupMemory) -> bool:
     """Returns true if the group has left its node for a failure that it still shows."""
     incident = r.incidents.get(group.incident)
     return incident is not None and bool(group.seats) and not group.holds(incident.node)
@@ -270,20 +271,20 @@ def _code(incident: Incident) -> str:
     return incident.reason.code if incident.reason is not None else ""
 
 
-def _only_seen(r: Round, incident: Incident | None) -> bool:
+def _only_seen(r: RoundView, incident: Incident | None) -> bool:
     """Returns true if nothing is done about it because the policy only observes, and has for a while."""
     window_s = r.spec.policy.breaker.window_s
     return incident is not None and incident.shadow and r.now - incident.opened > window_s
 
 
-def _is_left_so(r: Round, kind: Kind, failure: Failure | None) -> bool:
+def _is_left_so(r: RoundView, kind: Kind, failure: Failure | None) -> bool:
     """Returns true if the kind is only observed while others are acted on: it must not keep those from being mended. In
     observe mode it counts, since no node is given up for it."""
     kinds = {kind, *(failure.causes if failure is not None else ())}
     return r.spec.policy.mode != "observe" and any(k.value in r.spec.policy.observe for k in kinds)
 
 
-def _is_dear(r: Round, group: int, kind: Kind, incident: Incident | None) -> bool:
+def _is_dear(r: RoundView, group: int, kind: Kind, incident: Incident | None) -> bool:
     """Returns true if a node would be left for it, a living process ended, or a restart in place has not mended it."""
     if kind not in ENDED:
         return kind != Kind.SILENT
@@ -291,22 +292,22 @@ def _is_dear(r: Round, group: int, kind: Kind, incident: Incident | None) -> boo
     return tried or (ladder.first_rung(kind, r.spec.policy) < Rung.STOP and r.choose(kind, group).rung > Rung.RESTART)
 
 
-def _unchecked_too_many(r: Round) -> list[str]:
+def _unchecked_too_many(r: RoundView) -> list[str]:
     """Nodes whose checks do not pass, if with those given up lately they are too many to be at fault; else none."""
     policy, found = r.spec.policy.breaker, _unchecked(r)
     count = len(found) + _given_up(r)
     return found if count >= policy.at_least and count > policy.share * _asked_for(r) else []
 
 
-def _unchecked(r: Round) -> list[str]:
+def _unchecked(r: RoundView) -> list[str]:
     return unchecked(r, [node.name for node in r.observed.nodes.values() if node.failed or node.unsure])
 
 
-def _asked_for(r: Round) -> int:
+def _asked_for(r: RoundView) -> int:
     return r.spec.allocation.nodes + r.spec.allocation.spares
 
 
-def _lost(r: Round) -> dict[int, Kind]:
+def _lost(r: RoundView) -> dict[int, Kind]:
     """Groups whose node, or GPU, is lost now. A node counts before the engine has had its time to claim it."""
     found = {}
     for g, group in r.groups.items():
@@ -324,7 +325,7 @@ def _lost(r: Round) -> dict[int, Kind]:
     return found
 
 
-def _given_up(r: Round) -> int:
+def _given_up(r: RoundView) -> int:
     since = r.now - r.spec.policy.breaker.window_s
     spent = (r.before.spent.get(rung.name.lower(), ()) for rung in (Rung.REPLACE, Rung.REALLOCATE))
     return sum(at > since for draws in spent for at in draws)

@@ -11,6 +11,7 @@ from supervisor.core.model.memory import GroupMemory, Shown
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy.cordons import REPEATED_S
 from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 WITHIN_S = REPEATED_S
 """Seconds within which failures on two hosts count as one, as two incidents of a host do; later each is its own."""
@@ -21,7 +22,7 @@ BY_END = that_are(Is.ALIKE_BY_END)
 """Kinds that are alike if the exception, or the signal, is the same. A SIGKILL of unknown origin is never alike."""
 
 
-def before(r: Round, group: GroupMemory, kind: Kind, same: str = "", at: float | None = None) -> Shown | None:
+def before(r: RoundView, group: GroupMemory, kind: Kind, same: str = "", at: float | None = None) -> Shown | None:
     """Returns how this failure was seen on another host within a day, or None. `at`: when it began; None: now."""
     if kind not in BY_KIND and not (kind in BY_END and same):
         return None
@@ -41,7 +42,7 @@ def told(failure: Failure, earlier: Shown | None) -> Failure:
     return replace(failure, evidence=(*failure.evidence, follows))
 
 
-def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> Reason | None:
+def not_finite(r: RoundView, group: GroupMemory, step: int, earlier: Shown) -> Reason | None:
     """Explains why a number that is not finite stops the run; None if it does not. Each one ends all groups, another
     host gets the same data, and only a person may leave some of it out. A group that has come past that data shows that
     it was not the cause: two such failures are no reason yet, three are. A group that was away for some steps reaches

@@ -10,6 +10,7 @@ from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy.cordons import OF_THE_PROGRAM, REPEATED_S
 from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 WINDOWS = 2
 """Windows' budgets of restarts within a day that are no chance. Llama 3's 16,384 GPUs had 419 unplanned interruptions
@@ -20,7 +21,7 @@ OTHERS_ALIKE = 2
 """Restarts of another group from which on no single host is at fault."""
 
 
-def remember(r: Round, group: GroupMemory, kind: Kind) -> GroupMemory:
+def remember(r: RoundView, group: GroupMemory, kind: Kind) -> GroupMemory:
     """Notes that the group is started again in place."""
     if kind == Kind.REQUESTED or kind in OF_THE_PROGRAM:
         return group
@@ -29,7 +30,7 @@ def remember(r: Round, group: GroupMemory, kind: Kind) -> GroupMemory:
     return replace(group, restarts_here=(*before, r.now)[-KEPT:], restarts_host=host)
 
 
-def here(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
+def here(r: RoundView, group: GroupMemory, kind: Kind) -> Reason | None:
     """Explains why the group leaves its host: many failures there within a day. None: few, or others have them too."""
     host = r.its_host(group)
     times = _lately(r, group)
@@ -56,5 +57,5 @@ def freed(r: Round, host: str) -> None:
             r.groups[group.group] = replace(group, restarts_here=())
 
 
-def _lately(r: Round, group: GroupMemory) -> int:
+def _lately(r: RoundView, group: GroupMemory) -> int:
     return sum(r.now - at <= REPEATED_S for at in group.restarts_here)

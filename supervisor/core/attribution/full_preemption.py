@@ -10,9 +10,10 @@ from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy import ladder
 from supervisor.core.round import disk_checkpoint
 from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 
-def nobody_left(r: Round) -> bool:
+def nobody_left(r: RoundView) -> bool:
     """True if no placed group has an allocation any more: the run as a whole is down."""
     for group in r.before.groups.values():
         if group.seats and group.phase in ("starting", "running", "placing"):
@@ -35,7 +36,7 @@ def all_lost(r: Round, group: GroupMemory) -> ladder.Choice:
     return replace(choice, reason=Reason.of(Code.GONE_AGAIN, then=choice.reason))
 
 
-def _got_somewhere(r: Round, group: GroupMemory) -> bool:
+def _got_somewhere(r: RoundView, group: GroupMemory) -> bool:
     """Returns true if the group ran long enough to be healthy, or a checkpoint is newer than what it started from."""
     if not group.seats or group.phase not in ("starting", "running"):
         return False

@@ -8,12 +8,12 @@ from supervisor.core.model.kinds import Is, Kind, Rung, that_are
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy import ladder
-from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 LIVES = that_are(Is.LIVES)
 
 
-def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
+def elsewhere(r: RoundView, group: GroupMemory, failure: Failure) -> Reason | None:
     """Explains why the group must not start where it is, if a spare is there and paid for; else None."""
     if ladder.first_rung(failure.kind, r.spec.policy) != Rung.RESTART:
         return None
@@ -28,7 +28,7 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
     return _has_not_ended(r, group) if failure.kind == Kind.START_TIMEOUT else None
 
 
-def _cannot_be_ended(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
+def _cannot_be_ended(r: RoundView, group: GroupMemory, failure: Failure) -> Reason | None:
     """Finds a rank in uninterruptible sleep: no signal ends it, and its agent starts nothing beside it."""
     for rank in group_nodes.ranks_of(group, r.observed):
         if rank.rank == failure.rank and rank.stuck is not None and rank.stuck.process == "uninterruptible":
@@ -36,7 +36,7 @@ def _cannot_be_ended(r: Round, group: GroupMemory, failure: Failure) -> Reason |
     return None
 
 
-def _has_not_ended(r: Round, group: GroupMemory) -> Reason | None:
+def _has_not_ended(r: RoundView, group: GroupMemory) -> Reason | None:
     """Finds a rank of an older generation that was signalled to end a whole start ago, and has not."""
     ranks = (x for node in group_nodes.views(group, r.observed) for x in node.ranks if x.group == group.group)
     left = next((x for x in ranks if x.generation < group.generation and x.state != "exited"), None)

@@ -21,6 +21,7 @@ from supervisor.core.model.reason import Code, Reason, strings
 from supervisor.core.policy import budgets
 from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 TRIED = 3
 """Ends of the same kind in a row: in place, again, and then elsewhere if there is a spare. Two are enough for an
@@ -91,7 +92,7 @@ def again(group: GroupMemory, kind: Kind) -> Seen | None:
     return seen if kind in BY_END else None
 
 
-def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
+def programs_fault(r: RoundView, group: GroupMemory, failure: Failure) -> Reason | None:
     """Explains why no machine is at fault; None if one may be."""
     if shared_outage.may_pass(failure):
         others = shared_outage.since_it_ends_all(r) is None and observe_mode.trains_beside(r, group)
@@ -121,7 +122,7 @@ def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> Reason | N
     return Reason.of(Code.SAME_END_AGAIN, step=step_of(seen), times=seen.times, hosts=where)
 
 
-def _everywhere(r: Round, group: GroupMemory, failure: Failure) -> bool:
+def _everywhere(r: RoundView, group: GroupMemory, failure: Failure) -> bool:
     """Returns true if every group has ended with the same error at the same step, and none has come past it since."""
     seen = group.seen
     if failure.kind != Kind.ERROR or seen is None or seen.generation != group.generation or len(_there(r)) < 2:
@@ -129,31 +130,31 @@ def _everywhere(r: Round, group: GroupMemory, failure: Failure) -> bool:
     return _all_alike(r, seen)
 
 
-def _all_alike(r: Round, seen: Seen) -> bool:
+def _all_alike(r: RoundView, seen: Seen) -> bool:
     theirs = [g.seen for g in _there(r)]
     return all(s is not None and (s.same, s.step) == (seen.same, seen.step) for s in theirs)
 
 
-def _others_are_held(r: Round, group: GroupMemory) -> bool:
+def _others_are_held(r: RoundView, group: GroupMemory) -> bool:
     """True if the breaker holds others for another cause: a person was called, and they may go on without this one."""
     return circuit_breaker.tripped(r) and any(_is_nobodys(r, g) for g in _there(r) if g.group != group.group)
 
 
-def _is_nobodys(r: Round, group: GroupMemory) -> bool:
+def _is_nobodys(r: RoundView, group: GroupMemory) -> bool:
     incident = r.incidents.get(group.incident)
     if incident is None or group.seen is None:
         return incident is not None and incident.kind in NOBODYS
     return group.seen.outside_since is not None and not error_text.of_a_lost_peer(group.seen.same)
 
 
-def _there(r: Round) -> list[GroupMemory]:
+def _there(r: RoundView) -> list[GroupMemory]:
     """Groups whose ends count. A suspended group has its own reason and is not started again: it reveals nothing about
     the others' ends. Nor does one that waits for an allocation."""
     for_s = r.spec.policy.hang.at_least_s
     return [g for g in r.groups.values() if not g.left_out and not g.waits_for_long(r.now, for_s)]
 
 
-def _hosts(r: Round, seen: Seen, failure: Failure) -> set[str]:
+def _hosts(r: RoundView, seen: Seen, failure: Failure) -> set[str]:
     """Hosts where it was seen: those of all groups, if all ended in the same way at the same step. An end that a store
     or a network may have caused, by its log, proves nothing against the program on any number of hosts."""
     if any(map(transient_errors.of_what_is_shared, strings(failure.evidence))) or not _all_alike(r, seen):
@@ -161,7 +162,7 @@ def _hosts(r: Round, seen: Seen, failure: Failure) -> set[str]:
     return {host for g in _there(r) if g.seen is not None for host in g.seen.hosts}
 
 
-def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
+def elsewhere(r: RoundView, group: GroupMemory, failure: Failure) -> Reason | None:
     """Explains why another node must be tried before this one again, if a spare is there and paid for; else None."""
     budget = r.spec.policy.budget
     left = [budgets.left(r.spent, budget, rung, group.group, r.now) for rung in (Rung.RESTART, Rung.REPLACE)]
@@ -179,7 +180,7 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
     return Reason.of(Code.SAME_END_HERE, times=seen.times, host=seen.hosts[0])
 
 
-def _killed_here(r: Round, group: GroupMemory) -> bool:
+def _killed_here(r: RoundView, group: GroupMemory) -> bool:
     """Returns true if it was killed for memory on its host before, within the window of the budgets."""
     host, window_s = r.its_host(group), r.spec.policy.budget.window_s
     return any(s.kind == Kind.OOM and s.host == host and r.now - s.at < window_s for s in group.shown)

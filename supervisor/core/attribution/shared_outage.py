@@ -10,7 +10,7 @@ from supervisor.core.model.incident import Failure
 from supervisor.core.model.kinds import Is, Kind, that_are
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.reason import Code, Reason
-from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 OF_AN_OUTAGE = that_are(Is.OF_AN_OUTAGE)
 
@@ -26,7 +26,7 @@ def may_pass(failure: Failure) -> bool:
     return failure.same == OF_A_FILE or transient_errors.of_what_is_shared(failure.error)
 
 
-def waited_for(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
+def waited_for(r: RoundView, group: GroupMemory, failure: Failure) -> Reason | None:
     """Explains why a group restarts where it was; None if no shared outage ended it, or if that has lasted too long."""
     since = _since(r, group, failure)
     if since is None and may_pass(failure) and group.seen is not None and _is_shown(r, group):
@@ -35,7 +35,7 @@ def waited_for(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
     return Reason.of(Code.SHARED_AWAY) if waits else None
 
 
-def _is_shown(r: Round, group: GroupMemory) -> bool:
+def _is_shown(r: RoundView, group: GroupMemory) -> bool:
     """Returns true if another group has shown the outage on two hosts, and still waits for it. Then no other node need
     be tried for this group either. That ends with the other's wait: its own node may be at fault as well."""
     return any(
@@ -45,7 +45,7 @@ def _is_shown(r: Round, group: GroupMemory) -> bool:
     )
 
 
-def for_too_long(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
+def for_too_long(r: RoundView, group: GroupMemory, failure: Failure) -> Reason | None:
     """Explains why the outage is waited for no more; None while it is, or if there was none."""
     since = _since(r, group, failure)
     # the breaker has called a person, or a person has decided already
@@ -56,7 +56,7 @@ def for_too_long(r: Round, group: GroupMemory, failure: Failure) -> Reason | Non
     return Reason.of(Code.SHARED_TOO_LONG, every=every, seconds=r.now - since, limit_s=limit_s)
 
 
-def _too_long(r: Round, group: GroupMemory, since: float) -> bool:
+def _too_long(r: RoundView, group: GroupMemory, since: float) -> bool:
     if circuit_breaker.tripped(r):
         return False
     # a group that trains for a while in between, and ends at the same step again, has no attempts
@@ -64,7 +64,7 @@ def _too_long(r: Round, group: GroupMemory, since: float) -> bool:
     return r.now - since >= r.spec.torchft.quorum_timeout_ms / 1000 and ends >= ENDS
 
 
-def _since(r: Round, group: GroupMemory, failure: Failure) -> float | None:
+def _since(r: RoundView, group: GroupMemory, failure: Failure) -> float | None:
     """Run-clock time since when the outage ends a group. None: only one host has shown it, or the cause is another."""
     seen = group.seen
     # A group that was healing from a peer that the outage ended reports that its peers are gone.
@@ -75,7 +75,7 @@ def _since(r: Round, group: GroupMemory, failure: Failure) -> float | None:
     return seen.outside_since if len(seen.hosts) > 1 else since_it_ends_all(r)
 
 
-def since_it_ends_all(r: Round) -> float | None:
+def since_it_ends_all(r: RoundView) -> float | None:
     """Run-clock time since when the outage ends every group, on at least two hosts. None: some group came past it."""
     since: list[float] = []
     hosts: set[str] = set()

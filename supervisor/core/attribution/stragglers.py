@@ -17,7 +17,8 @@ from supervisor.core.model.memory import GroupMemory, SlowSince
 from supervisor.core.model.observed import Observed, RankView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import RunSpec
-from supervisor.core.round.draft import Round, trains
+from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView, trains
 
 DIFFERENCE_S = 0.02
 """Seconds below which a factor proves nothing: steps of a few milliseconds differ by noise."""
@@ -161,7 +162,7 @@ def look(r: Round) -> dict[int, Failure]:
     return {}
 
 
-def _since(r: Round, slow: Slow) -> SlowSince:
+def _since(r: RoundView, slow: Slow) -> SlowSince:
     """Start of the slow time; that of another generation does not count."""
     known = r.before.slow.get(slow.group)
     if known is not None and known.generation == slow.generation:
@@ -179,11 +180,11 @@ def _follows(r: Round, group: GroupMemory, since: SlowSince) -> bool:
     return True
 
 
-def _not_touched(r: Round, group: GroupMemory, *why: Reason) -> None:
+def _not_touched(r: RoundView, group: GroupMemory, *why: Reason) -> None:
     r.wait(Reason.of(Code.NOT_TOUCHED, group=group.group, why=why))
 
 
-def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int, Failure]:
+def _due(r: RoundView, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int, Failure]:
     """Returns the failure to act on, unless something else goes on, or no permitted rung is left."""
     incident = r.incidents.get(group.incident)
     if incident is not None and incident.kind == Kind.STRAGGLER:

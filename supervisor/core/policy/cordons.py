@@ -52,17 +52,17 @@ def freeable(
     ]
 
 
-def repeated(held: Iterable[Suspicion], shared: Set[Suspicion] = frozenset()) -> str:
-    """Explains why a host's incidents bar it for every run; empty if they do not. The answer does not change as time
-    passes. Two that were freed by one check bar nothing; one that came after a check counts with the one before. Those
+def repeated(held: Iterable[Suspicion], shared: Set[Suspicion] = frozenset()) -> tuple[Suspicion, ...]:
+    """Returns the two incidents of a host that bar it for every run; none if they do not. The answer does not change as
+    time passes. Two that were freed by one check bar nothing; one that came after a check counts with the one before. Those
     that hosts share (`shared`) do not count."""
     own = (s for s in held if s.kind not in OF_THE_PROGRAM and s not in shared)
     told = sorted(own, key=lambda s: (s.at, s.run, s.incident))
     for number, two in enumerate(told[1:]):
         one = told[number]
         if two.at - one.at <= REPEATED_S and not (one.freed and two.freed):
-            return f"{_sentence(one)} and {_sentence(two)} within a day"
-    return ""
+            return one, two
+    return ()
 
 
 SHARED = 0.2
@@ -84,7 +84,3 @@ def freed(observed: Observed, own: Mapping[str, Reason]) -> list[str]:
     """The run's own cordons that a person or a passed check has freed: nothing is held against the hosts any more."""
     there = {host for host, cordon in observed.cordons.items() if cordon.ours}
     return sorted(own.keys() - there)
-
-
-def _sentence(suspicion: Suspicion) -> str:
-    return f"incident {suspicion.incident} of run {suspicion.run} ({suspicion.kind.value})"

@@ -12,6 +12,7 @@ from supervisor.core.model.memory import AllocationMemory, GroupMemory, GroupPha
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy import ladder
 from supervisor.core.round.draft import NEW_A_ROUND, Round
+from supervisor.core.round.view import RoundView
 
 
 def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool = False) -> None:
@@ -93,7 +94,7 @@ def _refill(r: Round, reason: Reason, choice: ladder.Choice, known: AllocationMe
     r.acquire(reason, rung=None if choice.free else choice.rung, instead_of=instead_of)
 
 
-def _was_refused(r: Round, key: str) -> bool:
+def _was_refused(r: RoundView, key: str) -> bool:
     grant = r.observed.grants.get(key)
     return grant is not None and grant.state == "refused"
 
@@ -111,7 +112,7 @@ def _replace_spares(r: Round) -> None:
                 r.acquire(gone)
 
 
-def look_at_silence(r: Round, group: GroupMemory, incident: Incident) -> None:
+def look_at_silence(r: RoundView, group: GroupMemory, incident: Incident) -> None:
     """Schedules the next look for when the silence has lasted `silent_timeout_s`."""
     since = group_failure.silent_since(group, incident, r.observed, r.before)
     r.look_again(since + r.spec.policy.silent_timeout_s + 0.001)

@@ -18,7 +18,8 @@ from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.policy import budgets
 from supervisor.core.remediation import handover
-from supervisor.core.round.draft import Round, trains
+from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView, trains
 
 ASKED_A_ROUND = 15
 """Successors that one round asks for: each takes two operations beside what placing costs, a transaction holds 100."""
@@ -59,7 +60,7 @@ def leave(r: Round) -> None:
         handover.consider(r, words)
 
 
-def leaving_allocations(r: Round) -> dict[str, str]:
+def leaving_allocations(r: RoundView) -> dict[str, str]:
     """Wanted allocations that must be left, and why."""
     drained = {host: cordon.drain for host, cordon in r.observed.cordons.items() if cordon.drain}
     found = {}
@@ -73,7 +74,7 @@ def leaving_allocations(r: Round) -> dict[str, str]:
     }
 
 
-def _there(r: Round, allocation: AllocationMemory) -> bool:
+def _there(r: RoundView, allocation: AllocationMemory) -> bool:
     """True if the allocation's node is there: only then a missing notice means that it stays (a drain was undone)."""
     grant = r.observed.grants.get(allocation.key)
     if allocation.state != "wanted" or grant is None or grant.state != "granted":
@@ -115,7 +116,7 @@ def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> N
             asked += 1
 
 
-def _many(r: Round, successors: Set[str]) -> bool:
+def _many(r: RoundView, successors: Set[str]) -> bool:
     """Returns true if more successors were asked for lately than drains and long time limits need."""
     since = r.now - r.spec.policy.budget.window_s
     lately = sum(a.since > since for a in r.allocations.values() if a.key in successors)
@@ -167,12 +168,12 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
     return False
 
 
-def _says_why_by(r: Round, group: GroupMemory) -> float:
+def _says_why_by(r: RoundView, group: GroupMemory) -> float:
     """Time when the engine has been asked about the nodes' notices: preemptions and time limits send the same signal."""
     return max(_seat_explained_by(r, seat) for seat in group.seats)
 
 
-def _seat_explained_by(r: Round, seat: Seat) -> float:
+def _seat_explained_by(r: RoundView, seat: Seat) -> float:
     node, grant = r.observed.nodes.get(seat.node), r.observed.grants.get(r.given_by(seat))
     if node is None or not node.leaving or (grant is not None and grant.leaving):
         return r.now
@@ -182,19 +183,19 @@ def _seat_explained_by(r: Round, seat: Seat) -> float:
     return since + group_failure.engine_word_s(r.observed, r.spec)
 
 
-def _has_a_deadline(r: Round, group: GroupMemory) -> bool:
+def _has_a_deadline(r: RoundView, group: GroupMemory) -> bool:
     """Returns true if a node of it will be taken away: one that a person drains may stay until another is there."""
     nodes, grants = group_nodes.views(group, r.observed), r.grants_of(group)
     return any(node.leaving for node in nodes) or any(grant.leaving for grant in grants)
 
 
-def _coming(r: Round, group: GroupMemory) -> dict[str, str]:
+def _coming(r: RoundView, group: GroupMemory) -> dict[str, str]:
     key = next((a.successor for a in r.allocations_of(group) if a.successor), "")
     grant = r.observed.grants.get(key)
     return {"allocation": key, "state": grant.state if grant is not None else "pending", "word": r.engines_word(key)}
 
 
-def _healthy(r: Round, group: GroupMemory) -> bool:
+def _healthy(r: RoundView, group: GroupMemory) -> bool:
     gate = group_failure.listening(r.observed)
     return (
         trains(group, r.incidents)

@@ -11,7 +11,8 @@ from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import RankView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.remediation import handover, recovery_cost
-from supervisor.core.round.draft import Round, is_rider, trains
+from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView, is_rider, trains
 
 
 def follow(r: Round, group: GroupMemory) -> None:
@@ -54,7 +55,7 @@ def follow(r: Round, group: GroupMemory) -> None:
             r.look_again(group.since + r.spec.policy.healthy_after_s)
 
 
-def with_the_others(r: Round, group: GroupMemory, ranks: tuple[RankView, ...]) -> bool:
+def with_the_others(r: RoundView, group: GroupMemory, ranks: tuple[RankView, ...]) -> bool:
     """True if the group committed a step with the others: made together, healed from them, or no other trains."""
     committed = [rank for rank in ranks if rank.commits > 0]
     alone = all(rank.participants == 1 and rank.healed is False for rank in committed)
@@ -76,7 +77,7 @@ def _joined(r: Round, group: GroupMemory, incident: Incident | None) -> None:
     r.set_group(replace(group, phase="running", since=r.now, incident=""))
 
 
-def _heard(r: Round, group: GroupMemory) -> bool:
+def _heard(r: RoundView, group: GroupMemory) -> bool:
     gate = group_failure.listening(r.observed)
     return gate is not None and gate.hearing.get(group.group) == "beating"
 

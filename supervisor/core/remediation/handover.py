@@ -17,6 +17,7 @@ from supervisor.core.model.seats import Seat
 from supervisor.core.policy.ladder import Choice
 from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 AHEAD_S = 10.0
 """Seconds until the common last step: progress may be 5 s old, and an agent hears of it within a second or two."""
@@ -29,7 +30,7 @@ SAVING_S = 30.0
 """Seconds for the checkpoint of the last step, or an eighth of a short warning."""
 
 
-def step_ahead(r: Round, margin_s: float, at_most: float = math.inf) -> int:
+def step_ahead(r: RoundView, margin_s: float, at_most: float = math.inf) -> int:
     """Returns a step that no group has passed, `margin_s` away at the measured pace, so that all can end at it."""
     ranks = [rank for group in r.groups.values() for rank in group_nodes.ranks_of(group, r.observed)]
     newest = max((rank.step for rank in ranks), default=0)
@@ -72,25 +73,25 @@ def _not_without_an_heir(r: Round, running: list[GroupMemory], why: str) -> None
     _begin(r, _with_long_steps(r, Reason.of(Code.TRAINING_LEAVE, why=why)))
 
 
-def notice_s(r: Round, group: GroupMemory) -> float:
+def notice_s(r: RoundView, group: GroupMemory) -> float:
     """Seconds from the notice that a node of it is leaving until the group is ended; inf if the notice sets no end."""
     return min((_seat_notice_s(r, seat, bool(group.seats)) for seat in group.last_seats), default=math.inf)
 
 
-def _seat_notice_s(r: Round, seat: Seat, placed: bool) -> float:
+def _seat_notice_s(r: RoundView, seat: Seat, placed: bool) -> float:
     node, grant = r.observed.nodes.get(seat.node), r.observed.grants.get(r.given_by(seat))
     if grant is not None and grant.state == "granted" and grant.leaves_in_s:
         return grant.leaves_in_s
     return engines.warning_s(r.spec.allocation) if placed and node is not None and node.leaving else math.inf
 
 
-def _warning_s(r: Round) -> float:
+def _warning_s(r: RoundView) -> float:
     """Shortest warning of any group's node, in seconds."""
     shortest = min((notice_s(r, g) for g in r.groups.values()), default=math.inf)
     return shortest if shortest < math.inf else engines.warning_s(r.spec.allocation)
 
 
-def _due(r: Round, running: list[GroupMemory], part: float) -> bool:
+def _due(r: RoundView, running: list[GroupMemory], part: float) -> bool:
     """Returns true if that part of the warning is over, or what is left is only enough for the last steps."""
     warn_s = _warning_s(r)
     since = min(a.leaving_since or r.now for g in running for a in r.allocations_of(g))
@@ -100,13 +101,13 @@ def _due(r: Round, running: list[GroupMemory], part: float) -> bool:
     return r.now >= due
 
 
-def _usable_s(r: Round) -> float:
+def _usable_s(r: RoundView) -> float:
     """Seconds of the warning that can be spent on the way to the last step."""
     warn_s = _warning_s(r)
     return warn_s - min(EARLY_S, warn_s / 5) - min(SAVING_S, warn_s / 8)
 
 
-def _with_long_steps(r: Round, why: Reason) -> Reason:
+def _with_long_steps(r: RoundView, why: Reason) -> Reason:
     """Adds to a reason that a step takes too long for the warning, if it does."""
     pace = _pace(r)
     if pace <= _usable_s(r):
@@ -114,14 +115,14 @@ def _with_long_steps(r: Round, why: Reason) -> Reason:
     return Reason.of(Code.AND, reason=why, note=Reason.of(Code.STEP_TOO_LONG, step_s=pace, warning_s=_warning_s(r)))
 
 
-def _pace(r: Round) -> float:
+def _pace(r: RoundView) -> float:
     """Seconds that a step of the slowest group takes."""
     return max(
         (rank.step_s for group in r.groups.values() for rank in group_nodes.ranks_of(group, r.observed)), default=0.0
     )
 
 
-def _steps(r: Round) -> int:
+def _steps(r: RoundView) -> int:
     """Steps from the newest known one to the last. The way takes no more than an eighth of the warning, unless steps
     are long. One step is under way, and may be over before every agent has heard of the last."""
     pace, margin_s = _pace(r), min(AHEAD_S, _warning_s(r) / 8)

@@ -23,7 +23,8 @@ from supervisor.core.remediation import recovery_cost, suspended_groups
 from supervisor.core.remediation.apply import apply, look_at_silence
 from supervisor.core.remediation.group_phases import recover
 from supervisor.core.round import observe_mode
-from supervisor.core.round.draft import Round, is_rider
+from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView, is_rider
 
 TAKEN = that_are(Is.TAKEN)
 """Kinds as which a node that the engine takes away may appear."""
@@ -155,7 +156,7 @@ def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
     apply(r, group, replace(incident, costs=recovery_cost.of(r, group, incident.kind)), choice)
 
 
-def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
+def _succeeded(r: RoundView, incident: Incident, successor: str) -> ladder.Choice:
     """Choice for a group whose node has gone before it moved: the allocation of rung 3 is asked for already."""
     passed = range(ladder.first_rung(incident.kind, r.spec.policy), Rung.REALLOCATE)
     considered = tuple(
@@ -176,7 +177,7 @@ def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -
     r.set_group(replace(group, phase="finished", since=r.now, incident=""))
 
 
-def _say_unknown(r: Round, group: GroupMemory) -> None:
+def _say_unknown(r: RoundView, group: GroupMemory) -> None:
     if group.phase not in ("starting", "running") or group_nodes.all_answer(group, r.observed):
         return
     verdict, why = group_failure.verdict_on(group, r.observed, r.spec)

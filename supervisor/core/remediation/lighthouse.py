@@ -10,6 +10,7 @@ from supervisor.core.model.observed import GateView, RankView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 QUORUM_ID_MARGIN = 100
 """Quorum ids that are skipped: a node's last report may be some quorums behind; raising by 2,000 takes 1.4 s."""
@@ -42,19 +43,19 @@ def seat_lighthouse(r: Round) -> None:
         r.draft = replace(r.draft, lighthouse=seat)
 
 
-def _gate(r: Round, seat: Lighthouse) -> GateView | None:
+def _gate(r: RoundView, seat: Lighthouse) -> GateView | None:
     gate = r.observed.gate
     return gate if gate is not None and (gate.node, gate.generation) == (seat.node, seat.generation) else None
 
 
-def _listening(r: Round, seat: Lighthouse) -> Lighthouse:
+def _listening(r: RoundView, seat: Lighthouse) -> Lighthouse:
     gate = _gate(r, seat)
     if gate is None or seat.closing or gate.address == seat.address:
         return seat
     return replace(seat, address=gate.address, opened=r.now)
 
 
-def _note_mute(r: Round, seat: Lighthouse) -> Lighthouse:
+def _note_mute(r: RoundView, seat: Lighthouse) -> Lighthouse:
     """Notes since when its gate's lease is gone. For one lease after an outage of the store nothing is known of it."""
     gate, host = _gate(r, seat), r.observed.nodes.get(seat.node)
     present = gate.present if gate is not None else host is not None and host.registered
@@ -69,7 +70,7 @@ def _note_mute(r: Round, seat: Lighthouse) -> Lighthouse:
     return seat
 
 
-def _ended(r: Round, seat: Lighthouse) -> bool:
+def _ended(r: RoundView, seat: Lighthouse) -> bool:
     """Returns true if the shim of its host reports that its process has ended."""
     host = r.observed.nodes.get(seat.node)
     return host is not None and host.registered and seat.generation in host.lighthouses_ended
@@ -115,14 +116,14 @@ def _closing(r: Round, seat: Lighthouse) -> Lighthouse:
     return _next(r, seat, Reason.of(Code.SEAT_CLOSED, node=seat.node, lost=lost[0]))
 
 
-def _ours(r: Round) -> list[RankView]:
+def _ours(r: RoundView) -> list[RankView]:
     """Ranks that run on live nodes."""
     return [
         rank for node in r.observed.nodes.values() if node.registered for rank in node.ranks if rank.state != "exited"
     ]
 
 
-def _lost_to_the_gate(r: Round, seat: Lighthouse) -> list[int]:
+def _lost_to_the_gate(r: RoundView, seat: Lighthouse) -> list[int]:
     """Groups that the old gate admits and that surely do not reach it. Their node lives, or the engine or a person
     reports that their processes have ended. Callers check first that no forwarder on a live node still reaches it."""
     gate = _gate(r, seat)
@@ -143,7 +144,7 @@ def _lost_to_the_gate(r: Round, seat: Lighthouse) -> list[int]:
     return lost
 
 
-def _is_known(r: Round, seat: Seat) -> bool:
+def _is_known(r: RoundView, seat: Seat) -> bool:
     """Returns true if the state of a node's processes is known: its agent answers, or the engine has ended them."""
     node, by = r.observed.nodes.get(seat.node), r.observed.grants.get(r.given_by(seat))
     return (node is not None and node.registered) or (by is not None and by.state == "gone" and by.ended)

@@ -18,6 +18,7 @@ from supervisor.core.remediation import handover, recovery_cost, spare_pool, sus
 from supervisor.core.remediation.drain import leaving_allocations
 from supervisor.core.round import disk_checkpoint, observe_mode
 from supervisor.core.round.draft import MAX_GIVEN_BACK, Round
+from supervisor.core.round.view import RoundView
 
 SHOWN = 5
 """Most nodes that are named each: one cause may make thousands unfit."""
@@ -55,7 +56,7 @@ def place(r: Round) -> None:
             _no_node(r, group, last)
 
 
-def _waits(r: Round, group: GroupMemory) -> bool:
+def _waits(r: RoundView, group: GroupMemory) -> bool:
     """Returns true if the group is not started yet, on any node, and reports why."""
     until = group.since + r.spec.policy.silent_timeout_s
     if group.not_before > r.now:
@@ -69,7 +70,7 @@ def _waits(r: Round, group: GroupMemory) -> bool:
     return True
 
 
-def passed_over(r: Round) -> list[Reason]:
+def passed_over(r: RoundView) -> list[Reason]:
     """Explains why nodes that are there get no group: a reason each for the first ones."""
     found = list(r.passed_over().values())
     more = len(found) - SHOWN
@@ -142,7 +143,7 @@ def _start_in_place(r: Round, group: GroupMemory) -> None:
         r.wait(why, until=r.now + 1.0, group=group.group)
 
 
-def _hears_no_one_to_heal_from(r: Round, group: GroupMemory) -> bool:
+def _hears_no_one_to_heal_from(r: RoundView, group: GroupMemory) -> bool:
     """Tells if a group that has found no peer would find none again; else it may find one, or starts from disk.
     Frozen groups count as training until they are found hung, and a start a second would be lost on them. The wait is
     bounded, as they may be unheard through no fault of their own."""
@@ -153,12 +154,12 @@ def _hears_no_one_to_heal_from(r: Round, group: GroupMemory) -> bool:
     return _resumes(r, group) != "disk" and not heard
 
 
-def _is_asked_for(r: Round, group: GroupMemory) -> bool:
+def _is_asked_for(r: RoundView, group: GroupMemory) -> bool:
     """Returns true if a person asked for a restart that has not been made."""
     return r.observed.control.restarts.get(group.group, 0) > r.restarts_done.get(group.group, 0)
 
 
-def _why_not_there(r: Round, group: GroupMemory) -> Reason | None:
+def _why_not_there(r: RoundView, group: GroupMemory) -> Reason | None:
     """Explains why a group is not started again where it was, if another node is there; else None."""
     for node in group.nodes:
         if leaving := r.leaving(node):
@@ -213,14 +214,14 @@ def _start(r: Round, group: GroupMemory, nodes: Sequence[str]) -> None:
     r.look_again(r.now + r.spec.policy.start_timeout_s + 0.001)
 
 
-def _resumes(r: Round, group: GroupMemory) -> Literal["disk", "peers"]:
+def _resumes(r: RoundView, group: GroupMemory) -> Literal["disk", "peers"]:
     checkpoint = r.draft.checkpoint
     # a group that trains behind the checkpoint has none of its steps: it heals from this one then
     behind = checkpoint is not None and _newest_step(r, group) < checkpoint.step
     return "peers" if observe_mode.trains_beside(r, group) and not behind else "disk"
 
 
-def _newest_step(r: Round, group: GroupMemory) -> int:
+def _newest_step(r: RoundView, group: GroupMemory) -> int:
     """Newest step that the others that train have reported."""
     others = (g for g in r.groups.values() if g.group != group.group and g.phase == "running")
     return max((rank.step for g in others for rank in group_nodes.ranks_of(g, r.observed)), default=0)
@@ -281,7 +282,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
     r.acquire(because, rung=Rung.REALLOCATE)
 
 
-def _may_train(r: Round, group: GroupMemory) -> bool:
+def _may_train(r: RoundView, group: GroupMemory) -> bool:
     """Returns true if the group trains, or will be started on a node that it has, or one that may come."""
     to_start = group.phase == "fencing" or (group.phase == "placing" and bool(group.seats))
     return to_start or (

@@ -10,7 +10,8 @@ from supervisor.core.model.kinds import Is, Kind, Rung, that_are
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Tried
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy.ladder import first_rung
-from supervisor.core.round.draft import Round, trains
+from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView, trains
 
 KEPT = 8
 """Newest tries that are remembered of each remedy."""
@@ -53,7 +54,7 @@ def note_placed(r: Round, group: GroupMemory, key: str) -> None:
         r.draft = replace(r.draft, tried=after(_tried(r), ALLOCATION, r.now - allocation.since, True))
 
 
-def of(r: Round, group: GroupMemory, kind: Kind) -> tuple[Reason, ...]:
+def of(r: RoundView, group: GroupMemory, kind: Kind) -> tuple[Reason, ...]:
     """States the cost of each rung from the kind's first one on, and of leaving the group as it is."""
     idle, tried = idle_groups(r, group), _tried(r)
     first = max(Rung.RESTART, first_rung(kind, r.spec.policy))
@@ -64,7 +65,7 @@ def of(r: Round, group: GroupMemory, kind: Kind) -> tuple[Reason, ...]:
     return (*found, Reason.of(Code.COST_WAITS, others=others, count=count, idle=idle))
 
 
-def elsewhere(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
+def elsewhere(r: RoundView, group: GroupMemory, kind: Kind) -> Reason | None:
     """Explains why a spare is cheaper than another restart in place; None if it is not, or too little is known."""
     policy, tried = r.spec.policy, _tried(r)
     restarts = tried.get("restart", ())
@@ -90,22 +91,22 @@ def elsewhere(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
     )
 
 
-def usual_wait_s(r: Round, allocation: AllocationMemory) -> float | None:
+def usual_wait_s(r: RoundView, allocation: AllocationMemory) -> float | None:
     """How long an allocation took before; None if none was measured, or this one is late already."""
     return None if allocation.late else usual_s(_tried(r), ALLOCATION)
 
 
-def idle_groups(r: Round, group: GroupMemory) -> int:
+def idle_groups(r: RoundView, group: GroupMemory) -> int:
     """Number of groups that stand still while this one does: itself, or all where too few are left to step."""
     return 1 if _others(r, group) >= max(1, r.spec.groups.min_groups) else len(r.groups)
 
 
-def _others(r: Round, group: GroupMemory) -> int:
+def _others(r: RoundView, group: GroupMemory) -> int:
     before = r.before.groups[group.group]
     return r.well - trains(before, r.before.incidents)
 
 
-def _cost(r: Round, rung: Rung, idle: int, tried: Mapping[str, tuple[Tried, ...]]) -> Reason:
+def _cost(r: RoundView, rung: Rung, idle: int, tried: Mapping[str, tuple[Tried, ...]]) -> Reason:
     what = Reason.of(Code.REMEDY, rung=rung.name.lower())
     if rung == Rung.REPLACE:
         spare = r.next_spare or r.one_in_need
@@ -128,6 +129,6 @@ def _cost(r: Round, rung: Rung, idle: int, tried: Mapping[str, tuple[Tried, ...]
     return Reason.of(Code.COSTS, what=what, cost=seconds * idle, seconds=seconds, idle=idle, measured=measured, **some)
 
 
-def _tried(r: Round) -> Mapping[str, tuple[Tried, ...]]:
+def _tried(r: RoundView) -> Mapping[str, tuple[Tried, ...]]:
     tried: Mapping[str, tuple[Tried, ...]] = r.draft.tried
     return tried

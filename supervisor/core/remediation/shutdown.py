@@ -12,6 +12,7 @@ from supervisor.core.model.spec import RunSpec
 from supervisor.core.remediation import handover
 from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import MAX_GIVEN_BACK, Round
+from supervisor.core.round.view import RoundView
 
 DRAIN_STEPS = 4
 """Usual steps that a drain adds to its time: the one in flight, and up to three more until the common last one."""
@@ -92,7 +93,7 @@ def _wind_up(r: Round) -> None:
         r.draft = replace(r.draft, phase=end)
 
 
-def _still_taking_back(r: Round) -> bool:
+def _still_taking_back(r: RoundView) -> bool:
     """Returns true while the engine has not done what was asked of it just now. A person who reads that a run has ended
     may end the supervisors too, and no one would give its nodes back. An engine that is away is not waited for."""
     waiting = []

@@ -11,6 +11,7 @@ from supervisor.core.model.observed import Grant
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy import budgets
 from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 RENEWED_A_ROUND = 10
 """Allocations that one round renews: two operations each; a transaction holds 100."""
@@ -68,19 +69,19 @@ def give_up_one(r: Round) -> None:
             return
 
 
-def _idle(r: Round) -> list[AllocationMemory]:
+def _idle(r: RoundView) -> list[AllocationMemory]:
     """Wanted allocations with no group on them and no successor."""
     held = r.held()
     found = [a for a in r.allocations.values() if a.state == "wanted" and a.key not in held and not a.successor]
     return sorted(found, key=lambda a: a.key)
 
 
-def _gone(r: Round, allocation: AllocationMemory) -> bool:
+def _gone(r: RoundView, allocation: AllocationMemory) -> bool:
     grant = r.observed.grants.get(allocation.key)
     return grant is not None and grant.state == "gone"
 
 
-def _enough_without(r: Round, allocation: AllocationMemory) -> bool:
+def _enough_without(r: RoundView, allocation: AllocationMemory) -> bool:
     """Returns true if the run has as many as it was launched with once this one is released."""
     others = [
         a
@@ -116,7 +117,7 @@ def _note_unheard(r: Round, idle: list[AllocationMemory]) -> int:
     return noted
 
 
-def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[Reason | None, float, bool]:
+def _of_no_use(r: RoundView, allocation: AllocationMemory) -> tuple[Reason | None, float, bool]:
     """Returns why it is of no use (else None), the time before which nothing is done, and if its successor is free."""
     grant = r.observed.grants.get(allocation.key)
     timeout_s = r.spec.policy.allocation_timeout_s
@@ -148,7 +149,7 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[Reason | None, f
     return None, 0.0, True
 
 
-def _unfit(r: Round, grant: Grant) -> str:
+def _unfit(r: RoundView, grant: Grant) -> str:
     """Explains why its nodes can take no group: none passed its checks with usable GPUs. Else empty."""
     first = ""
     for node in grant.nodes:
@@ -161,7 +162,7 @@ def _unfit(r: Round, grant: Grant) -> str:
     return first
 
 
-def _free_again(r: Round, allocation: AllocationMemory) -> str:
+def _free_again(r: RoundView, allocation: AllocationMemory) -> str:
     """Returns a host that it was asked for without, and from which nothing keeps groups away any more; else empty."""
     if not allocation.exclude:
         return ""

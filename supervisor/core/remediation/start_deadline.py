@@ -13,6 +13,7 @@ from supervisor.core.model.observed import Observed
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 STEPS_ON = 2
 """Steps of the others without it that show that it does not wait for them: one is in flight as it comes."""
@@ -53,7 +54,7 @@ def excused(r: Round) -> Mapping[int, float]:
     return seconds
 
 
-def _weigh(r: Round, late: list[GroupMemory], every_s: float) -> tuple[dict[int, float], dict[int, Waited]]:
+def _weigh(r: RoundView, late: list[GroupMemory], every_s: float) -> tuple[dict[int, float], dict[int, Waited]]:
     """Returns the seconds that are excused now, and the waits to remember."""
     seconds, found, others = dict[int, float](), dict[int, Waited](), _others(r)
     for group in late:
@@ -69,7 +70,7 @@ def _weigh(r: Round, late: list[GroupMemory], every_s: float) -> tuple[dict[int,
     return seconds, found
 
 
-def _after(group: GroupMemory, r: Round, seen: Waited | None, others: _Others, every_s: float) -> Waited | None:
+def _after(group: GroupMemory, r: RoundView, seen: Waited | None, others: _Others, every_s: float) -> Waited | None:
     """The wait of one group to remember from now on."""
     waits = others.awaited and _in_quorum(group, r.observed)
     if seen is None or seen.since is None:
@@ -90,7 +91,7 @@ def _excused_s(seen: Waited, now: float, others: _Others) -> float:
     return seen.excused_s + (now - seen.since if seen.since is not None and stand else 0.0)
 
 
-def _others(r: Round) -> _Others:
+def _others(r: RoundView) -> _Others:
     alive = observe_mode.there(r.groups, r.incidents, r.observed)
     running = [g for g in alive.values() if g.phase == "running"]
     step = max((rank.step for g in running for rank in ranks_of(g, r.observed)), default=0)
@@ -98,7 +99,7 @@ def _others(r: Round) -> _Others:
     return _Others(step, apart or _too_few(r, alive))
 
 
-def _too_few(r: Round, alive: Mapping[int, GroupMemory]) -> bool:
+def _too_few(r: RoundView, alive: Mapping[int, GroupMemory]) -> bool:
     """True if fewer groups wait in a quorum than may step, while one is still to come. It is being started, with a
     timeout of its own; or a node is there for it, or an allocation not refused by the engine."""
     there = [g for g in r.groups.values() if g.phase in ("starting", "running") and _in_quorum(g, r.observed)]

@@ -16,9 +16,10 @@ from supervisor.core.policy.ladder import Choice, first_rung, name
 from supervisor.core.remediation import apply, recovery_cost
 from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 
-def why(r: Round, group: GroupMemory, failure: Failure, choice: Choice) -> Reason | None:
+def why(r: RoundView, group: GroupMemory, failure: Failure, choice: Choice) -> Reason | None:
     """Explains why a group is suspended from now on; None if something else may mend it, or too few would be left to
     step. `choice`: the alternative."""
     if not observe_mode.trains_beside(r, group) or recovery_cost.idle_groups(r, group) > 1:

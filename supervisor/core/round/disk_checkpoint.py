@@ -9,12 +9,13 @@ from supervisor.core.model.memory import GroupMemory, Resumed
 from supervisor.core.model.observed import Checkpoint, DiskView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 AGAIN_S = 0.1
 """Seconds until the next look: a listing of a few folders takes milliseconds."""
 
 
-def waits_for_list(r: Round, group: GroupMemory) -> Reason | None:
+def waits_for_list(r: RoundView, group: GroupMemory) -> Reason | None:
     """Explains why a start from disk must wait: the folder was not listed since the old generation was gone."""
     disk = r.observed.disk
     if disk is None or disk.at >= group.since:

@@ -15,13 +15,14 @@ from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import Observed
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy.ladder import Choice, name
-from supervisor.core.round.draft import MAY_COME_BACK, Round
+from supervisor.core.round.draft import Round
+from supervisor.core.round.view import MAY_COME_BACK, RoundView
 
 BY_WORD = that_are(Is.BY_WORD)
 """Kinds whose sign may pass before they are over: the others have started again, or a driver reports it no more."""
 
 
-def only_observed(r: Round, failure: Failure) -> bool:
+def only_observed(r: RoundView, failure: Failure) -> bool:
     """Returns true if nothing is done about a failure, since its kind, or one of its causes, is only observed."""
     policy = r.spec.policy
     observed = any(kind.value in policy.observe for kind in (failure.kind, *failure.causes))
@@ -46,13 +47,13 @@ def _heard(group: GroupMemory, observed: Observed) -> bool:
     return admitted and gate is not None and gate.hearing.get(group.group) == "beating"
 
 
-def training_beside(r: Round, group: GroupMemory) -> Iterator[int]:
+def training_beside(r: RoundView, group: GroupMemory) -> Iterator[int]:
     """Yields the other groups that train, or may: one that is only silent does."""
     others = (g for g in r.groups.values() if g.group != group.group and g.phase == "running")
     return (g.group for g in others if not has_ended(g, r.incidents, r.observed))
 
 
-def trains_beside(r: Round, group: GroupMemory) -> bool:
+def trains_beside(r: RoundView, group: GroupMemory) -> bool:
     return next(training_beside(r, group), None) is not None
 
 
@@ -65,7 +66,7 @@ def there(
     return {g: group for g, group in groups.items() if not (group.left_out or has_ended(group, incidents, observed))}
 
 
-def as_told_first(r: Round, group: GroupMemory, failure: Failure) -> Failure:
+def as_told_first(r: RoundView, group: GroupMemory, failure: Failure) -> Failure:
     """Returns the failure under the kind by which it was first observed. An end does not change its kind because its
     sign has passed, nor a silence because the store was away for a moment."""
     known = r.incidents.get(group.incident)
@@ -81,7 +82,7 @@ def as_told_first(r: Round, group: GroupMemory, failure: Failure) -> Failure:
     )  # fmt: skip
 
 
-def or_asked_for(r: Round, group: GroupMemory, failure: Failure) -> Failure:
+def or_asked_for(r: RoundView, group: GroupMemory, failure: Failure) -> Failure:
     """Turns a failure that is only observed into a restart, if a person asks for one: that is done all the same."""
     asked = r.observed.control.restarts.get(group.group, 0) > r.before.restarts_done.get(group.group, 0)
     if not asked or not only_observed(r, failure):

@@ -44,11 +44,12 @@ class HostCordons:
         """Returns why the host is barred for every run, and by whom; empty if it is not."""
         if self.person is not None:
             return f"{'drained' if self.person.drain else 'cordoned'} by {self.person.by}: {self.person.why}"
-        return (
-            UNREADABLE
-            if self.unreadable
-            else (not self.one_cause and self.failed) or repeated(self.suspicions, self.shared)
-        )
+        if self.unreadable:
+            return UNREADABLE
+        if self.failed and not self.one_cause:
+            return self.failed
+        two = [f"incident {s.incident} of run {s.run} ({s.kind.value})" for s in repeated(self.suspicions, self.shared)]
+        return f"{' and '.join(two)} within a day" if two else ""
 
 
 def by_host(mirror: Mirror) -> dict[str, HostCordons]:

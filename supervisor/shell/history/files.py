@@ -93,6 +93,8 @@ class Signalled:
     """True if the shim was ordered to end, and ended its processes."""
     allocation: str | None = None
     """The node's allocation. None: its shim did not record it, nor would it record an order to end."""
+    cut_off_s: float | None = None
+    """`policy.cut_off_stop_s`, if the agent ended it by that; None: for another reason."""
 
 
 @dataclass(frozen=True)
@@ -398,13 +400,28 @@ def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> 
         elif event == "signalled":
             history.signals.append(
                 Signalled(
-                    node, *name, float(line["t"]), int(line["signal"]), str(line.get("why") or ""), ending, allocation
+                    node,
+                    *name,
+                    float(line["t"]),
+                    int(line["signal"]),
+                    str(line.get("why") or ""),
+                    ending,
+                    allocation,
+                    _cut_off_s(line),
                 )
             )
     for spawn in alive.values():
         history.processes.append(_process(node, history.run, spawn, None, over_by=None))
     for spawn, end in killed:
         history.processes.append(_process(node, history.run, spawn, end, over_by=None))
+
+
+def _cut_off_s(line: dict[str, Any]) -> float | None:
+    """Returns the policy of the agent's own by which a signal was sent. Shims of 0.1 recorded it in the words alone."""
+    if "cut_off_s" in line:
+        return None if line["cut_off_s"] is None else float(line["cut_off_s"])
+    told = re.search(r"policy\.cut_off_stop_s is ([0-9.e+]+)", str(line.get("why") or ""))
+    return float(told[1]) if told else None
 
 
 def _process(

@@ -79,6 +79,7 @@ class _Ended(_OfProcess):
 @checked(kw_only=True)
 class _Signalled(_OfProcess):
     signal: StrictInt
+    cut_off_s: Number | None = None
 
 
 _JOURNAL: Mapping[str, TypeAdapter[Any]] = {"intent": TypeAdapter(_Intent), "outcome": TypeAdapter(_Outcome)}

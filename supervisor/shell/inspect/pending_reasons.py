@@ -12,7 +12,7 @@ from supervisor.core.remediation import suspended_groups
 from supervisor.core.remediation.placement import passed_over
 from supervisor.core.report.words import said, say
 from supervisor.core.round import observe_mode
-from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 
 
 def leaving(observed: Observed) -> dict[str, str]:
@@ -54,7 +54,9 @@ def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
     found += [slow.reported for slow in stragglers.stragglers(memory.groups, observed, spec)]
     groups = observe_mode.there(memory.groups, memory.incidents, observed)
     hangs = blame(groups, observed, spec, memory).held
-    tripped = circuit_breaker.why_it_holds(Round(observed, spec, memory)) if memory.breaker_since is not None else None
+    tripped = (
+        circuit_breaker.why_it_holds(RoundView(observed, spec, memory)) if memory.breaker_since is not None else None
+    )
     spike = nonfinite.spike(memory.groups, observed, spec)
     no_way = group_failure.without_a_way(memory.groups, observed, spec, memory.lighthouse.opened)
     behind = checkpoint_lag.with_reason(memory.groups, memory.checkpoint, observed, spec)
@@ -65,7 +67,7 @@ def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
         for group in groups.values()
         for why in group_failure.heals_failed(group, observed)[:1]
     )
-    more = (*disk_faults.untold(memory.groups, observed), *passed_over(Round(observed, spec, memory)))
+    more = (*disk_faults.untold(memory.groups, observed), *passed_over(RoundView(observed, spec, memory)))
     return (*said(found), *heals, *said(more))
 
 

@@ -16,7 +16,7 @@ from supervisor.core.policy import budgets
 from supervisor.core.policy.cordons import barred
 from supervisor.core.remediation.restore import ENDED
 from supervisor.core.report.words import say
-from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 from supervisor.ports.errors import PortError
 from supervisor.shell.control import cordons, observe
 from supervisor.shell.control.audit import audit
@@ -165,7 +165,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
     term, leader_record = mirror.items.get(keys.LEADER), leader(mirror)
     held = {node for g in memory.groups.values() for node in g.nodes}
     leaving = waiting.leaving(observed)
-    useless = Round(observed, spec, memory).passed_over()
+    useless = RoundView(observed, spec, memory).passed_over()
     away = barred(observed, {host: f"{say(why)}{ALONE}" for host, why in memory.cordons.items()})
     spares = sorted(
         n.name

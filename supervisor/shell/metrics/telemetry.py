@@ -20,7 +20,7 @@ from supervisor.core.model.observed import Observed, Verdict
 from supervisor.core.model.spec import RunSpec
 from supervisor.core.policy import budgets, cordons
 from supervisor.core.report.durations import incident_s, lasted_s
-from supervisor.core.round.draft import Round
+from supervisor.core.round.view import RoundView
 from supervisor.shell.metrics.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RECOVERY, RUN_PHASES, RUNGS
 from supervisor.shell.metrics.live_goodput import Accounts, Told
 from supervisor.shell.metrics.registry import Metrics
@@ -276,7 +276,7 @@ class Telemetry:
         for verdict in Verdict:
             m.gauge("supervisor_nodes", run=run, verdict=verdict.value).set(verdicts[verdict])
         m.gauge("supervisor_cordoned_hosts", run=run).set(len(barred))
-        m.gauge("supervisor_spare_nodes", run=run).set(len(Round(observed, spec, memory).spares()))
+        m.gauge("supervisor_spare_nodes", run=run).set(len(RoundView(observed, spec, memory).spares()))
         m.gauge("supervisor_spare_nodes_wanted", run=run).set(spec.allocation.spares)
 
     def _budgets(self, spec: RunSpec, memory: Memory, now: float) -> None:

@@ -28,7 +28,7 @@ TOUCHED = {
     "supervisor/core/model/spec.py",  # nodes of a group, in the run file
     "supervisor/core/remediation/apply.py",  # gives up the node at fault alone
     "supervisor/core/remediation/placement.py",  # finds all nodes of a group, or waits
-    "supervisor/core/round/draft.py",  # ranks that a node must hold; the host that a failure counts for
+    "supervisor/core/round/view.py",  # ranks that a node must hold; the host that a failure counts for
     "supervisor/shell/control/projection.py",  # which ranks run on which node
     "supervisor/shell/inspect/status.py",  # shows all nodes
     "supervisor/wire/records.py",  # ranks of a node, local ranks, admitted nodes
@@ -44,6 +44,7 @@ TELL_OF_ONE = {
     "supervisor/core/remediation/shutdown.py",
     "supervisor/core/remediation/suspended_groups.py",
     "supervisor/core/report/notifications.py",
+    "supervisor/core/round/draft.py",
     "supervisor/shell/control/journal.py",
 }
 """Files that name a group's first node in an action, a text or a record, and decide nothing by it."""

@@ -17,7 +17,7 @@ from supervisor.core.decide import decide
 from supervisor.core.model.engines import TRAITS
 from supervisor.core.model.observed import CordonView, GpuFact, RankView, StuckView
 from supervisor.core.model.spec import SlurmSpec
-from supervisor.core.round.draft import MAX_CHANGES
+from supervisor.core.round.view import MAX_CHANGES
 from supervisor.shell.inspect.pending_reasons import held
 from tests.unit.core.world import World
 

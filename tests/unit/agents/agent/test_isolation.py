@@ -51,7 +51,7 @@ def test_a_policy_is_known_to_the_next_agent(tmp_path: Path) -> None:
     first.wanted([trainer(cut_off_stop_s=10.0)])
     second = CutOff(tmp_path / "cut-off.json")
     assert not second.look([WAY], False, {WAY: False}, 0.0)
-    assert second.look([WAY], False, {WAY: False}, 10.1)[WAY].endswith("policy.cut_off_stop_s is 10")
+    assert second.look([WAY], False, {WAY: False}, 10.1)[WAY].limit_s == 10.0
     (tmp_path / "cut-off.json").write_text("{")
     broken = CutOff(tmp_path / "cut-off.json")
     broken.look([WAY], False, {WAY: False}, 0.0)

@@ -13,7 +13,7 @@ from supervisor.core.model.observed import SpikeView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import FirstRungSpec, TitanSpec
 from supervisor.core.report.words import say
-from supervisor.core.round.draft import MAX_CHANGES
+from supervisor.core.round.view import MAX_CHANGES
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World
 

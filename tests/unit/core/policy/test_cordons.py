@@ -54,13 +54,13 @@ def held(at: float, run: str = "a", incident: str = "i1", kind: Kind = Kind.NODE
 
 
 def test_one_incident_bars_a_host_for_its_own_run_alone() -> None:
-    assert repeated([]) == repeated([held(5.0)]) == ""
+    assert repeated([]) == repeated([held(5.0)]) == ()
 
 
 @pytest.mark.parametrize(("apart", "bars"), [(0.0, True), (REPEATED_S, True), (REPEATED_S + 1.0, False)])
 def test_two_within_a_day_bar_it_for_every_run(apart: float, bars: bool) -> None:
-    why = repeated([held(5.0 + apart, run="b", incident="i4"), held(5.0)])
-    assert why == ("incident i1 of run a (node_lost) and incident i4 of run b (node_lost) within a day" if bars else "")
+    two = held(5.0), held(5.0 + apart, run="b", incident="i4")
+    assert repeated(two[::-1]) == (two if bars else ())
 
 
 def flap(at: float, *hosts: str, kind: Kind = Kind.NODE_LOST) -> list[Suspicion]:
@@ -75,7 +75,7 @@ def test_a_switch_that_takes_several_hosts_twice_bars_none_of_them() -> None:
     for host in ("h1", "h2", "h3"):
         own = [s for s in every if s.host == host]
         assert repeated(own), "by itself it would be"
-        assert repeated(own, shared) == ""
+        assert repeated(own, shared) == ()
         passed = [replace(own[0], freed="passed"), own[1]]
         assert freeable(own[1:], passed) == []
         assert freeable(own[1:], passed, together([*passed, *(s for s in every if s.host != host)])) == own[1:]
@@ -85,7 +85,7 @@ def test_one_of_them_that_is_lost_alone_besides_is_barred() -> None:
     every = [*flap(0.0, "h1", "h2"), *flap(500.0, "h1"), *flap(9_000.0, "h1")]
     shared = together(every)
     assert shared == set(every[:2])
-    assert "within a day" in repeated([s for s in every if s.host == "h1"], shared)
+    assert repeated([s for s in every if s.host == "h1"], shared)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_several_of_one_host_before_another_are_all_of_that_time() -> None:
 
 def test_neither_order_nor_older_incidents_matter() -> None:
     old, one, two = held(0.0, run="z"), held(9e6), held(9e6 + 5.0, run="b")
-    assert repeated([old, one, two]) == repeated([two, one, old]) == repeated([two, one]) != ""
+    assert repeated([old, one, two]) == repeated([two, one, old]) == repeated([two, one]) != ()
 
 
 @pytest.mark.parametrize("kind", [Kind.ERROR, Kind.PEERS_GONE])
 def test_what_a_program_says_of_itself_does_not_count(kind: Kind) -> None:
-    assert repeated([held(1.0, kind=kind), held(2.0, run="b")]) == ""
-    assert repeated([held(1.0), held(1.5, run="c", kind=kind), held(2.0, run="b")]) != ""
+    assert repeated([held(1.0, kind=kind), held(2.0, run="b")]) == ()
+    assert repeated([held(1.0), held(1.5, run="c", kind=kind), held(2.0, run="b")]) != ()
 
 
 # --- incidents that leave a suspicion ---

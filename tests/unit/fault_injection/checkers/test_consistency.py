@@ -305,8 +305,7 @@ def killed_by_a_policy_that_does_not_kill(f: Files) -> None:
 
 def killed_as_cut_off_while_it_trained(f: Files) -> None:
     """It began steps at 13.5 s and 14 s, and committed them."""
-    why = "neither etcd nor the gate was reached for 1.6 s: policy.cut_off_stop_s is 1.5"
-    f.shim(15.0, "signalled", "n1", 0, 1, signal=15, why=why)
+    f.shim(15.0, "signalled", "n1", 0, 1, signal=15, why="it was cut off", cut_off_s=1.5)
 
 
 def a_quorum_whose_id_goes_back(f: Files) -> None:
@@ -513,9 +512,13 @@ def drained(f: Files) -> None:
 
 def cut_off(f: Files) -> None:
     """Group 0 has begun no step since 18 s."""
+    f.shim(20.0, "signalled", "n1", 0, 1, signal=15, why="it was cut off", cut_off_s=1.5)
+    f.shim(20.5, "signalled", "n1", 0, 1, signal=9, why="it did not end in its grace")
+
+
+def cut_off_by_a_shim_of_an_earlier_version(f: Files) -> None:
     why = "neither etcd nor the gate was reached for 1.6 s: policy.cut_off_stop_s is 1.5"
     f.shim(20.0, "signalled", "n1", 0, 1, signal=15, why=why)
-    f.shim(20.5, "signalled", "n1", 0, 1, signal=9, why="it did not end in its grace")
 
 
 def another_rank_failed(f: Files) -> None:
@@ -532,7 +535,16 @@ def given_back_after_a_move(f: Files) -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", [decided, drained, cut_off, another_rank_failed, node_ended, given_back_after_a_move]
+    "reason",
+    [
+        decided,
+        drained,
+        cut_off,
+        cut_off_by_a_shim_of_an_earlier_version,
+        another_rank_failed,
+        node_ended,
+        given_back_after_a_move,
+    ],
 )
 def test_a_signal_with_a_reason_is_fine(tmp_path: Path, reason: Callable[[Files], None]) -> None:
     files = story(tmp_path)
