@@ -108,11 +108,19 @@ def in_short(history: History, ledgers: Mapping[int, list[Interval]], span: Span
         return files
     ended = account.ended_unix_s or account.began_unix_s + account.ran_s
     found = Short(account.began_unix_s, ended, account.ran_s, account.seconds, ())
-    if not account.ended_unix_s or abs(found.ettr - files.ettr) <= APART:
+    if not account.ended_unix_s or abs(_stepping(found.causes) - _stepping(files.causes)) <= APART:
         return found
     return replace(
         found, apart=(f"the leader has counted an ETTR of {found.ettr:.1%}, the files say {files.ettr:.1%}",)
     )
+
+
+def _stepping(seconds: Mapping[str, float]) -> float:
+    """Returns the share of productive seconds, with those of a slow group that ended before they were an incident: the
+    leader sees it while it lasts, and the files have only incidents."""
+    straggling = seconds.get(Cause.STRAGGLING.value, 0.0)
+    productive = seconds.get(Cause.PRODUCTIVE.value, 0.0) + straggling
+    return ettr({**seconds, Cause.PRODUCTIVE.value: productive, Cause.STRAGGLING.value: 0.0}) or 0.0
 
 
 @dataclass(frozen=True)

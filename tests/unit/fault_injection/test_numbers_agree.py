@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from fault_injection.faults.acts import Injected
 from fault_injection.testbed.world import LEASE_S
 from supervisor import cli
 from supervisor.cli import ledger, look
+from supervisor.core.goodput.causes import Cause
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.history.files import read
-from supervisor.shell.history.goodput import Span
+from supervisor.shell.history.goodput import Span, in_short
+from supervisor.shell.history.goodput import ledger as of_group
 from supervisor.shell.web.snapshot import Live, snapshot
 from supervisor.shell.web.terminal import ENDLESS, Drawing, Word, clock, lasted
 from supervisor.wire import keys
@@ -174,3 +177,21 @@ def test_an_hour_of_the_leaders_clock_changes_nothing_but_the_time_of_day(
     assert [i["lasted_s"] for i in found["incidents"]] == [i["lasted_s"] for i in told.ledger["incidents"]]
     for group, seconds in told.ledger["groups"].items():
         assert found["groups"][group]["productive"] == pytest.approx(seconds["productive"], abs=BEAT_S)
+
+
+@pytest.mark.parametrize(("moved_to", "differs"), [(Cause.STRAGGLING, False), (Cause.QUORUM, True)])
+def test_the_leader_alone_knows_of_a_slow_group_that_was_no_incident(
+    tmp_path: Path, moved_to: Cause, differs: bool
+) -> None:
+    folder, _ = unpack(tmp_path)
+    history = read("toy", folder, folder.parent / ".supervisor")
+    account = history.account
+    assert account is not None
+    seconds = dict(account.seconds)
+    part = seconds[Cause.PRODUCTIVE] / 5
+    seconds[Cause.PRODUCTIVE] -= part
+    seconds[moved_to] = seconds.get(moved_to, 0.0) + part
+    history.account = replace(account, seconds=seconds)
+    span = Span(account.began_unix_s, account.ended_unix_s)
+    ledgers = {group: of_group(history, group, span) for group in (0, 1)}
+    assert bool(in_short(history, ledgers, span).apart) is differs

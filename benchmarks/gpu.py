@@ -1,0 +1,352 @@
+"""What one CUDA device shows: `python -m benchmarks.gpu [--dry-run] [--results FILE]`.
+
+One system (`supervisor up`, two nodes that share the device) trains, one run after the other:
+
+1. *kill*: two groups of TorchTitan's own debug model; a rank is killed, and its group is forked from a warm process;
+2. *compiled*: two groups of the same with `torch.compile`, bfloat16 and FlashAttention;
+3. *step time*: 100 steps of one group, in turn with TorchTitan's own trainer without Everstep, three times each.
+
+Each part has its own time limit, and its figures are written as soon as it ends: what a later one breaks does not lose
+them. All of it takes at most eight minutes on one device. `--dry-run` does the same on a processor, at a size for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fault_injection.sim.lane import commit
+from supervisor.core.model.spec import AllocationSpec, DataSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec
+from supervisor.wire.records import RunRecord, encode
+
+RESULTS = Path(__file__).parent / "results" / "gpu.json"
+WARM_UP_STEPS = 20
+"""First steps of a run that do not count: they compile, allocate and wait for the other group."""
+TURNS = 3
+UP_LIMIT_S = 60.0
+PART_LIMIT_S = {"kill": 150.0, "compiled": 150.0, "step_time": 45.0}
+"""Most seconds of a part; of `step_time`, of each of its six runs."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is trained."""
+
+    recipe: str
+    compiled: str
+    kill_steps: int
+    compiled_steps: int
+    steps: int
+
+
+ON_A_DEVICE = Size("benchmarks.gpu_recipes:stock", "benchmarks.gpu_recipes:compiled", 400, 120, 100 + WARM_UP_STEPS)
+DRY = Size("benchmarks.gpu_recipes:small", "benchmarks.gpu_recipes:small", 150, 60, 30 + WARM_UP_STEPS)
+
+
+class Failed(Exception):
+    """A part did not do what it should."""
+
+
+@dataclass
+class System:
+    """`supervisor up`, and the commands that a user would give."""
+
+    home: Path
+    up: subprocess.Popen[bytes]
+    environment: dict[str, str]
+    names: list[str] = field(default_factory=list)
+
+    def command(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "supervisor", *arguments, "--home", str(self.home)],
+            capture_output=True, text=True, env=self.environment, timeout=120, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise Failed(f"supervisor {' '.join(arguments)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def launch(self, spec: RunSpec) -> None:
+        file = self.home / f"{spec.name}.toml"
+        file.write_text(run_file(spec))
+        self.command("launch", str(file))
+        self.names.append(spec.name)
+
+    def status(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.command("status", "--json", "--run", name))
+        return found
+
+    def steps(self, name: str, group: int, generation: int | None = None) -> list[dict[str, Any]]:
+        """Returns the committed steps of a group's first rank, of one generation or of all, by their time."""
+        which = "*" if generation is None else generation
+        lines: list[dict[str, Any]] = []
+        for file in self.home.glob(f".supervisor/**/ranks/{name}.{group}.{which}.0/steps.jsonl"):
+            lines += [json.loads(line) for line in file.read_bytes().split(b"\n")[:-1]]
+        return sorted((one for one in lines if one.get("committed")), key=lambda one: float(one["t"]))
+
+    def rank(self, name: str, group: int, generation: int) -> Path:
+        (found,) = self.home.glob(f".supervisor/**/ranks/{name}.{group}.{generation}.0")
+        return found
+
+    def started(self, name: str, group: int, generation: int) -> dict[str, Any]:
+        """Returns the first line of a rank's record: its pid, and whether it was forked from a warm process."""
+        lines = (self.rank(name, group, generation) / "steps.jsonl").read_text().splitlines()
+        first: dict[str, Any] = json.loads(lines[0])
+        return first
+
+
+def run_file(spec: RunSpec) -> str:
+    """Returns the run file of a spec: the keys that these runs set."""
+    titan, groups = spec.titan, spec.groups
+    return f"""\
+name = "{spec.name}"
+
+[titan]
+recipe = "{titan.recipe}"
+steps = {titan.steps}
+checkpoint_interval_steps = {titan.checkpoint_interval_steps}
+digest_interval_steps = {titan.digest_interval_steps}
+
+[titan.data]
+source = "{titan.data.source}"
+
+[groups]
+count = {groups.count}
+
+[allocation]
+nodes = {spec.allocation.nodes}
+spares = {spec.allocation.spares}
+
+[policy]
+start_timeout_s = {spec.policy.start_timeout_s}
+"""
+
+
+def spec(name: str, recipe: str, steps: int, groups: int, digests: int = 0) -> RunSpec:
+    return RunSpec(
+        name=name,
+        titan=TitanSpec(
+            recipe=recipe,
+            steps=steps,
+            checkpoint_interval_steps=10**6,
+            digest_interval_steps=digests,
+            data=DataSpec(source="python-stdlib"),
+        ),
+        groups=GroupsSpec(count=groups),
+        allocation=AllocationSpec(nodes=groups, spares=0),
+        policy=replace(PolicySpec(), start_timeout_s=300.0),
+    )
+
+
+def until(what: str, asked: Callable[[], Any], limit: float, system: System) -> Any:
+    """Returns what `asked` gives as soon as that is true. Raises Failed after `limit` (a time.monotonic())."""
+    while not (answer := asked()):
+        if system.up.poll() is not None:
+            raise Failed(f"supervisor up ended with {system.up.returncode} before {what}")
+        if time.monotonic() > limit:
+            raise Failed(f"not in time: {what}")
+        time.sleep(0.05)
+    return answer
+
+
+@contextmanager
+def running(home: Path, environment: dict[str, str]) -> Iterator[System]:
+    home.mkdir(parents=True)
+    with (home / "up.log").open("wb") as log:
+        up = subprocess.Popen(
+            [sys.executable, "-m", "supervisor", "up", "--nodes", "2", "--home", str(home)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+        )  # fmt: skip
+    system = System(home, up, environment)
+    try:
+        until(
+            "a supervisor leads", lambda: "Now:" in (home / "up.log").read_text(), time.monotonic() + UP_LIMIT_S, system
+        )
+        yield system
+    finally:
+        up.send_signal(signal.SIGTERM)
+        try:
+            up.wait(60)
+        except subprocess.TimeoutExpired:
+            up.kill()
+
+
+def joint(system: System, name: str) -> list[dict[str, Any]]:
+    """The steps of group 0 that both groups took part in."""
+    return [one for one in system.steps(name, 0) if one["participants"] == 2]
+
+
+def finished(system: System, name: str, limit: float) -> None:
+    """Waits until the run has finished. Raises Failed if it halts or the time is over."""
+
+    def phase() -> bool:
+        now = system.status(name)["phase"]
+        if now == "halted":
+            raise Failed(f"{name} halted: {system.command('explain', '--run', name)}")
+        return bool(now == "finished")
+
+    until(f"{name} has finished", phase, limit, system)
+
+
+def step_s(steps: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns median, and longest, seconds between committed steps after the first ones."""
+    times = [float(one["t"]) for one in steps][WARM_UP_STEPS:]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    if not gaps:
+        raise Failed(f"only {len(steps)} steps were committed")
+    return {"median_s": round(statistics.median(gaps), 5), "longest_s": round(max(gaps), 3), "steps": len(gaps)}
+
+
+def digests(system: System, name: str) -> dict[str, Any]:
+    """Compares the digests that both groups wrote at the same steps."""
+    told: dict[int, dict[int, str]] = {}
+    for group in (0, 1):
+        for file in system.home.glob(f".supervisor/**/ranks/{name}.{group}.*.0/steps.jsonl"):
+            for line in map(json.loads, file.read_text().splitlines()):
+                if line["event"] == "digest":
+                    told.setdefault(line["step"], {})[group] = line["value"]
+    both = {step: values for step, values in told.items() if len(values) == 2}
+    return {"compared": len(both), "equal": sum(len(set(values.values())) == 1 for values in both.values())}
+
+
+def kill(system: System, size: Size) -> dict[str, Any]:
+    """Trains two groups, kills a rank in the middle, and says how long each group was without a joint step."""
+    name, limit = "kill", time.monotonic() + PART_LIMIT_S["kill"]
+    launched = time.time()
+    system.launch(spec(name, size.recipe, size.kill_steps, 2, digests=20))
+    until("a third of the steps is joint", lambda: len(joint(system, name)) > size.kill_steps // 3, limit, system)
+    first = joint(system, name)[0]
+    victim = system.started(name, 1, 1)
+    killed = time.time()
+    os.kill(victim["pid"], signal.SIGKILL)
+    until("the killed group steps again", lambda: system.steps(name, 1, 2), limit, system)
+    finished(system, name, limit)
+    again = system.started(name, 1, 2)
+    alone = next((one for one in system.steps(name, 0) if one["t"] > killed), None)
+    together = next(one for one in joint(system, name) if one["start"] > killed)
+    return {
+        "steps": size.kill_steps,
+        "first_joint_step_after_launch_s": round(first["t"] - launched, 2),
+        "warm_start": bool(again["warm"]),
+        "survivor_steps_again_s": round(alone["t"] - killed, 2) if alone is not None else None,
+        "killed_group_trains_again_s": round(together["t"] - killed, 2),
+        "digests": digests(system, name),
+        "step": step_s([one for one in joint(system, name) if one["t"] < killed]),
+    }
+
+
+def compiled(system: System, size: Size) -> dict[str, Any]:
+    """Trains two groups of the compiled config."""
+    name, limit = "compiled", time.monotonic() + PART_LIMIT_S["compiled"]
+    launched = time.time()
+    system.launch(spec(name, size.compiled, size.compiled_steps, 2, digests=20))
+    finished(system, name, limit)
+    steps = joint(system, name)
+    return {
+        "recipe": size.compiled,
+        "steps": size.compiled_steps,
+        "first_joint_step_after_launch_s": round(steps[0]["t"] - launched, 2),
+        "digests": digests(system, name),
+        "step": step_s(steps),
+        "last_loss": steps[-1]["loss"],
+    }
+
+
+def step_time(system: System, size: Size) -> dict[str, Any]:
+    """Times one group with us and the same trainer without us, in turn."""
+    ours: list[dict[str, float]] = []
+    plain: list[dict[str, float]] = []
+    for turn in range(TURNS):
+        named = spec(f"alone-{turn}", size.recipe, size.steps, 1)
+        system.launch(named)
+        finished(system, named.name, time.monotonic() + PART_LIMIT_S["step_time"])
+        ours.append(step_s(system.steps(named.name, 0)))
+        plain.append(step_s(without_us(system, named)))
+        print(f"turn {turn}: with {ours[-1]}, without {plain[-1]}", flush=True)
+    ratios = [with_us["median_s"] / without["median_s"] for with_us, without in zip(ours, plain, strict=True)]
+    return {"with": ours, "without": plain, "ratios": [round(r, 4) for r in ratios]}
+
+
+def without_us(system: System, named: RunSpec) -> list[dict[str, Any]]:
+    file = system.home / f"{named.name}.json"
+    file.write_bytes(encode(RunRecord(spec=named, run_dir=str(system.home), launched_unix_s=time.time())))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.plain_titan", str(file)],
+        capture_output=True, text=True, env=system.environment, timeout=PART_LIMIT_S["step_time"], check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise Failed(f"TorchTitan's own trainer ended with {done.returncode}: {done.stderr[-1500:]}")
+    return [{"t": t} for t in json.loads(done.stdout)]
+
+
+def machine() -> dict[str, Any]:
+    """Returns what this was measured on."""
+    found: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}
+    for name in ("torch", "torchft", "torchtitan"):
+        found[name] = importlib.metadata.version(name)
+    asked = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return found | {"device": asked.stdout.strip().rpartition("\n")[2] or "cpu"}
+
+
+def main() -> int:
+    """Does all parts; exits 0 if each did what it should."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--dry-run", action="store_true", help="on a processor, small")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file for the figures")
+    given = parser.parse_args()
+    size, environment = ON_A_DEVICE, dict(os.environ)
+    if given.dry_run:
+        size, environment = DRY, environment | {"CUDA_VISIBLE_DEVICES": ""}
+        PART_LIMIT_S.update(kill=600.0, compiled=600.0, step_time=180.0)
+    here = machine()
+    if here["device"] == "cpu" and not given.dry_run:
+        print("there is no CUDA device here: --dry-run does the same on a processor", file=sys.stderr)
+        return 2
+    results: dict[str, Any] = {
+        "what": "two groups that share one device, and one group beside TorchTitan's own trainer: benchmarks/gpu.py",
+        "dry_run": given.dry_run,
+        "machine": here,
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    wrong = 0
+    began = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="everstep-gpu-"))
+    with running(folder / "runs", environment) as system:
+        for name, part in (("kill", kill), ("compiled", compiled), ("step_time", step_time)):
+            try:
+                results[name] = part(system, size)
+            except (Failed, subprocess.TimeoutExpired, LookupError, ValueError) as error:
+                results[name] = {"failed": f"{type(error).__name__}: {error}"[:3000], "logs": logs(system)}
+                wrong += 1
+            print(json.dumps({name: results[name]}), flush=True)
+            results["wall_s"] = round(time.monotonic() - began, 1)
+            given.results.write_text(json.dumps(results, indent=1) + "\n")
+    return 1 if wrong else 0
+
+
+def logs(system: System) -> dict[str, str]:
+    """Returns the ends of the ranks' output, for a part that failed."""
+    files = sorted(system.home.glob(".supervisor/**/ranks/*/output.log"), key=lambda file: file.stat().st_mtime)
+    return {file.parent.name: file.read_text(errors="replace")[-1500:] for file in files[-4:]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
