@@ -1,8 +1,8 @@
 """`python -m titan_actor.check`: reads a RunRecord on stdin, and prints the problems of its Titan part, and what is
-changed in the recipe's config.
+changed in the recipe's config. With `--show`, also every field of the config.
 
 Prints {"problems": [{"key", "value", "message", "nearest"}, ...], "changes": [{"key", "before", "after", "reason"},
-...]}. Exits 0 without problems, 1 with some, 2 when stdin is no RunRecord.
+...], "settings": [{"key", "value", "by", "reason", "before"}, ...]}. Exits 0 without problems, 1 with some, 2 when stdin is no RunRecord.
 """
 
 from __future__ import annotations
@@ -48,7 +48,12 @@ def main() -> int:
         print(f"stdin is not a RunRecord: {error}", file=sys.stderr)
         return 2
     found, changes = looked_at(spec.titan, spec.groups)
-    json.dump({"problems": found, "changes": changes}, answer, default=str)
+    told = {"problems": found, "changes": changes}
+    if "--show" in sys.argv[1:] and not found:
+        from titan_actor import config
+
+        told["settings"] = [dataclasses.asdict(setting) for setting in config.shown(spec.titan)]
+    json.dump(told, answer, default=str)
     answer.write("\n")
     answer.flush()
     return 1 if found else 0

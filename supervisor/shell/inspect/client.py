@@ -34,16 +34,32 @@ def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
 
     Runs a process of its own, because only `titan_actor` imports torch.
     """
+    found = _asked_titan(spec)
+    if isinstance(found, str):
+        return [found], []
+    return [_problem(p) for p in found["problems"]], [_change(c) for c in found.get("changes", ())]
+
+
+def titan_settings(spec: RunSpec) -> tuple[list[str], list[dict[str, Any]]]:
+    """Returns the problems of the Titan part as sentences, or else every field of its config: key, value, by, reason and
+    the recipe's value."""
+    found = _asked_titan(spec, "--show")
+    if isinstance(found, str):
+        return [found], []
+    return [_problem(p) for p in found["problems"]], found.get("settings", [])
+
+
+def _asked_titan(spec: RunSpec, *options: str) -> dict[str, Any] | str:
+    """Returns the answer of `titan_actor.check`, or why there is none."""
     record = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0))
-    result = subprocess.run(
-        programs.command("check"), input=record, capture_output=True, check=False, env=environment.decided(os.environ)
-    )
+    command, checked = programs.command("check", *options), environment.decided(os.environ)
+    result = subprocess.run(command, input=record, capture_output=True, check=False, env=checked)
     try:
-        found = json.loads(result.stdout)
-        return [_problem(p) for p in found["problems"]], [_change(c) for c in found.get("changes", ())]
-    except (ValueError, KeyError):
+        found: dict[str, Any] = json.loads(result.stdout)
+    except ValueError:
         tail = result.stderr.decode(errors="replace").strip().splitlines()[-3:]
-        return [f"the Titan part cannot be checked (exit code {result.returncode}): {' | '.join(tail)}"], []
+        return f"the Titan part cannot be checked (exit code {result.returncode}): {' | '.join(tail)}"
+    return found
 
 
 def _problem(problem: dict[str, Any]) -> str:
