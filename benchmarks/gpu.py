@@ -57,7 +57,7 @@ class Size:
     steps: int
 
 
-ON_A_DEVICE = Size("benchmarks.gpu_recipes:stock", "benchmarks.gpu_recipes:compiled", 400, 120, 100 + WARM_UP_STEPS)
+ON_A_DEVICE = Size("benchmarks.gpu_recipes:stock", "benchmarks.gpu_recipes:compiled", 200, 80, 100 + WARM_UP_STEPS)
 DRY = Size("benchmarks.gpu_recipes:small", "benchmarks.gpu_recipes:small", 150, 60, 30 + WARM_UP_STEPS)
 
 

@@ -19,8 +19,7 @@ def compiled() -> Any:
     """`llama3_debugmodel_varlen_attn`: the same with `torch.compile` and FlashAttention (`varlen`), which only CUDA has."""
     from torchtitan.models.llama3 import config_registry
 
-    config = _here(config_registry.llama3_debugmodel_varlen_attn())
-    config.loss = config.loss.loss_fn
+    config = _here(config_registry.llama3_debugmodel_ce_loss())
     config.compile.enable = True
     return config
 

@@ -132,14 +132,26 @@ def _resolved(titan: TitanSpec, stages: _Stages) -> Any:
     mends.apply_to("config", config)
     stages.after("supervisor", config)
     if not problems:
-        try:
-            # the recipe's own checks ran before the overrides
-            config.__post_init__()
-        except ValueError as error:
-            problems.append(Problem("titan.overrides", dict(titan.overrides), str(error)))
+        problems += _own_checks(config)
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _own_checks(config: Any) -> Iterator[Problem]:
+    """Runs the checks of the config and of its parts again: the recipe's own ran before the overrides."""
+    try:
+        config.__post_init__()
+    except ValueError as error:
+        yield Problem("titan.overrides", {}, str(error))
+    for name in _fields(config):
+        part = getattr(config, name)
+        if hasattr(part, "__post_init__") and _fields(part):
+            try:
+                # as TorchTitan does when it builds the part
+                dataclasses.replace(part)
+            except (TypeError, ValueError) as error:
+                yield Problem(f"titan.overrides.{name}", {}, str(error))
 
 
 def _refused(config: Any) -> Iterator[Problem]:

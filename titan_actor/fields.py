@@ -67,7 +67,7 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         "load_step": Row("refused", "a run goes on from its newest complete checkpoint", unless=-1),
         **_ours(
             _OWN_CHECKPOINTS, "enable", "folder", "interval", "keep_latest_k", "async_mode", "last_save_model_only",
-            "enable_first_step_checkpoint", "load_only",
+            "enable_first_step_checkpoint", "load_only", "enable_ft_dataloader_checkpoints",
         ),
     },
     "comm": {

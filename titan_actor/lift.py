@@ -55,6 +55,9 @@ def lift(made: Any, changes: list[Change]) -> None:
     wanted = starts_from_weights(made) or made.checkpoint.last_save_in_hf
     why = "the supervisor writes checkpoints: titan.checkpoint_interval_steps"
     change("checkpoint.enable", wanted, "for the weights at the start or the end" if wanted else why)
+    if wanted:
+        for name, value in (("last_save_model_only", True), ("async_mode", "disabled"), ("load_only", False)):
+            change(f"checkpoint.{name}", value, "TorchTitan's checkpointer writes the weights at the end alone")
 
 
 def starts_from_weights(config: Any) -> bool:
