@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import os
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,6 @@ from titan_actor import data, fields, mends, recipes
 from titan_actor.lift import Change, lift, trainer_config
 
 ASSETS = "tests/assets/"
-NOT_IN_WHEEL = "of TorchTitan's repository, which its wheel does not hold: name the data under [titan.data]"
 
 RESERVED = {
     "training.steps": "titan.steps",
@@ -186,13 +186,32 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
             loader.dataset, loader.dataset_path = data.register(spec), None
         elif getattr(loader, "dataset", "") == data.STDLIB:
             data.register(DataSpec(source="python-stdlib"))
-        elif type(loader) is HuggingFaceTextDataLoader.Config and loader.dataset in DATASETS:
-            path = loader.dataset_path or DATASETS[loader.dataset].path
-            if path.startswith(ASSETS) and not Path(path).exists():
-                return [Problem("titan.data.source", spec.source, f"{loader.dataset!r} is {path} {NOT_IN_WHEEL}")]
+        elif type(loader) is HuggingFaceTextDataLoader.Config and (why := _not_here(loader, DATASETS)):
+            return [Problem("titan.data.source", spec.source, f"{why}: name the data under [titan.data]")]
+        validated = config.validator.dataloader
+        if config.validator.enable and type(validated) is HuggingFaceTextDataLoader.Config:
+            why = _not_here(validated, DATASETS)
+            hint = "set titan.overrides.validator.enable = false, or validator.dataloader.dataset_path"
+            return [Problem("titan.overrides.validator.dataloader", validated.dataset, f"{why}: {hint}")] if why else []
     except (data.DataError, OSError) as error:
         return [Problem("titan.data.path", spec.path, str(error))]
     return []
+
+
+def _not_here(loader: Any, known: Any) -> str:
+    """Explains why a data set of TorchTitan's cannot be read by the ranks; empty: it may be there."""
+    if loader.dataset not in known:
+        return ""
+    path = loader.dataset_path or known[loader.dataset].path
+    if Path(path).exists():
+        return ""
+    if path.startswith(ASSETS):
+        return f"{loader.dataset!r} is {path} of TorchTitan's repository, which its wheel does not hold"
+    if path.startswith(("/", ".")):
+        return f"{loader.dataset!r} is {path}, which is not here"
+    # mends.py sets it where the user has not
+    offline = os.environ.get("HF_HUB_OFFLINE", "1") not in ("0", "")
+    return f"{loader.dataset!r} is {path} of the Hugging Face hub, and ranks use no network" if offline else ""
 
 
 def _override(config: Any, key: str, value: Any, reserved: dict[str, str]) -> Problem | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from titan_actor.data import STDLIB
@@ -57,12 +58,17 @@ def load(recipe: str) -> Any:
     if not colon:
         raise RecipeError(f"no recipe {recipe!r}: shipped are {', '.join(SHIPPED)}, or give MODULE:FUNCTION")
     try:
-        made = getattr(importlib.import_module(module), function)()
+        imported = importlib.import_module(module)
+        made = getattr(imported, function)()
     except Exception as error:
         # the user's own code may raise anything
         raise RecipeError(f"recipe {recipe!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(made, Trainer.Config):
         raise RecipeError(f"recipe {recipe!r} gives a {type(made).__name__}, not the config of a TorchTitan trainer")
+    beside = Path(imported.__file__ or "").parent / made.hf_assets_path
+    if beside.is_dir():
+        # ranks run in other folders than the recipe's author
+        made.hf_assets_path = str(beside.resolve())
     return made
 
 

@@ -302,3 +302,25 @@ def test_a_data_set_that_is_not_in_the_wheel_is_refused_before_a_start() -> None
     (problem,) = problems(recipe=MOE)
     assert problem.key == "titan.data.source"
     assert "'c4_test' is tests/assets/c4_test of TorchTitan's repository" in problem.message
+
+
+def test_data_of_the_network_is_refused_before_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    stock = "torchtitan.models.llama3.config_registry:llama3_8b"
+    (problem,) = problems(recipe=stock)
+    assert (problem.key, problem.value) == ("titan.data.source", "recipe")
+    assert "allenai/c4" in problem.message
+    (problem,) = problems(recipe=stock, data=DataSpec(source="python-stdlib"), overrides={"validator.enable": True})
+    assert problem.key == "titan.overrides.validator.dataloader"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    built(recipe=stock)
+
+
+def test_a_tokenizer_beside_the_recipe_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "words").mkdir()
+    (tmp_path / "of_a_user.py").write_text(
+        "from titan_actor.recipes import llama3_debug_small\n"
+        "def mine():\n    made = llama3_debug_small()\n    made.hf_assets_path = 'words'\n    return made\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert built(recipe="of_a_user:mine").hf_assets_path == str(tmp_path / "words")

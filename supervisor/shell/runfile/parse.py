@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from supervisor.core.model.measured import NOTHING, Measured
-from supervisor.core.model.spec import RunSpec
+from supervisor.core.model.spec import RunSpec, TitanSpec
 from supervisor.core.timeouts import solver as timeouts
 from supervisor.core.timeouts.bound import Row
 from supervisor.shell.engines import registry
@@ -66,11 +66,26 @@ def parse(
     if problems:
         unsafe = not _ranges(spec) and timeouts.unsafe(spec, seen)
         raise RunFileError(problems, timeouts.rows(spec, seen) if unsafe else ())
-    if spec.titan.data.path and base is not None:
-        path = str((base / spec.titan.data.path).resolve())
-        data = dataclasses.replace(spec.titan.data, path=path)
-        spec = dataclasses.replace(spec, titan=dataclasses.replace(spec.titan, data=data))
-    return spec
+    return spec if base is None else dataclasses.replace(spec, titan=_from(base, spec.titan))
+
+
+OF_PATHS = (
+    "hf_assets_path",
+    "checkpoint.initial_load_path",
+    "dataloader.dataset_path",
+    "validator.dataloader.dataset_path",
+)
+"""Overrides that are paths."""
+
+
+def _from(base: Path, titan: TitanSpec) -> TitanSpec:
+    """Makes relative paths absolute: ranks run in other folders. Names of the Hugging Face hub stay as they are."""
+    data = titan.data
+    if data.path:
+        data = dataclasses.replace(data, path=str((base / data.path).resolve()))
+    paths = {key: base / value for key in OF_PATHS if isinstance(value := titan.overrides.get(key), str)}
+    here = {key: str(path.resolve()) for key, path in paths.items() if path.exists()}
+    return dataclasses.replace(titan, data=data, overrides={**titan.overrides, **here})
 
 
 def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:

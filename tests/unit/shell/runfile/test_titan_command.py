@@ -109,3 +109,14 @@ def test_what_has_no_place_is_named(module: str, arguments: list[str], names: st
     with pytest.raises(parse.RunFileError) as refused:
         from_arguments(module, "llama3_8b" if module else "", arguments)
     assert any(names in problem for problem in refused.value.problems)
+
+
+def test_relative_paths_are_those_of_the_run_file(tmp_path: Path) -> None:
+    (tmp_path / "words").mkdir()
+    (tmp_path / "run.toml").write_text(
+        'name = "r"\n[titan.overrides]\nhf_assets_path = "words"\n"dataloader.dataset_path" = "allenai/c4"\n'
+    )
+    assert parse.load(tmp_path / "run.toml").titan.overrides == {
+        "hf_assets_path": str(tmp_path / "words"),
+        "dataloader.dataset_path": "allenai/c4",
+    }
