@@ -11,6 +11,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import ReduceOp
+from torch.distributed.fsdp import FSDPModule
 from torchtitan.experiments.torchft.manager import TorchFTManager
 from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
 
@@ -67,5 +70,22 @@ class _Shared(_Component):
 class _Summed(_Component):
     def build(self, *, model_parts: list[Any]) -> Any:
         ft_manager = self._trainer.ft_manager
-        ft_manager.maybe_set_all_reduce_hook(model_parts)
+        _average(model_parts, ft_manager.replicate_pg)
         return TorchFTOptimizersContainer(self._config, model_parts=model_parts, ft_manager=ft_manager)
+
+
+def _average(model_parts: list[Any], groups: Any) -> None:
+    """Has FSDP average each gradient over the groups once it has summed it over its own ranks.
+
+    Each rank averages with the ranks of its number in the other groups, which hold the same part of the model. So one
+    hook serves parameters on different meshes too (experts), for which FSDP's own setter refuses it.
+    """
+
+    def average(gradient: Any) -> None:
+        dist.all_reduce(gradient, group=groups, op=ReduceOp.AVG)
+
+    for part in model_parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                for parameters in module._get_fsdp_state()._fsdp_param_groups:
+                    parameters._all_reduce_hook = average

@@ -157,3 +157,12 @@ def whose_checkpoints_load_slowly() -> Any:
 
     ReplicaTrainer._restore = slowly
     return recipes.llama3_debug_small()
+
+
+def a_small_mixture_of_experts() -> Any:
+    """TorchTitan's debug model of DeepSeek V3, cut to a dense layer and one with experts."""
+    from torchtitan.models.deepseek_v3 import config_registry
+
+    config = config_registry.deepseek_v3_debugmodel()
+    config.model_spec.model.layers = config.model_spec.model.layers[:2]
+    return config
