@@ -20,6 +20,7 @@ from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
 from supervisor.wire.gpus import SHARED
 from supervisor.wire.records import TrainerLaunch
 from titan_actor import mends
+from titan_actor.experts import Experts
 
 
 def backend() -> str:
@@ -71,7 +72,26 @@ class _Summed(_Component):
     def build(self, *, model_parts: list[Any]) -> Any:
         ft_manager = self._trainer.ft_manager
         _average(model_parts, ft_manager.replicate_pg)
-        return TorchFTOptimizersContainer(self._config, model_parts=model_parts, ft_manager=ft_manager)
+        self._trainer.experts = experts = Experts(model_parts)
+        return _Optimizers(self._config, model_parts=model_parts, ft_manager=ft_manager, experts=experts)
+
+
+class _Optimizers(TorchFTOptimizersContainer):
+    """Runs hooks before a step in committed steps only. TorchFT calls `step` to ask for the commit, and once more to
+    make it."""
+
+    def __init__(self, config: Any, *, experts: Experts, **options: Any) -> None:
+        self._experts = experts
+        super().__init__(config, **options)
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        def when_committed(*args: Any) -> Any:
+            if self._use_ft_optimizer:
+                return None
+            self._experts.put_back()
+            return hook(*args)
+
+        return super().register_step_pre_hook(when_committed)
 
 
 def _average(model_parts: list[Any], groups: Any) -> None:

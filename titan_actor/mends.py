@@ -215,25 +215,16 @@ def _pipeline_step(_: Any) -> None:
     from torch.distributed.pipelining import schedules
 
     def taking_microbatches(step: Callable[..., Any]) -> Callable[..., Any]:
-        def step_microbatches(
-            self: Any,
-            *args: Any,
-            arg_mbs: list[Any] | None = None,
-            kwarg_mbs: list[Any] | None = None,
-            target_mbs: list[Any] | None = None,
-            target: Any = None,
-            losses: list[Any] | None = None,
-            return_outputs: bool = True,
-            loss_kwargs: dict[str, Any] | None = None,
-            **kwargs: Any,
-        ) -> Any:
-            more = {"losses": losses, "return_outputs": return_outputs, "loss_kwargs": loss_kwargs}
-            if arg_mbs is None and kwarg_mbs is None:
-                return step(self, *args, target=target, **more, **kwargs)
+        def step_microbatches(self: Any, *args: Any, **options: Any) -> Any:
+            names = ("arg_mbs", "kwarg_mbs", "target_mbs")
+            microbatches = {name: options.pop(name) for name in names if name in options}
+            if not microbatches:
+                return step(self, *args, **options)
             for stage in getattr(self, "_stages", None) or [self._stage]:
                 stage.has_backward = self._has_backward
                 stage.clear_runtime_states()
-            self._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, **more)
+            options.pop("target", None)  # as eval passes it
+            self._step_microbatches(**microbatches, **options)
             return None
 
         return step_microbatches

@@ -19,6 +19,7 @@ from supervisor.wire.records import MISCONFIGURED, PEERS_GONE, TERMINATED, Train
 from titan_actor import address, mends
 from titan_actor.commands import Commands
 from titan_actor.control import Control
+from titan_actor.fit import NotOnCpu
 from titan_actor.ledger import Ledger, born_unix_s, told, write_error_file
 from titan_actor.report import Report
 from titan_actor.shares import NoData
@@ -52,7 +53,7 @@ def main(path: str, warm: bool = False) -> int:
     report.update()  # from this report on, TERM is handled
     try:
         return _train(launch, report, ledger, control, commands)
-    except NoData as error:
+    except (NoData, NotOnCpu) as error:
         _fail(launch, report, ledger, error)
         return MISCONFIGURED
     except Exception as error:  # noqa: BLE001  (the top of the process: whatever it is, it is reported)
@@ -77,7 +78,7 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     import torch
     from torchtitan.tools.logging import init_logger
 
-    from titan_actor import config, replica
+    from titan_actor import config, fit, replica
 
     # one rank per core at most: intra-op threads of several ranks would compete for them
     if not mends.on_gpu():
@@ -86,7 +87,10 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     # one empty line for each commit
     logging.getLogger("torchft_commits").setLevel(logging.WARNING)
     ledger.event("imported")
-    trainer = replica.trainer(config.for_launch(launch), launch, report, ledger, control)
+    made = config.for_launch(launch)
+    if not mends.on_gpu():
+        fit.refuse_on_cpu(made)
+    trainer = replica.trainer(made, launch, report, ledger, control)
     commands.abort = trainer.abort
     trainer.admit()
     try:

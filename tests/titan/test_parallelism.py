@@ -77,5 +77,7 @@ def test_resume_is_the_same_run_as_without_a_break(groups: Groups, tmp_path: Pat
     for one, other in zip(second, whole, strict=True):
         told = {line["step"]: (line["loss"], line["gradient_norm"]) for line in one.lines("step")}
         assert list(told) == [7, 8, 9]
-        assert told == {line["step"]: (line["loss"], line["gradient_norm"]) for line in other.lines("step") if line["step"] > 6}
+        assert told == {
+            line["step"]: (line["loss"], line["gradient_norm"]) for line in other.lines("step") if line["step"] > 6
+        }
         assert all(one.digests()[step] == other.digests()[step] for step in told)
