@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
+from torch.distributed.tensor import DTensor
 from torchft.manager import _ManagedWork
 from torchtitan.components.dataloader import DataloaderExhaustedError
 from torchtitan.distributed import utils as dist_utils
@@ -225,7 +226,10 @@ class ReplicaTrainer(Trainer):
     def forward_backward_step(self, **batch: Any) -> Any:
         """Runs TorchTitan's step, and keeps the loss for averaging over the replicas."""
         loss = super().forward_backward_step(**batch)
-        self._loss = loss.detach().clone() if self._loss is None else self._loss + loss.detach()
+        own = loss.detach()
+        if isinstance(own, DTensor):
+            own = own.full_tensor()
+        self._loss = own.clone() if self._loss is None else self._loss + own
         return loss
 
     def _record(self) -> None:

@@ -33,6 +33,10 @@ WAITING = ("starting", "built", "quorum")
 """Phases in which SIGTERM ends the process at once: there is no step to finish, and the main thread may not react."""
 
 
+MISTAKES = (NoData, NotOnCpu)
+"""What no machine can train: the run file must change."""
+
+
 def main(path: str, warm: bool = False) -> int:
     """Trains as the launch file says; returns the exit code. Raises OSError or RecordError for a bad launch file."""
     launch = decode(Path(path).read_bytes(), TrainerLaunch)
@@ -53,7 +57,7 @@ def main(path: str, warm: bool = False) -> int:
     report.update()  # from this report on, TERM is handled
     try:
         return _train(launch, report, ledger, control, commands)
-    except (NoData, NotOnCpu) as error:
+    except MISTAKES as error:
         _fail(launch, report, ledger, error)
         return MISCONFIGURED
     except Exception as error:  # noqa: BLE001  (the top of the process: whatever it is, it is reported)
@@ -156,7 +160,8 @@ def _end_on_term(control: Control, report: Report, ledger: Ledger, commands: Com
 def _fail(launch: TrainerLaunch, report: Report, ledger: Ledger, error: Exception) -> None:
     text = told(error)
     print(f"trainer failed: {text}", file=sys.stderr)
-    traceback.print_exc()
+    if not isinstance(error, MISTAKES):
+        traceback.print_exc()
     try:
         write_error_file(launch.rank_dir, error, traceback.format_exc())
     except OSError as full:

@@ -104,6 +104,19 @@ def test_cursor_of_another_layout_is_left_alone(tmp_path: Path, caplog: pytest.L
     assert "is lost" in caplog.text
 
 
+def test_ranks_that_read_the_same_data_share_one_place(tmp_path: Path) -> None:
+    """Places of their own could be of different steps: a restart would give halves of one model different data."""
+    first, second = (loader(DataSpec(), 0, 1) for _ in range(2))
+    batches(first, 3)
+    batches(second, 5)
+    Cursor(str(tmp_path), 0, 1, 0, second).live()
+    assert not (tmp_path / "data").exists()
+    Cursor(str(tmp_path), 0, 0, 0, first).live()
+    back = [loader(DataSpec(), 0, 1) for _ in range(2)]
+    assert [Cursor(str(tmp_path), 0, rank, 0, one).load(None) for rank, one in enumerate(back)] == ["live", "live"]
+    assert batches(back[0], 2) == batches(back[1], 2)
+
+
 def test_cursor_purge(tmp_path: Path) -> None:
     cursor = Cursor(str(tmp_path), 0, 0, 0, loader(DataSpec()))
     for step in (5, 10, 15):
