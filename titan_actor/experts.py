@@ -22,7 +22,7 @@ class Experts:
             module
             for part in model_parts
             for module in part.modules()
-            if hasattr(module, "tokens_per_expert_E") and module.load_balance_coeff is not None
+            if hasattr(module, "tokens_per_expert_E") and getattr(module, "load_balance_coeff", None) is not None
         ]
         self._shared: list[Any] = []
         """Tokens of each layer's experts in this step, of the ranks of this number in all groups."""

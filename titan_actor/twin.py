@@ -408,11 +408,15 @@ def _config(titan: TitanSpec, whole: bool = False) -> Any:
         made = config.from_spec(titan)
     except config.ConfigError as error:
         raise Unlike(str(error)) from error
-    for name in ("tensor", "context", "pipeline", "expert"):
-        if getattr(made.parallelism, f"{name}_parallel_degree") > 1:
-            raise Unlike(
-                f"parallelism.{name}_parallel_degree is above 1: the twin supports only FSDP", NoTwin.PARALLELISM
-            )
+    for name in (
+        "tensor_parallel",
+        "context_parallel",
+        "pipeline_parallel",
+        "expert_parallel",
+        "data_parallel_replicate",
+    ):
+        if getattr(made.parallelism, f"{name}_degree") > 1:
+            raise Unlike(f"parallelism.{name}_degree is above 1: the twin supports only FSDP", NoTwin.PARALLELISM)
     made.dump_folder = tempfile.gettempdir()
     if whole:
         made.parallelism.data_parallel_shard_degree = -1
