@@ -34,7 +34,7 @@ WAITING = ("starting", "built", "quorum")
 
 
 MISTAKES = (NoData, NotOnCpu)
-"""What no machine can train: the run file must change."""
+"""Errors of a run file that no machine can train."""
 
 
 def main(path: str, warm: bool = False) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,6 @@ KINDS = {
 DAY = ("pipeline",)
 
 
-def kinds(*names: str) -> list[Any]:
-    """Parameters of a test, of which those of the night are marked."""
-    return [name if name in DAY else pytest.param(name, marks=pytest.mark.long) for name in names]
-
-
 def exits(ranks: list[Rank]) -> list[int]:
     """Exit codes, with the logs of those that failed in the captured output."""
     codes = [rank.exit_code() for rank in ranks]
@@ -81,7 +76,9 @@ def numbers(rank: Rank, after: int = 0) -> dict[int, tuple[float, float]]:
     return {line["step"]: (line["loss"], line["gradient_norm"]) for line in lines}
 
 
-@pytest.mark.parametrize("name", kinds(*KINDS))
+@pytest.mark.parametrize(
+    "name", [name if name in DAY else pytest.param(name, marks=pytest.mark.long) for name in KINDS]
+)
 def test_a_group_that_lost_a_rank_heals_to_equal_state(groups: Groups, name: str) -> None:
     kind = KINDS[name]
     fields = kind.fields()
@@ -109,7 +106,7 @@ def test_a_group_that_lost_a_rank_heals_to_equal_state(groups: Groups, name: str
     assert complete(groups.run_dir)
 
 
-@pytest.mark.parametrize("name", kinds("sharded", *KINDS))
+@pytest.mark.parametrize("name", ["sharded", *KINDS])
 @pytest.mark.long
 def test_resume_is_the_same_run_as_without_a_break(groups: Groups, tmp_path: Path, name: str) -> None:
     kind = KINDS.get(name, Kind({}))
@@ -131,7 +128,26 @@ def test_resume_is_the_same_run_as_without_a_break(groups: Groups, tmp_path: Pat
         assert [one.digests()[step] for step in (7, 8, 9)] == [other.digests()[step] for step in (7, 8, 9)]
 
 
-@pytest.mark.parametrize("name", kinds("tensor", "pipeline"))
+@pytest.mark.parametrize("name", ["tensor", "pipeline", "context", "expert-tensor"])
+@pytest.mark.long
+def test_a_checkpoint_of_one_rank_goes_on_with_the_same_losses_in_two(groups: Groups, name: str) -> None:
+    """So the parts of the model that the ranks hold, and what they sum, are right, and not only equal."""
+    fields: dict[str, Any] = {"groups": 1, "steps": 6, "checkpoint_interval_steps": 3, "writer": True}
+    kind = replace(KINDS[name], sequence=256)
+    alone = groups.start(0, **replace(kind, degrees={}).fields(), **fields)
+    assert exits([alone]) == [0]
+    mark = next(mark for mark in complete(groups.run_dir) if mark.step == 3)
+    ranks = groups.start_group(0, 2, generation=2, checkpoint=mark, **kind.fields(), **{**fields, "writer": False})
+    assert exits(ranks) == [0, 0]
+    for rank in ranks:
+        assert list(numbers(rank)) == [4, 5, 6]
+        for step, (loss, norm) in numbers(rank).items():
+            one, of_one = numbers(alone)[step]
+            assert loss == pytest.approx(one, rel=1e-5)
+            assert norm == pytest.approx(of_one, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["tensor", "pipeline"])
 @pytest.mark.long
 def test_a_gradient_that_one_rank_alone_has_not_finite_ends_all_ranks(groups: Groups, name: str) -> None:
     fields = {**KINDS[name].fields(), "recipe": "tests.titan.recipes:that_spoils_one_rank_of_group_1"}
