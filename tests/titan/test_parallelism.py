@@ -10,6 +10,7 @@ import pytest
 
 from supervisor.core.model.spec import DataSpec
 from supervisor.wire.records import MISCONFIGURED
+from tests.titan import hanging
 from tests.titan.groups import Groups, Rank, assert_equal_digests, complete
 from tests.titan.test_stock import SMALL
 
@@ -157,6 +158,20 @@ def test_a_gradient_that_one_rank_alone_has_not_finite_ends_all_ranks(groups: Gr
     [error] = {progress.error for progress in found}
     assert error.startswith("NotFinite: gradient is not finite at step ")
     assert [progress.numerics for progress in found] == ["peers", "peers", "group", "own"]
+
+
+@pytest.mark.long
+def test_a_loss_that_is_not_finite_is_that_of_all_stages_of_its_group(groups: Groups) -> None:
+    fields = {**KINDS["pipeline"].fields(), "recipe": "tests.titan.hanging:small"}
+    other, spoilt = (groups.start_group(group, 2, **fields) for group in (0, 1))
+    for rank in (*other, *spoilt):
+        rank.reached(4, commits=2)
+    hanging.want(groups.run_dir, 1, 1, "nan")
+    assert [rank.exit_code() for rank in (*other, *spoilt)] == [1] * 4
+    found = [rank.progress for rank in (*other, *spoilt) if rank.progress]
+    [error] = {progress.error for progress in found}
+    assert error.startswith("NotFinite: loss is nan at step ")
+    assert [progress.numerics for progress in found] == ["peers", "peers", "own", "own"]
 
 
 @pytest.mark.long
