@@ -111,7 +111,7 @@ def _context(config: Any, degree: int, length: int) -> Iterator[Problem]:
     elif any(model.traverse(FlexAttention.Config)) and length % (degree * block):
         message = (
             f"{length} is no multiple of {degree * block}: each of {degree} ranks takes whole blocks of {block} tokens "
-            "of flex attention's mask"
+            "of flex attention's mask; take a multiple"
         )
         yield Problem("titan.overrides.training.seq_len", length, message)
 
