@@ -11,12 +11,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import ReduceOp
+from torch.distributed.fsdp import FSDPModule
 from torchtitan.experiments.torchft.manager import TorchFTManager
 from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
 
 from supervisor.wire.gpus import SHARED
 from supervisor.wire.records import TrainerLaunch
 from titan_actor import mends
+from titan_actor.experts import Experts
 
 
 def backend() -> str:
@@ -67,5 +71,41 @@ class _Shared(_Component):
 class _Summed(_Component):
     def build(self, *, model_parts: list[Any]) -> Any:
         ft_manager = self._trainer.ft_manager
-        ft_manager.maybe_set_all_reduce_hook(model_parts)
-        return TorchFTOptimizersContainer(self._config, model_parts=model_parts, ft_manager=ft_manager)
+        _average(model_parts, ft_manager.replicate_pg)
+        self._trainer.experts = experts = Experts(model_parts)
+        return _Optimizers(self._config, model_parts=model_parts, ft_manager=ft_manager, experts=experts)
+
+
+class _Optimizers(TorchFTOptimizersContainer):
+    """Runs hooks before a step in committed steps only. TorchFT calls `step` to ask for the commit, and once more to
+    make it."""
+
+    def __init__(self, config: Any, *, experts: Experts, **options: Any) -> None:
+        self._experts = experts
+        super().__init__(config, **options)
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        def when_committed(*args: Any) -> Any:
+            if self._use_ft_optimizer:
+                return None
+            self._experts.put_back()
+            return hook(*args)
+
+        return super().register_step_pre_hook(when_committed)
+
+
+def _average(model_parts: list[Any], groups: Any) -> None:
+    """Has FSDP average each gradient over the groups once it has summed it over its own ranks.
+
+    Each rank averages with the ranks of its number in the other groups, which hold the same part of the model. So one
+    hook serves parameters on different meshes too (experts), for which FSDP's own setter refuses it.
+    """
+
+    def average(gradient: Any) -> None:
+        dist.all_reduce(gradient, group=groups, op=ReduceOp.AVG)
+
+    for part in model_parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                for parameters in module._get_fsdp_state()._fsdp_param_groups:
+                    parameters._all_reduce_hook = average

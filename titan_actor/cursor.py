@@ -22,11 +22,15 @@ LIVE_EVERY_S = 1.0
 
 
 class Cursor:
-    """One rank's place in the data."""
+    """One rank's place in the data: its own with data parallelism, a shared one with tensor, context or pipeline
+    parallelism."""
 
-    def __init__(self, run_dir: str, group: int, rank: int, dataloader: Any) -> None:
+    def __init__(self, run_dir: str, group: int, rank: int, reader: int, dataloader: Any) -> None:
+        """`reader`: the first of the ranks that read the same data as this one. It alone keeps the place, for all of
+        them: places of their own could be of different steps."""
         self._top = Path(run_dir) / "data"
-        self._name = f"g{group}.r{rank}.json"
+        self._name = f"g{group}.r{reader}.json"
+        self.keeps = rank == reader
         self._loader = dataloader
         self._last = 0.0
         self._full = False
@@ -69,6 +73,8 @@ class Cursor:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, folder: Path) -> None:
+        if not self.keeps:
+            return
         state = dict(self._loader.state_dict())
         world_size = state.pop("world_size")
         places = {name: base64.b64encode(place).decode() for name, place in state.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from supervisor.core.model.spec import DataSpec, GroupsSpec, TitanSpec
@@ -10,9 +11,33 @@ from titan_actor import data, shares
 from titan_actor.config import Problem
 
 
+class NotOnCpu(ValueError):
+    """The config trains on GPUs alone. Checked where it trains: a machine that checks a run file may have none."""
+
+
+def refuse_on_cpu(config: Any) -> None:
+    """Raises NotOnCpu with the reason and what to do."""
+    from torchtitan.models.common.token_dispatcher import (
+        DeepEPTokenDispatcher,
+        HybridEPTokenDispatcher,
+        MinimalAsyncEPTokenDispatcher,
+    )
+
+    if config.compile.enable_async_tensor_parallel and config.parallelism.tensor_parallel_degree > 1:
+        raise NotOnCpu("compile.enable_async_tensor_parallel needs GPUs, and this node has none: set it to false")
+    degree = config.parallelism.expert_parallel_degree
+    for kind in (DeepEPTokenDispatcher, HybridEPTokenDispatcher, MinimalAsyncEPTokenDispatcher):
+        if degree > 1 and any(config.model_spec.model.traverse(kind.Config)):
+            raise NotOnCpu(
+                f"parallelism.expert_parallel_degree is {degree}, and this recipe's experts exchange tokens by "
+                f"{kind.__name__.removesuffix('TokenDispatcher')}, which needs GPUs, and this node has none: set it to 1, or take a "
+                "recipe whose experts use the standard backend"
+            )
+
+
 def problems(config: Any, titan: TitanSpec, groups: GroupsSpec) -> list[Problem]:
     """Returns every way in which the config does not fit."""
-    found = [*_degrees(config.parallelism, groups.ranks_per_group), *_sequence(config)]
+    found = [*_degrees(config.parallelism, groups.ranks_per_group), *_sequence(config), *_pipeline(config)]
     if not found:
         found += _batch(config, groups)
         found += filter(None, (empty_share(config, titan.data, groups.count, groups.ranks_per_group),))
@@ -69,6 +94,44 @@ def _sequence(config: Any) -> Iterator[Problem]:
     if divisor > 0 and length % divisor:
         message = f"{length} is no multiple of {divisor}, as its tensor and context parallelism need"
         yield Problem("titan.overrides.training.seq_len", length, message)
+    elif context > 1:
+        yield from _context(config, context, length)
+
+
+def _context(config: Any, degree: int, length: int) -> Iterator[Problem]:
+    from torch.nn.attention.flex_attention import _DEFAULT_SPARSE_BLOCK_SIZE
+    from torchtitan.models.common.attention import FlexAttention, VarlenAttention
+
+    model, block = config.model_spec.model, _DEFAULT_SPARSE_BLOCK_SIZE
+    if any(model.traverse(VarlenAttention.Config)):
+        message = (
+            f"TorchTitan has no context parallelism for the varlen attention of {config.model_spec.name}: set it to 1"
+        )
+        yield Problem("titan.overrides.parallelism.context_parallel_degree", degree, message)
+    elif any(model.traverse(FlexAttention.Config)) and length % (degree * block):
+        message = (
+            f"{length} is no multiple of {degree * block}: each of {degree} ranks takes whole blocks of {block} tokens "
+            "of flex attention's mask; take a multiple"
+        )
+        yield Problem("titan.overrides.training.seq_len", length, message)
+
+
+def _pipeline(config: Any) -> Iterator[Problem]:
+    parallelism, spec = config.parallelism, config.model_spec
+    degree, key = parallelism.pipeline_parallel_degree, "titan.overrides.parallelism.pipeline_parallel_degree"
+    if degree <= 1:
+        return
+    if not spec.pipelining_fn:
+        yield Problem(key, degree, f"TorchTitan cannot split {spec.name} into stages: set it to 1")
+        return
+    from torchtitan.distributed import pipeline_parallel
+
+    try:
+        parts = pipeline_parallel._get_pipeline_metadata(SimpleNamespace(pp=degree), parallelism, spec.model)
+        if parallelism.module_fqns_per_model_part is None:
+            pipeline_parallel._generate_llm_fqn_per_model_part(*parts)
+    except ValueError as error:
+        yield Problem(key, degree, str(error))
 
 
 def _batch(config: Any, groups: GroupsSpec) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ place. The data loader's place is a rank's own and never comes from a peer.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -89,7 +89,8 @@ class HealState:
         return all(bool(torch.isfinite(local(p).detach()).all()) for own in self._parameters for p in own)
 
     def digest(self) -> str:
-        """Returns blake2b of this rank's parameters, optimizer state and learning rates, as hexadecimal."""
+        """Returns blake2b of this rank's parameters, optimizer state, learning rates and those buffers that a checkpoint
+        holds, as hexadecimal."""
         hashed = hashlib.blake2b(digest_size=16)
         for optimizer, parameters in zip(self._optimizers, self._parameters, strict=True):
             for group in optimizer.param_groups:
@@ -99,7 +100,18 @@ class HealState:
                 for name, value in sorted(optimizer.state[p].items()):
                     hashed.update(name.encode())
                     hashed.update(_bytes(value) if torch.is_tensor(value) else repr(value).encode())
+        for part in self._trainer.model_parts:
+            for buffer in _trained(part):
+                hashed.update(_bytes(buffer))
         return hashed.hexdigest()
+
+
+def _trained(part: Any) -> Iterator[Any]:
+    """Yields the buffers that training changes (the biases of experts): others can be computed, or are of one step."""
+    for module in part.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield buffer
 
 
 def _load_state(mine: dict[str, Any], peer: dict[str, Any]) -> None:

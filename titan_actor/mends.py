@@ -9,6 +9,7 @@ are whole modules and are listed in NOTES.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import resource
 import signal
@@ -180,6 +181,7 @@ def _attention(_: Any) -> None:
     if on_gpu():
         return
     import torch
+    import torch.distributed.tensor.experimental._context_parallel._attention as context_parallel
     import torchtitan.models.common.attention as attention
     from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
@@ -206,6 +208,30 @@ def _attention(_: Any) -> None:
 
     attention.FlexAttention._compiled_flex_attn = staticmethod(sdpa)
     attention._compiled_create_block_mask = create_block_mask
+    context_parallel._compiled_create_block_mask = create_block_mask
+
+
+def _pipeline_step(_: Any) -> None:
+    from torch.distributed.pipelining import schedules
+
+    def taking_microbatches(step: Callable[..., Any]) -> Callable[..., Any]:
+        def step_microbatches(self: Any, *args: Any, **options: Any) -> Any:
+            names = ("arg_mbs", "kwarg_mbs", "target_mbs")
+            microbatches = {name: options.pop(name) for name in names if name in options}
+            if not microbatches:
+                return step(self, *args, **options)
+            for stage in getattr(self, "_stages", None) or [self._stage]:
+                stage.has_backward = self._has_backward
+                stage.clear_runtime_states()
+            options.pop("target", None)  # as eval passes it
+            self._step_microbatches(**microbatches, **options)
+            return None
+
+        return step_microbatches
+
+    for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+        if "arg_mbs" not in inspect.signature(kind.step).parameters:
+            kind.step = taking_microbatches(kind.step)
 
 
 def _manager_address(_: Any) -> None:
@@ -333,6 +359,13 @@ MENDS = (
         "a torch whose flex attention trains on CPU, or a torchtitan llama3 with SDPA",
         "import",
         _attention,
+    ),
+    Mend(
+        "pipeline_step",
+        "a pipeline's schedule is given microbatches, which torch 2.13 takes for arguments of the model",
+        "a torch whose pipeline schedules take arg_mbs",
+        "import",
+        _pipeline_step,
     ),
     Mend(
         "manager_address",

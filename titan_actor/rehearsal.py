@@ -1,9 +1,9 @@
 """Runs a first forward and backward pass that no other group waits for.
 
 Compiled models, and on a GPU all of TorchTitan's (flex attention), compile in their first pass, for seconds to minutes.
-In a step of the quorum all other groups would wait for that, so it runs before the group reports that it is built. The
-pass discards its gradients and leaves the parameters alone. Afterwards its counts and the random generators are
-restored.
+In a step of the quorum all other groups would wait for that, so it runs before the group reports that it is built. A
+pipeline's first pass differs from the later ones too. The pass discards its gradients and leaves the parameters alone.
+Afterwards its counts and the random generators are restored.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ compile a part of the model again in the second."""
 
 
 def needed(config: Any) -> bool:
-    """Returns true if the first pass compiles."""
-    return bool(config.compile.enable) or mends.on_gpu()
+    """Returns true if the first pass does more than the others: it compiles, or a pipeline's stages ask each other for
+    their shapes. For that the last stage computes a loss of nothing, and a loss in chunks runs backward in it: its
+    gradient would be summed with groups that train, and wait for no such sum."""
+    return bool(config.compile.enable) or config.parallelism.pipeline_parallel_degree > 1 or mends.on_gpu()
 
 
 def rehearse(trainer: Any) -> None:

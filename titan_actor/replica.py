@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
+from torch.distributed.tensor import DTensor
 from torchft.manager import _ManagedWork
 from torchtitan.components.dataloader import DataloaderExhaustedError
 from torchtitan.distributed import utils as dist_utils
@@ -121,7 +122,7 @@ class ReplicaTrainer(Trainer):
         self.agreement = Agreement(launch.rank, launch.world_size)
         self.heal = HealState(self, self._on_healed)
         self.manager.register_state_dict_fn("supervisor", self._load_peer, self.heal.save)
-        self.cursor = Cursor(launch.run_dir, launch.group, launch.rank, self.dataloader)
+        self.cursor = Cursor(launch.run_dir, launch.group, launch.rank, self._reader(), self.dataloader)
         self.checkpoints = Checkpoints(launch, self, self.agreement, self._on_checkpoint)
         self._purge = Purge()
         self.ledger.event("constructed", device=self.device.type, groups=launch.groups, titan=asdict(launch.titan))
@@ -160,6 +161,12 @@ class ReplicaTrainer(Trainer):
         workers = max(1, self.config.dataloader.num_workers)
         degree = loader.dp_world_size // groups
         shares.refuse(self.launch.titan.data, ranks=(loader.dp_rank,), groups=groups, degree=degree, workers=workers)
+
+    def _reader(self) -> int:
+        """Returns the first rank of the group that reads the same data: TorchTitan numbers ranks by stage, then by
+        share of the data, then by context and tensor parallelism."""
+        share = self.dataloader.dp_rank % (self.dataloader.dp_world_size // self.launch.groups)
+        return int(share * self.parallel_dims.cp * self.parallel_dims.tp)
 
     def _too_little(self) -> str:
         where = self.launch.titan.data.path or self.launch.titan.data.source
@@ -235,7 +242,10 @@ class ReplicaTrainer(Trainer):
     def forward_backward_step(self, **batch: Any) -> Any:
         """Runs TorchTitan's step, and keeps the loss for averaging over the replicas."""
         loss = super().forward_backward_step(**batch)
-        self._loss = loss.detach().clone() if self._loss is None else self._loss + loss.detach()
+        own = loss.detach()
+        if isinstance(own, DTensor):
+            own = own.full_tensor()
+        self._loss = own.clone() if self._loss is None else self._loss + own
         return loss
 
     def _record(self) -> None:
@@ -284,7 +294,8 @@ class ReplicaTrainer(Trainer):
         while True:
             with self.seconds.part("data"), self.activity.during("data"):
                 batch = next(batches)
-            self.ledger.note("batch", samples=names(batch))
+            if self.cursor.keeps:
+                self.ledger.note("batch", samples=names(batch))
             labels = batch[1]
             self._taken = (self._taken[0] + labels.numel(), self._taken[1] + labels.shape[0])
             yield batch
@@ -332,7 +343,7 @@ class ReplicaTrainer(Trainer):
         before = self.report.progress.phase
         self.report.update(phase="checkpoint")
         self.cursor.at(step)
-        if not self.heal.finite():
+        if self.agreement.any(not self.heal.finite()):
             # the gradient that made them so had a finite loss: only the loss after this checkpoint would show it
             raise NotFinite(f"parameters are not finite at step {step}", "parameters")
         with self.activity.during("checkpoint"):
@@ -464,16 +475,20 @@ class ReplicaTrainer(Trainer):
         """
         if self._loss is None:
             return None
-        loss = self._loss.reshape(()).float()
+        self._loss = loss = self._of_last_stage(self._loss.reshape(()).float())
+        self.experts.share(self.manager)
         norms = torch.stack(self._gradients) if self._gradients else torch.zeros(1, device=loss.device)
         spoilt = (~torch.isfinite(norms)).any().float()
         # a healing replica adds zeros to all; a lost peer fails this step's commit like any other collective
         every = torch.stack((loss, torch.ones((), device=loss.device), spoilt))
         self.manager.allreduce(every, reduce_op=ReduceOp.SUM).wait()
-        mesh = self.parallel_dims.get_optional_mesh("loss")
         found = torch.stack((every[0] / every[1].clamp(min=1.0), loss, every[2], spoilt))
-        told = (dist_utils.dist_sum_tensor(found, mesh) if mesh is not None else found).tolist()
-        mean, self._groups_loss, anybodys, groups = told
+        if not self._counts_loss():
+            found[:2] = 0.0
+        if self.launch.world_size > 1:
+            # over all ranks, because each holds other gradients
+            dist.all_reduce(found)
+        mean, self._groups_loss, anybodys, groups = found.tolist()
         if (
             self.manager.errored() is None
         ):  # values from a failed collective mean nothing, and its step is not committed
@@ -484,6 +499,19 @@ class ReplicaTrainer(Trainer):
             if anybodys:
                 raise NotFinite(f"gradient is not finite at step {step}", _whose(not float(spoilt), not groups))
         return float(mean)
+
+    def _of_last_stage(self, loss: Any) -> Any:
+        """Returns the loss that the last stage of this rank's pipeline has: TorchTitan gives the others -1."""
+        if self.parallel_dims.pp_enabled:
+            loss = loss if self.pp_has_last_stage else torch.zeros_like(loss)
+            dist.all_reduce(loss, group=self.parallel_dims.get_mesh("pp").get_group())
+        return loss
+
+    def _counts_loss(self) -> bool:
+        """Returns true on one of the ranks that have the same loss: those of tensor parallelism and of a pipeline."""
+        dims = self.parallel_dims
+        first = not dims.tp_enabled or dims.get_mesh("tp").get_local_rank() == 0
+        return first and (not dims.pp_enabled or self.pp_has_last_stage)
 
     def _on_commit_only(self, step: Callable[[], None]) -> Callable[[], None]:
         def lr_step() -> None:
@@ -513,6 +541,7 @@ class ReplicaTrainer(Trainer):
     def _load_peer(self, state: dict[str, Any]) -> None:
         with self.seconds.part("heal"):
             self.heal.load(state)
+            self.experts.forget()
 
     def _on_healed(self) -> None:
         self._healed = True

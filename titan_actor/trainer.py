@@ -19,6 +19,7 @@ from supervisor.wire.records import MISCONFIGURED, PEERS_GONE, TERMINATED, Train
 from titan_actor import address, mends
 from titan_actor.commands import Commands
 from titan_actor.control import Control
+from titan_actor.fit import NotOnCpu
 from titan_actor.ledger import Ledger, born_unix_s, told, write_error_file
 from titan_actor.report import Report
 from titan_actor.shares import NoData
@@ -30,6 +31,10 @@ _PR_SET_PTRACER = 0x59616D61
 
 WAITING = ("starting", "built", "quorum")
 """Phases in which SIGTERM ends the process at once: there is no step to finish, and the main thread may not react."""
+
+
+MISTAKES = (NoData, NotOnCpu)
+"""Errors of a run file that no machine can train."""
 
 
 def main(path: str, warm: bool = False) -> int:
@@ -52,7 +57,7 @@ def main(path: str, warm: bool = False) -> int:
     report.update()  # from this report on, TERM is handled
     try:
         return _train(launch, report, ledger, control, commands)
-    except NoData as error:
+    except MISTAKES as error:
         _fail(launch, report, ledger, error)
         return MISCONFIGURED
     except Exception as error:  # noqa: BLE001  (the top of the process: whatever it is, it is reported)
@@ -77,7 +82,7 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     import torch
     from torchtitan.tools.logging import init_logger
 
-    from titan_actor import config, replica
+    from titan_actor import config, fit, replica
 
     # one rank per core at most: intra-op threads of several ranks would compete for them
     if not mends.on_gpu():
@@ -86,7 +91,10 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     # one empty line for each commit
     logging.getLogger("torchft_commits").setLevel(logging.WARNING)
     ledger.event("imported")
-    trainer = replica.trainer(config.for_launch(launch), launch, report, ledger, control)
+    made = config.for_launch(launch)
+    if not mends.on_gpu():
+        fit.refuse_on_cpu(made)
+    trainer = replica.trainer(made, launch, report, ledger, control)
     commands.abort = trainer.abort
     trainer.admit()
     try:
@@ -152,7 +160,8 @@ def _end_on_term(control: Control, report: Report, ledger: Ledger, commands: Com
 def _fail(launch: TrainerLaunch, report: Report, ledger: Ledger, error: Exception) -> None:
     text = told(error)
     print(f"trainer failed: {text}", file=sys.stderr)
-    traceback.print_exc()
+    if not isinstance(error, MISTAKES):
+        traceback.print_exc()
     try:
         write_error_file(launch.rank_dir, error, traceback.format_exc())
     except OSError as full:

@@ -43,6 +43,10 @@ EVERYBODY = -1
 """Owner of the shared state: all groups but those with a state of their own."""
 
 
+EXPERTS = "expert_bias_E"
+"""Name of TorchTitan's buffer by which a mixture of experts is balanced."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flip:
     """A bit that a fault flipped in a parameter of one rank, before a step's first batch."""
@@ -147,6 +151,8 @@ class Model:
         dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
         self.trainer = _built(_config(titan, whole=True), 0, 1)
         self.parameters = [p for part in self.trainer.model_parts for p in part.parameters()]
+        if any(name.endswith(EXPERTS) for part in self.trainer.model_parts for name, _ in part.named_buffers()):
+            raise Unlike("its experts are balanced over all groups: the twin does not do that", NoTwin.PARALLELISM)
 
     def part(self, ranks: list[list[Batch]]) -> tuple[list[float], list[Any]]:
         """Computes a group's part in a step: the loss of each rank, and the gradient of all of them together."""
@@ -402,11 +408,15 @@ def _config(titan: TitanSpec, whole: bool = False) -> Any:
         made = config.from_spec(titan)
     except config.ConfigError as error:
         raise Unlike(str(error)) from error
-    for name in ("tensor", "context", "pipeline", "expert"):
-        if getattr(made.parallelism, f"{name}_parallel_degree") > 1:
-            raise Unlike(
-                f"parallelism.{name}_parallel_degree is above 1: the twin supports only FSDP", NoTwin.PARALLELISM
-            )
+    for name in (
+        "tensor_parallel",
+        "context_parallel",
+        "pipeline_parallel",
+        "expert_parallel",
+        "data_parallel_replicate",
+    ):
+        if getattr(made.parallelism, f"{name}_degree") > 1:
+            raise Unlike(f"parallelism.{name}_degree is above 1: the twin supports only FSDP", NoTwin.PARALLELISM)
     made.dump_folder = tempfile.gettempdir()
     if whole:
         made.parallelism.data_parallel_shard_degree = -1

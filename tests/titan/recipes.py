@@ -157,3 +157,45 @@ def whose_checkpoints_load_slowly() -> Any:
 
     ReplicaTrainer._restore = slowly
     return recipes.llama3_debug_small()
+
+
+def a_small_mixture_of_experts() -> Any:
+    """TorchTitan's debug model of DeepSeek V3, cut to a dense layer and one with experts."""
+    from torchtitan.models.deepseek_v3 import config_registry
+
+    config = config_registry.deepseek_v3_debugmodel()
+    config.model_spec.model.layers = config.model_spec.model.layers[:2]
+    return config
+
+
+def that_spoils_one_rank_of_group_1() -> Any:
+    """Makes a gradient of its last rank infinite before the fifth commit of this process, as if only its part of the
+    model were spoilt."""
+    from titan_actor.replica import ReplicaTrainer
+
+    share = ReplicaTrainer._share_and_check
+
+    def spoil(self: Any) -> float | None:
+        if (self.launch.group, self._commits) == (1, 4) and self.launch.rank == self.launch.world_size - 1:
+            self._gradients[0] = self._gradients[0] * float("inf")
+        return share(self)
+
+    ReplicaTrainer._share_and_check = spoil
+    return recipes.llama3_debug_small()
+
+
+def that_spoils_one_rank_before_it_saves() -> Any:
+    """Makes a parameter of the last rank infinite before a checkpoint."""
+    from titan_actor.heal import HealState, local
+    from titan_actor.replica import ReplicaTrainer
+
+    finite = HealState.finite
+
+    def spoil(self: HealState) -> bool:
+        trainer: ReplicaTrainer = self._trainer
+        if trainer.launch.rank == trainer.launch.world_size - 1:
+            local(self._parameters[0][0].detach()).view(-1)[0] = float("inf")
+        return finite(self)
+
+    HealState.finite = spoil  # type: ignore[method-assign]
+    return recipes.llama3_debug_small()

@@ -235,6 +235,18 @@ def test_groups_that_share_a_gpu_sum_up_with_gloo(shared: bool, expected: str, m
             "66 is no multiple of 4",
         ),
         (
+            {"parallelism.context_parallel_degree": 2, "training.seq_len": 128},
+            2,
+            "titan.overrides.training.seq_len",
+            "128 is no multiple of 256: each of 2 ranks takes whole blocks of 128 tokens",
+        ),
+        (
+            {"parallelism.pipeline_parallel_degree": 8},
+            8,
+            "titan.overrides.parallelism.pipeline_parallel_degree",
+            "stages",
+        ),
+        (
             {"training.global_batch_size": 6},
             2,
             "titan.overrides.training.global_batch_size",
@@ -249,6 +261,30 @@ def test_a_shape_that_does_not_fit_the_groups(overrides: dict[str, Any], ranks: 
     (problem,) = check.problems(spec, GroupsSpec(count=2, ranks_per_group=ranks))
     assert problem["key"] == key
     assert words in str(problem["message"])
+
+
+def test_what_trains_on_gpus_alone_is_refused_on_a_cpu() -> None:
+    from titan_actor import fit
+
+    registry = "torchtitan.models.deepseek_v3.config_registry"
+    fields: dict[str, Any] = {
+        "data": DataSpec(source="python-stdlib"),
+        "overrides": {"parallelism.expert_parallel_degree": 2},
+    }
+    fit.refuse_on_cpu(built(recipe=f"{registry}:deepseek_v3_debugmodel", **fields))
+    for backend, name in (("hybridep", "HybridEP"), ("minimal_async_ep", "MinimalAsyncEP")):
+        made = built(recipe=f"{registry}:deepseek_v3_debugmodel_{backend}", **fields)
+        with pytest.raises(fit.NotOnCpu, match=f"exchange tokens by {name}, which needs GPUs, .*: set it to 1"):
+            fit.refuse_on_cpu(made)
+    with pytest.raises(fit.NotOnCpu, match="enable_async_tensor_parallel"):
+        fit.refuse_on_cpu(
+            built(
+                overrides={
+                    "parallelism.tensor_parallel_degree": 2,
+                    "compile.enable_async_tensor_parallel": True,
+                }
+            )
+        )
 
 
 def test_a_global_batch_is_that_of_all_groups() -> None:

@@ -85,27 +85,40 @@ def test_cursor_goes_on_where_it_was(tmp_path: Path) -> None:
         reading = iter(broken)
         for _ in range(7):
             next(reading)
-        Cursor(str(tmp_path), 1, 0, broken).at(7)
+        Cursor(str(tmp_path), 1, 0, 0, broken).at(7)
         resumed = loader(DataSpec(), 1, 2)
-        assert Cursor(str(tmp_path), 1, 0, resumed).load(7) == "step-7"
+        assert Cursor(str(tmp_path), 1, 0, 0, resumed).load(7) == "step-7"
     assert batches(resumed, 5) == whole[7:]
 
 
 def test_cursor_of_another_layout_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = loader(DataSpec(), 0, 2)
     batches(kept, 3)
-    Cursor(str(tmp_path), 0, 0, kept).at(3)
+    Cursor(str(tmp_path), 0, 0, 0, kept).at(3)
     other = loader(DataSpec(), 0, 4)
-    assert Cursor(str(tmp_path), 0, 0, other).load(3) == ""
+    assert Cursor(str(tmp_path), 0, 0, 0, other).load(3) == ""
     assert "another number of ranks" in caplog.text
-    assert Cursor(str(tmp_path), 0, 0, other).load(4) == ""
+    assert Cursor(str(tmp_path), 0, 0, 0, other).load(4) == ""
     (tmp_path / "data" / "step-3" / "g0.r0.json").write_text("{")
-    assert Cursor(str(tmp_path), 0, 0, other).load(3) == ""
+    assert Cursor(str(tmp_path), 0, 0, 0, other).load(3) == ""
     assert "is lost" in caplog.text
 
 
+def test_ranks_that_read_the_same_data_share_one_place(tmp_path: Path) -> None:
+    """Places of their own could be of different steps: a restart would give halves of one model different data."""
+    first, second = (loader(DataSpec(), 0, 1) for _ in range(2))
+    batches(first, 3)
+    batches(second, 5)
+    Cursor(str(tmp_path), 0, 1, 0, second).live()
+    assert not (tmp_path / "data").exists()
+    Cursor(str(tmp_path), 0, 0, 0, first).live()
+    back = [loader(DataSpec(), 0, 1) for _ in range(2)]
+    assert [Cursor(str(tmp_path), 0, rank, 0, one).load(None) for rank, one in enumerate(back)] == ["live", "live"]
+    assert batches(back[0], 2) == batches(back[1], 2)
+
+
 def test_cursor_purge(tmp_path: Path) -> None:
-    cursor = Cursor(str(tmp_path), 0, 0, loader(DataSpec()))
+    cursor = Cursor(str(tmp_path), 0, 0, 0, loader(DataSpec()))
     for step in (5, 10, 15):
         cursor.at(step)
     cursor.purge(before_step=10)

@@ -21,6 +21,7 @@ PROVED_BELOW = {
     "device",
     "set_timeout",
     "attention",
+    "pipeline_step",
     "manager_address",
     "heal_address",
     "heal_proxy",
@@ -133,6 +134,28 @@ def test_attention(bare: Bare) -> None:
     assert q.grad is not None
     """
     bare.fails_only_without("attention", code, "does not support backward on CPU")
+
+
+def test_pipeline_step(bare: Bare) -> None:
+    code = """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import ScheduleGPipe
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    stage = PipelineStage(torch.nn.Linear(4, 4), 0, 1, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, target: (out - target).sum())
+    losses, part = [], torch.ones(1, 4)
+    given = {"arg_mbs": [(part,), (part,)], "kwarg_mbs": [{}, {}], "target_mbs": [part, part]}
+    schedule.step(**given, losses=losses, return_outputs=False)
+    assert len(losses) == 2
+    losses.clear()
+    with torch.no_grad():
+        schedule.eval(**given, losses=losses)
+    assert len(losses) == 2
+    assert schedule.step(torch.ones(2, 4), target=torch.ones(2, 4), losses=losses).shape == (2, 4), "a whole batch"
+    """
+    bare.fails_only_without("pipeline_step", code, "arg_mbs")
 
 
 MANAGER = """
