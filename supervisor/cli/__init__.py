@@ -14,8 +14,9 @@ __all__ = ["app", "main"]
 
 COMMANDS = (
     (START, "up", "system", "Start etcd, a supervisor and a pool of local nodes."),
-    (START, "launch", "runs", "Check a run file and start its run."),
-    (START, "submit", "runs", "Start the control plane as Slurm jobs, and a run on it."),
+    (START, "validate", "launch", "Check a run file, and start nothing."),
+    (START, "launch", "launch", "Check a run file and start its run."),
+    (START, "submit", "launch", "Start the control plane as Slurm jobs, and a run on it."),
     (START, "run", "system", "Run one supervisor: it leads, or stands by."),
     (START, "init-auth", "system", "Create etcd's users and roles and enable its checks."),
     (START, "down", "system", "End what `up` started, after a last checkpoint."),

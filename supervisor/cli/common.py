@@ -112,6 +112,20 @@ def sentences() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
+@contextlib.contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Shows on stderr what is waited for: a spinner in a terminal while it lasts, a line elsewhere."""
+    printer = Printer(stderr=True)
+    if not printer.is_terminal or printer.is_dumb_terminal:
+        print_line(f"supervisor: {what} ...", err=True)
+        yield
+        return
+    from rich.text import Text
+
+    with printer.status(Text(f"{what} ...")):
+        yield
+
+
 def endpoints_in(etcd: str, home: Path) -> list[str]:
     """Returns the endpoints as given, or those of the `up` in this home, or etcd's default."""
     return (etcd or endpoints_of(home) or DEFAULT).split(",")

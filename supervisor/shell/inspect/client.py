@@ -66,10 +66,24 @@ def launched_before(store: Store, spec: RunSpec) -> RunRecord | None:
     return record
 
 
-def launch(store: Store, spec: RunSpec, home: Path) -> RunRecord:
-    """Creates the run. Raises Fatal if its name is taken or no supervisor leads."""
+def refuse_name(store: Store, name: str) -> None:
+    """Raises Fatal if a run has this name, or if no supervisor leads, which would start a new one."""
     if store.get(keys.LEADER) is None:
         raise Fatal("no supervisor leads: nothing would happen; start one with `supervisor up`")
+    if store.get(keys.spec(name)) is not None:
+        raise Fatal(_taken(name))
+
+
+def _taken(name: str) -> str:
+    return (
+        f"a run named {name!r} already exists: choose another name (--name), or remove that run once it has ended: "
+        f"supervisor rm {name}"
+    )
+
+
+def launch(store: Store, spec: RunSpec, home: Path) -> RunRecord:
+    """Creates the run. Raises Fatal if its name is taken or no supervisor leads."""
+    refuse_name(store, spec.name)
     run_dir = home.resolve() / spec.name
     record = RunRecord(spec=spec, run_dir=str(run_dir), launched_unix_s=time.time())
     try:
@@ -79,7 +93,7 @@ def launch(store: Store, spec: RunSpec, home: Path) -> RunRecord:
     try:
         store.commit({keys.spec(spec.name): encode(record)}, expect=[Expect(keys.spec(spec.name), create_revision=0)])
     except Fenced:
-        raise Fatal(f"a run named {spec.name!r} already exists: choose another name") from None
+        raise Fatal(_taken(spec.name)) from None
     return record
 
 

@@ -33,9 +33,9 @@ class RunFileError(ValueError):
         """The whole table, if one of the timeouts is unsafe; else empty."""
 
 
-def load(path: Path) -> RunSpec:
-    """Reads and checks a run file. Raises RunFileError with all problems at once; contradictions are sought only once
-    all keys and types are right."""
+def load(path: Path, name: str = "") -> RunSpec:
+    """Reads and checks a run file. `name`: the run's name in the place of the file's. Raises RunFileError with all
+    problems at once; contradictions are sought only once all keys and types are right."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:
@@ -46,7 +46,7 @@ def load(path: Path) -> RunSpec:
         body = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or deeply nested lists
         raise RunFileError([f"{path} is not valid TOML: {error}"]) from error
-    return parse(body, base=path.parent)
+    return parse({**body, "name": name} if name else body, base=path.parent)
 
 
 def parse(
