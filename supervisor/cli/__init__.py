@@ -27,6 +27,7 @@ COMMANDS = (
     (LOOK, "explain", "look", "Explain an incident: what was seen and done, and why."),
     (LOOK, "logs", "look", "Print the newest lines of the trainers' logs."),
     (LOOK, "ledger", "ledger", "Account for every second of a run, by cause."),
+    (LOOK, "wait", "runs", "Wait until a run trains, has made a step, or is finished."),
     (ACT, "pause", "runs", "Watch a run without acting on it; training goes on."),
     (ACT, "resume", "runs", "Act again after `pause`, or restart a halted run."),
     (ACT, "stop", "runs", "Stop a run: all groups end after the same step."),

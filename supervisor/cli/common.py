@@ -69,6 +69,7 @@ Run = Annotated[
         "--run", "-r", help="Name of the run. Default: the newest run; to change a run, the only one that is not over."
     ),
 ]
+Name = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, as with --run.")]
 SecurityFile = Annotated[
     str,
     typer.Option("--security", envvar=VARIABLE, help="Security file (docs/SECURITY.md). Default: the one of `up`."),
@@ -179,6 +180,13 @@ def opened_mirror(etcd: str, home: Path, security: str = "") -> Iterator[Mirror]
         from supervisor.shell.control.state_cache import Mirror
 
         yield Mirror(store.list(keys.PREFIX))
+
+
+def one_name(name: str, run: str) -> str:
+    """Returns the name that was given as an argument or by --run; exits 2 if both were, and differ."""
+    if name and run and name != run:
+        raise typer.BadParameter(f"the run is named {name!r} and {run!r}: name it once", param_hint="--run")
+    return name or run
 
 
 def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = False) -> RunRecord:

@@ -66,6 +66,14 @@ def launch(
     wait: Annotated[
         bool, typer.Option("--wait", help="Start no group until each has a node (allocation.wait_for_all).")
     ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Then show what the run waits for, its steps and its incidents until it ends. Exit code 0: finished. "
+            "1: halted, stopped, or Ctrl-C, after which the run goes on.",
+        ),
+    ] = False,
 ) -> None:
     """Check a run file and start its run."""
     from supervisor.shell.inspect import client
@@ -82,6 +90,25 @@ def launch(
         _refuse_unsafe(file, store, spec)
         record = client.launch(store, spec, home)
         print_line(f"launched {spec.name}; folder {record.run_dir}. Look: supervisor status --run {spec.name}")
+        if follow:
+            _follow(store, spec.name)
+
+
+def _follow(store: EtcdStore, run: str) -> None:
+    """Follows a run until it ends. Exits 1 unless it is finished, also at Ctrl-C."""
+    from supervisor.shell.inspect import follow
+
+    try:
+        phase = follow.follow(store, run, print_line, lambda sentence: print_line(f"supervisor: {sentence}", err=True))
+    except KeyboardInterrupt:
+        print_line(
+            f"supervisor: run {run} goes on without this command. Look: supervisor top --run {run}. "
+            f"End it: supervisor stop --run {run}",
+            err=True,
+        )
+        raise typer.Exit(1) from None
+    if phase != "finished":
+        raise typer.Exit(1)
 
 
 @commands.command(

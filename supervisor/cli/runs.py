@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +14,10 @@ from supervisor.cli.common import (
     HOME,
     Etcd,
     Home,
+    Name,
     Run,
     SecurityFile,
+    one_name,
     opened_store,
     run_to_change,
     text_option,
@@ -34,17 +38,64 @@ def register(app: typer.Typer) -> None:
     app.add_typer(commands)
 
 
-@commands.command(epilog="Example: supervisor pause --run demo")
-def pause(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
+def _goal(given: str) -> str:
+    """Refuses what cannot be waited for."""
+    from supervisor.shell.inspect.follow import Goal
+
+    try:
+        Goal.of(given)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return given
+
+
+@commands.command(epilog="Example: supervisor wait demo --for step=100 --timeout-s 600")
+def wait(
+    goal: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="running|step=N|finished",
+            callback=_goal,
+            help="running: groups.min_groups groups have committed a step.",
+        ),
+    ],
+    name: Name = "",
+    timeout_s: Annotated[
+        float, typer.Option(min=0, help="Longest wait in seconds. Default: no limit.", show_default=False)
+    ] = math.inf,
+    run: Run = "",
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Wait until a run trains, has made a step, or is finished. Exits 1 if it ends otherwise, or is not there in time."""
+    with opened_store(etcd, home, security) as store:
+        from supervisor.shell.inspect import follow
+
+        reached, sentence = follow.wait(
+            store,
+            one_name(name, run),
+            follow.Goal.of(goal),
+            time.monotonic() + timeout_s,
+            lambda said: print_line(f"supervisor: {said}", err=True),
+        )
+        print_line(sentence if reached else f"supervisor: {sentence}", err=not reached)
+        if not reached:
+            raise typer.Exit(1)
+
+
+@commands.command(epilog="Example: supervisor pause demo")
+def pause(name: Name = "", run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
     """Watch a run without acting on it; training goes on. No group is restarted or moved until `resume`."""
     with opened_store(etcd, home, security) as store:
-        _, record = _changed(store, run, "pause", lambda c: replace(c, paused=True))
+        _, record = _changed(store, one_name(name, run), "pause", lambda c: replace(c, paused=True))
         print_line(f"{record.spec.name}: paused")
 
 
 @commands.command(epilog='Example: supervisor resume demo --because "the data set is repaired"')
 def resume(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, as with --run.")] = "",
+    name: Name = "",
     run: Run = "",
     because: Annotated[
         str, typer.Option(callback=text_option, help="Why a halted run may go on; the journal records it.")
@@ -66,7 +117,7 @@ def resume(
         from supervisor.shell.inspect import client, status
 
         mirror = Mirror(store.list(keys.PREFIX))
-        record = run_to_change(mirror, name or run, "resume", resumable=True)
+        record = run_to_change(mirror, one_name(name, run), "resume", resumable=True)
         if status.run_status(mirror, record).phase == "halted" and not because.strip():
             print_line(
                 f"supervisor: run {record.spec.name} is halted; give a reason to resume it: "
@@ -77,13 +128,13 @@ def resume(
         print_line(client.resume(store, mirror, record, because.strip(), they_are_down))
 
 
-@commands.command(epilog="Example: supervisor stop --run demo")
-def stop(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
+@commands.command(epilog="Example: supervisor stop demo")
+def stop(name: Name = "", run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
     """Stop a run: all groups end after the same step. Its nodes are released. Prints how long it can take."""
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.inspect import client
 
-        mirror, record = _changed(store, run, "stop", lambda c: replace(c, stop=True, suspended=False))
+        mirror, record = _changed(store, one_name(name, run), "stop", lambda c: replace(c, stop=True, suspended=False))
         print_line(f"{record.spec.name}: {client.stopping(mirror, record)}")
 
 
