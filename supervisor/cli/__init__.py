@@ -31,6 +31,7 @@ COMMANDS = (
     (ACT, "pause", "runs", "Watch a run without acting on it; training goes on."),
     (ACT, "resume", "runs", "Act again after `pause`, or restart a halted run."),
     (ACT, "stop", "runs", "Stop a run: all groups end after the same step."),
+    (ACT, "rm", "runs", "Remove a run that has ended; its name can be used again."),
     (ACT, "restart", "runs", "Restart the processes of a group on its node."),
     (ACT, "policy", "policy", "Show or change the policy of a run while it trains."),
     (ACT, "cordon", "hosts", "Place no more groups on a host; what runs there stays."),

@@ -88,7 +88,7 @@ def launch(
         client.refuse_name(store, spec.name)  # before the check, which takes seconds
         _check(file, spec, etcd, home, security)
         _refuse_unsafe(file, store, spec)
-        record = client.launch(store, spec, home)
+        record = client.launch(store, spec, home, print_line)
         print_line(f"launched {spec.name}; folder {record.run_dir}. Look: supervisor status --run {spec.name}")
         if follow:
             _follow(store, spec.name)
@@ -176,7 +176,7 @@ def submit(
         submitting.check(slurm, plane)
         submitting.ensure(slurm, plane, supervisors, say, wait_s)
         submitting.wait_for_leader(store, slurm, plane, say, wait_s)
-        record = before or client.launch(store, spec, home)
+        record = before or client.launch(store, spec, home, print_line)
         jobs = submitting.living(slurm, plane)
     print_line(f"control plane: {submitting.told(jobs)}; to end it: scancel --name {plane.job_name}")
     done = "was launched before" if before else "launched"

@@ -150,6 +150,25 @@ def _changed(store: EtcdStore, run: str, wish: str, change: Callable[[Control], 
     return mirror, record
 
 
+@commands.command(epilog="Example: supervisor rm demo --files")
+def rm(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")],
+    files: Annotated[
+        bool, typer.Option("--files", help="Delete its folder too: journal, checkpoints and results.")
+    ] = False,
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Remove a run that has ended; its name can be used again. Keeps its folder, unless --files is given, and what its
+    incidents hold against hosts. Repeat it to complete a removal that was interrupted."""
+    with opened_store(etcd, home, security) as store:
+        from supervisor.shell.inspect import removal
+
+        for sentence in removal.remove(store, name, files):
+            print_line(sentence)
+
+
 @commands.command(epilog="Example: supervisor restart 1 --run demo")
 def restart(
     group: Annotated[int, typer.Argument(metavar="GROUP", help="Number of the replica group.")],
