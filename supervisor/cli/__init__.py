@@ -14,6 +14,7 @@ __all__ = ["app", "main"]
 
 COMMANDS = (
     (START, "up", "system", "Start etcd, a supervisor and a pool of local nodes."),
+    (START, "init", "init", "Write a first run file from a few answers."),
     (START, "validate", "launch", "Check a run file, and start nothing."),
     (START, "launch", "launch", "Check a run file and start its run."),
     (START, "submit", "launch", "Start the control plane as Slurm jobs, and a run on it."),

@@ -200,14 +200,14 @@ def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = Fals
     print_line(f"supervisor: {len(found)} runs are not over; which one? supervisor {command} --run NAME", err=True)
     for name, phase in found.items():
         print_line(f"  {name} ({phase})", err=True)
-    if not _asks():
+    if not person_asked():
         raise typer.Exit(2)
     while (name := typer.prompt("NAME", err=True)) not in found:
         print_line(f"supervisor: {name!r} is none of these", err=True)
     return client.choose_run(mirror, name)
 
 
-def _asks() -> bool:
+def person_asked() -> bool:
     """Returns true if a person can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 

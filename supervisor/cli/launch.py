@@ -4,32 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from supervisor.cli.checks import check_all, check_titan, read_run_file
 from supervisor.cli.common import (
     HOME,
     Etcd,
     Home,
     SecurityFile,
-    doing,
-    endpoints_in,
     endpoints_option,
     opened_store,
     print_timeouts,
-    sentences,
 )
 from supervisor.core.model.measured import NOTHING, Measured
 from supervisor.ports.errors import Fatal
-from supervisor.shell.dev.home import security_of, system_folder
+from supervisor.shell.dev.home import system_folder
 from supervisor.wire import command_line, keys
 from supervisor.wire.printer import print_line
 
 if TYPE_CHECKING:
     from supervisor.core.model.spec import RunSpec
     from supervisor.shell.etcd import EtcdStore
-    from supervisor.shell.runfile.parse import RunFileError
 
 commands = command_line.commands()
 
@@ -52,7 +49,7 @@ def validate(
     security: SecurityFile = "",
 ) -> None:
     """Check a run file, and start nothing. Needs no etcd. On Slurm it asks if the cluster would accept the run's jobs."""
-    _validate(file, _read(file, name), etcd, home, security)
+    _validate(file, read_run_file(file, name), etcd, home, security)
 
 
 @commands.command(epilog="Example: supervisor launch examples/debug.toml --follow")
@@ -78,7 +75,7 @@ def launch(
     """Check a run file and start its run."""
     from supervisor.shell.inspect import client
 
-    spec = _read(file, name)
+    spec = read_run_file(file, name)
     if wait:
         spec = replace(spec, allocation=replace(spec.allocation, wait_for_all=True))
     if check:
@@ -86,7 +83,7 @@ def launch(
         return
     with opened_store(etcd, home, security) as store:
         client.refuse_name(store, spec.name)  # before the check, which takes seconds
-        _check(file, spec, etcd, home, security)
+        check_all(file, spec, etcd, home, security)
         _refuse_unsafe(file, store, spec)
         record = client.launch(store, spec, home, print_line)
         print_line(f"launched {spec.name}; folder {record.run_dir}. Look: supervisor status --run {spec.name}")
@@ -143,8 +140,8 @@ def submit(
     from supervisor.shell.engines.slurm.engine import SlurmEngine
     from supervisor.shell.inspect import client
 
-    spec = _read(file, "")
-    _check_titan(file, spec)
+    spec = read_run_file(file, "")
+    check_titan(file, spec)
     if spec.allocation.engine != SlurmEngine.name:
         print_line(
             f'supervisor: {file}: allocation.engine = "{spec.allocation.engine}": submit needs "slurm"; for other engines use `supervisor launch`',
@@ -183,52 +180,8 @@ def submit(
     print_line(f"{spec.name} {done}; folder {record.run_dir}. Look: supervisor status --run {spec.name} --etcd {etcd}")
 
 
-def _read(file: Path, name: str) -> RunSpec:
-    """Reads a run file. Exits 2 with all its problems."""
-    from supervisor.shell.runfile import parse
-
-    try:
-        return parse.load(file, name)
-    except parse.RunFileError as error:
-        _refuse(file, error)
-
-
-def _refuse(file: Path, error: RunFileError) -> NoReturn:
-    for problem in error.problems:
-        print_line(f"supervisor: {file}: {problem}", err=True)
-    print_timeouts("(as written)", error.timeouts)
-    raise typer.Exit(2)
-
-
-def _check_titan(file: Path, spec: RunSpec) -> None:
-    """Checks the Titan part in a process of its own, and notes changes in the recipe. Exits 2 with all problems."""
-    from supervisor.shell.inspect import client
-    from supervisor.shell.runfile import parse
-
-    with doing("checking the config with TorchTitan"):
-        problems, changes = client.check_titan(spec)
-    if problems:
-        _refuse(file, parse.RunFileError(problems))
-    for change in changes:
-        print_line(f"supervisor: {file}: {change}", err=True)
-
-
-def _check(file: Path, spec: RunSpec, etcd: str, home: Path, security: str) -> None:
-    """Checks all that needs no etcd: the Titan part, and whether the engine can give the nodes. Exits 2 with the
-    problems of the file, 1 where the engine refuses the run."""
-    from supervisor.shell.engines.registry import Context, before_launch
-
-    _check_titan(file, spec)
-    with sentences():
-        endpoints = tuple(endpoints_in(etcd, home))
-        context = Context(home=system_folder(home), etcd=endpoints, security=security or security_of(home))
-        note = before_launch(spec, context)
-    if note:
-        print_line(f"supervisor: {note}", err=True)
-
-
 def _validate(file: Path, spec: RunSpec, etcd: str, home: Path, security: str) -> None:
-    _check(file, spec, etcd, home, security)
+    check_all(file, spec, etcd, home, security)
     _note_what_is_short(spec)
     print_line(f"{file}: run {spec.name!r} is valid")
 

@@ -73,13 +73,16 @@ def parse(
     return spec
 
 
+def name_problem(name: str) -> str:
+    """Returns why this is no name of a run; empty if it is one."""
+    if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", name):
+        return ""
+    return f"name = {name!r}: use 1 to 63 letters, digits and inner dashes; nearest: {nearest_name(name)!r}"
+
+
 def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
     """Returns sentences about values that contradict each other, or the durations `seen` in the run."""
-    found: list[str] = []
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", spec.name):
-        found.append(
-            f"name = {spec.name!r}: use 1 to 63 letters, digits and inner dashes; nearest: {_nearest_name(spec.name)!r}"
-        )
+    found = list(filter(None, [name_problem(spec.name)]))
     out_of_range = _ranges(spec)
     found += out_of_range or [row.sentence for row in timeouts.unsafe(spec, seen)]
     groups, allocation, policy = spec.groups, spec.allocation, spec.policy
@@ -157,7 +160,8 @@ def _ranges(spec: RunSpec) -> list[str]:
     return found
 
 
-def _nearest_name(name: str) -> str:
+def nearest_name(name: str) -> str:
+    """Returns a name of a run that resembles any text."""
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:63] or "my-run"
 
 
