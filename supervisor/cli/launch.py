@@ -141,7 +141,6 @@ def submit(
     from supervisor.shell.inspect import client
 
     spec = read_run_file(file, "")
-    check_titan(file, spec)
     if spec.allocation.engine != SlurmEngine.name:
         print_line(
             f'supervisor: {file}: allocation.engine = "{spec.allocation.engine}": submit needs "slurm"; for other engines use `supervisor launch`',
@@ -154,6 +153,7 @@ def submit(
 
     with opened_store(etcd, home, security) as store:
         before = client.launched_before(store, spec)
+        check_titan(file, spec)
         if before is None:
             _refuse_unsafe(file, store, spec)
         context = Context(home=system_folder(home), etcd=tuple(etcd.split(",")), security=security)

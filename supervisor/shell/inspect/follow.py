@@ -143,7 +143,7 @@ class _Lines:
         """Prints what is new. `now`: time.monotonic()."""
         for sentence in at.waiting:
             self._new(_without_numbers(sentence), "", sentence)
-        for g in at.groups:
+        for g in (g for g in at.groups if g.phase != "unplaced"):  # what it waits for is printed above
             where = f" on {g.node}, generation {g.generation}" if g.node else ""
             self._new(f"group {g.group}", f"{g.phase}{where}", f"group {g.group}: {g.phase}{where}")
         for i in incidents:
