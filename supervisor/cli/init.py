@@ -117,7 +117,9 @@ def _no_count(answer: str) -> str:
 
 
 def _no_engine(answer: str) -> str:
-    return "" if answer in ("local", "slurm") else f"{answer!r}: give local or slurm"
+    from supervisor.core.model.engines import TRAITS
+
+    return "" if answer in TRAITS else f"{answer!r}: give {' or '.join(TRAITS)}"
 
 
 def _next(file: Path, groups: int, engine: str, home: Path) -> str:

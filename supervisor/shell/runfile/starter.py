@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.core.model.engines import EngineName
-from supervisor.core.model.spec import RunSpec
+from supervisor.core.model.spec import AllocationSpec, RunSpec
 from supervisor.shell.runfile import parse
 
 WIDTH = 100
@@ -63,7 +63,6 @@ def _values(answers: Answers, file: Path) -> dict[str, Any]:
         # the file is read relative to its own folder, the answer is meant from here
         path = answers.data if Path(answers.data).is_absolute() else os.path.relpath(answers.data, file.parent)
         data = {"source": "folder", "path": path, "text_field": "text"}
-    slurm = ("partition", "gres", "time_limit") if answers.engine == "slurm" else ()
     return {
         "name": answers.name,
         "titan.recipe": answers.recipe,
@@ -76,9 +75,18 @@ def _values(answers: Answers, file: Path) -> dict[str, Any]:
         "allocation.engine": answers.engine,
         "allocation.nodes": answers.groups,
         "allocation.spares": 1,
-        **dict.fromkeys((f"allocation.slurm.{key}" for key in slurm), ""),
+        **_of_engine(answers.engine),
         "policy.mode": "act",
     }
+
+
+def _of_engine(engine: EngineName) -> dict[str, Any]:
+    """Returns the engine's own keys that are empty by default, if it has a table of its own: they depend on the
+    cluster."""
+    if engine not in {field.name for field in dataclasses.fields(AllocationSpec)}:
+        return {}
+    table = f"allocation.{engine}"
+    return {f"{table}.{field.name}": "" for field in dataclasses.fields(_owner(table)) if field.default == ""}
 
 
 def _toml(values: dict[str, Any]) -> str:
