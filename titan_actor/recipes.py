@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,27 +50,49 @@ SHIPPED: dict[str, Callable[[], Any]] = {
 
 
 def load(recipe: str) -> Any:
-    """Returns the config of a shipped recipe or of MODULE:FUNCTION. Raises RecipeError."""
+    """Returns the config of a shipped recipe, of MODULE:FUNCTION, or of TorchTitan's own `--module M --config C`. Raises
+    RecipeError."""
     from torchtitan.trainer import Trainer
 
     if recipe in SHIPPED:
         return SHIPPED[recipe]()
     module, colon, function = recipe.partition(":")
-    if not colon:
-        raise RecipeError(f"no recipe {recipe!r}: shipped are {', '.join(SHIPPED)}, or give MODULE:FUNCTION")
+    pair = recipe.startswith("--")
+    if not (pair or colon):
+        known = ", ".join(SHIPPED)
+        raise RecipeError(
+            f"no recipe {recipe!r}: shipped are {known}, or give MODULE:FUNCTION or --module M --config C"
+        )
     try:
-        imported = importlib.import_module(module)
-        made = getattr(imported, function)()
+        made = _of_titan(recipe) if pair else _of_module(module, function)
     except Exception as error:
         # the user's own code may raise anything
         raise RecipeError(f"recipe {recipe!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(made, Trainer.Config):
         raise RecipeError(f"recipe {recipe!r} gives a {type(made).__name__}, not the config of a TorchTitan trainer")
-    beside = Path(imported.__file__ or "").parent / made.hf_assets_path
-    if beside.is_dir():
+    return made
+
+
+def _of_module(module: str, function: str) -> Any:
+    """Returns what a function gives; its tokenizer may be named as a path from the module's folder."""
+    imported = importlib.import_module(module)
+    made = getattr(imported, function)()
+    beside = Path(imported.__file__ or "").parent / getattr(made, "hf_assets_path", "")
+    if hasattr(made, "hf_assets_path") and beside.is_dir():
         # ranks run in other folders than the recipe's author
         made.hf_assets_path = str(beside.resolve())
     return made
+
+
+def _of_titan(arguments: str) -> Any:
+    """Returns the config that TorchTitan's command line builds from these arguments. Raises RecipeError for others than
+    the pair, and what TorchTitan raises."""
+    from torchtitan.config import ConfigManager
+
+    pair = re.fullmatch(r"--module[ =](\S+)\s+--config[ =](\S+)", arguments.strip())
+    if pair is None:
+        raise RecipeError("give --module M --config C and nothing more; other settings go under [titan.overrides]")
+    return ConfigManager().parse_args(["--module", pair[1], "--config", pair[2]])
 
 
 def _llama3(*, layers: int, batch: int, seq_len: int) -> Any:

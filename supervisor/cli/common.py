@@ -69,6 +69,7 @@ Run = Annotated[
         "--run", "-r", help="Name of the run. Default: the newest run; to change a run, the only one that is not over."
     ),
 ]
+Name = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, as with --run.")]
 SecurityFile = Annotated[
     str,
     typer.Option("--security", envvar=VARIABLE, help="Security file (docs/SECURITY.md). Default: the one of `up`."),
@@ -110,6 +111,20 @@ def sentences() -> Iterator[None]:
         where = f" {error.filename}" if error.filename else ""
         print_line(f"supervisor: {error.strerror or error}{where}", err=True)
         raise typer.Exit(1) from None
+
+
+@contextlib.contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Shows on stderr what is waited for: a spinner in a terminal while it lasts, a line elsewhere."""
+    printer = Printer(stderr=True)
+    if not printer.is_terminal or printer.is_dumb_terminal:
+        print_line(f"supervisor: {what} ...", err=True)
+        yield
+        return
+    from rich.text import Text
+
+    with printer.status(Text(f"{what} ...")):
+        yield
 
 
 def endpoints_in(etcd: str, home: Path) -> list[str]:
@@ -167,6 +182,13 @@ def opened_mirror(etcd: str, home: Path, security: str = "") -> Iterator[Mirror]
         yield Mirror(store.list(keys.PREFIX))
 
 
+def one_name(name: str, run: str) -> str:
+    """Returns the name that was given as an argument or by --run; exits 2 if both were, and differ."""
+    if name and run and name != run:
+        raise typer.BadParameter(f"the run is named {name!r} and {run!r}: name it once", param_hint="--run")
+    return name or run
+
+
 def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = False) -> RunRecord:
     """Returns the named run, or the only one that is not over. Among several it asks a person, and exits 2 in a script,
     because stopping the wrong run loses hours. `resumable` as in client.not_over."""
@@ -178,14 +200,14 @@ def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = Fals
     print_line(f"supervisor: {len(found)} runs are not over; which one? supervisor {command} --run NAME", err=True)
     for name, phase in found.items():
         print_line(f"  {name} ({phase})", err=True)
-    if not _asks():
+    if not person_asked():
         raise typer.Exit(2)
     while (name := typer.prompt("NAME", err=True)) not in found:
         print_line(f"supervisor: {name!r} is none of these", err=True)
     return client.choose_run(mirror, name)
 
 
-def _asks() -> bool:
+def person_asked() -> bool:
     """Returns true if a person can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from supervisor.cli.common import Json
+from supervisor.cli.checks import FOREIGN, Config, Given, Module, read_given, refuse
+from supervisor.cli.common import Json, doing
 from supervisor.wire import command_line
 from supervisor.wire.printer import print_line
 
@@ -21,13 +21,17 @@ def register(app: typer.Typer) -> None:
 
 
 @commands.callback()
-def config() -> None:
+def about() -> None:
     """Show the TorchTitan config that a run file makes."""
 
 
-@commands.command("show", epilog="Example: supervisor config show examples/debug.toml --changed")
+@commands.command(
+    "show", context_settings=FOREIGN, epilog="Example: supervisor config show examples/debug.toml --changed"
+)
 def show_config(
-    file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file (docs/RUN_FILE.md).")],
+    given: Given,
+    module: Module = "",
+    config: Config = "",
     changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the recipe's own.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -35,14 +39,11 @@ def show_config(
     from supervisor.shell.inspect import client
     from supervisor.shell.runfile import parse
 
-    try:
-        problems, settings = client.titan_settings(parse.load(file))
-        if problems:
-            raise parse.RunFileError(problems)
-    except parse.RunFileError as error:
-        for problem in error.problems:
-            print_line(f"supervisor: {file}: {problem}", err=True)
-        raise typer.Exit(2) from None
+    file, spec = read_given(given, module, config, "")
+    with doing("asking TorchTitan for the config"):
+        problems, settings = client.titan_settings(spec)
+    if problems:
+        refuse(file, parse.RunFileError(problems))
     found = [setting for setting in settings if not changed or setting["by"] != "recipe"]
     if as_json:
         print_line(json.dumps(found, indent=2))

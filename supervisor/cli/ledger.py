@@ -21,7 +21,7 @@ from supervisor.core.remediation.restore import ENDED
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control.journal import read as read_journal
 from supervisor.shell.dev.home import system_folder
-from supervisor.shell.history.files import History, read
+from supervisor.shell.history.files import History, read, without_later
 from supervisor.shell.history.goodput import SHARE, SLACK_S, Span, does_not_add_up, in_short, ledger, windows
 from supervisor.shell.history.incident_cost import of_incidents
 from supervisor.shell.history.incidents import lasted, recovered_at
@@ -81,7 +81,7 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
     system = next((s for s in map(system_folder, (folder, folder.parent)) if s.is_dir()), system_folder(folder.parent))
     lines = list(read_journal(journal))
     name = _name(lines, system) or folder.name
-    history = read(name, folder, system)
+    history = without_later(read(name, folder, system))
     lines = retimed(lines, history.processes, history.newest())
     whole = lasts(lines, time.time() if now is None else now)
     if whole is None:

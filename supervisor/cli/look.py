@@ -17,8 +17,10 @@ from supervisor.cli.common import (
     Etcd,
     Home,
     Json,
+    Name,
     Run,
     SecurityFile,
+    one_name,
     opened_mirror,
     opened_store,
     sentences,
@@ -45,9 +47,14 @@ FOLLOW_S = 0.25
 """Seconds between two looks of `logs --follow`."""
 
 
-@commands.command("status", epilog="Example: supervisor status --run demo --json")
+@commands.command("status", epilog="Example: supervisor status demo --json")
 def status_command(
-    run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False
+    name: Name = "",
+    run: Run = "",
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+    as_json: Json = False,
 ) -> None:
     """Show a run's groups, steps, loss, quorum and budgets. Also shows spares, problems, and what the run waits for."""
     with opened_store(etcd, home, security) as store:
@@ -55,13 +62,15 @@ def status_command(
         from supervisor.shell.inspect import client, render, status
 
         mirror = Mirror(store.list(keys.PREFIX))
-        found = status.run_status(mirror, client.choose_run(mirror, run))
+        found = status.run_status(mirror, client.choose_run(mirror, one_name(name, run)))
         found = replace(found, warnings=(*status.alarms(store), *found.warnings))
         show(found, as_json, render.run(found, time.time()))
 
 
-@commands.command("top", epilog="Example: supervisor top --run demo")
-def top_command(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
+@commands.command("top", epilog="Example: supervisor top demo")
+def top_command(
+    name: Name = "", run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = ""
+) -> None:
     """Show a run live in the terminal. Shows first if it trains and if a person must act; then groups, incidents, nodes and
     budgets. Ctrl-C ends it. In a pipe, it prints once."""
     with opened_store(etcd, home, security) as store:
@@ -69,7 +78,7 @@ def top_command(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: Sec
         from supervisor.shell.web import top
 
         with ended_by_signals():
-            top.top(store, run, Printer())
+            top.top(store, one_name(name, run), Printer())
 
 
 @commands.command(epilog="Example: supervisor nodes --json")
@@ -82,8 +91,9 @@ def nodes(etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_js
         show(found, as_json, render.nodes(found))
 
 
-@commands.command(epilog="Example: supervisor incidents --run demo --shadow")
+@commands.command(epilog="Example: supervisor incidents demo --shadow")
 def incidents(
+    name: Name = "",
     run: Run = "",
     shadow: Annotated[
         bool,
@@ -102,7 +112,7 @@ def incidents(
         from supervisor.shell.inspect import client, render, status
         from supervisor.shell.inspect import decision_replay as why_module
 
-        record = client.choose_run(mirror, run)
+        record = client.choose_run(mirror, one_name(name, run))
         found = client.incidents(mirror, record.spec.name)
         if shadow:
             found = [incident for incident in found if incident.shadow]
@@ -171,8 +181,9 @@ def _named(incident: str, known: dict[str, Incident], where: str) -> Incident:
     return known[incident]
 
 
-@commands.command("logs", epilog="Example: supervisor logs -f --group 1 --lines 50")
+@commands.command("logs", epilog="Example: supervisor logs demo -f --group 1 --lines 50")
 def logs_command(
+    name: Name = "",
     run: Run = "",
     group: Annotated[int | None, typer.Option(help="Show only this group.")] = None,
     rank: Annotated[
@@ -199,7 +210,7 @@ def logs_command(
     with opened_mirror(etcd, home, security) as mirror:
         from supervisor.shell.inspect import client, logs, merged_log
 
-        record = client.choose_run(mirror, run)
+        record = client.choose_run(mirror, one_name(name, run))
         client.require(record, group, rank)
     name, system = record.spec.name, logs.kept_in(home)
     if follow:
@@ -260,8 +271,9 @@ def doctor_command(etcd: Etcd = "", home: Home = HOME, security: SecurityFile = 
         raise typer.Exit(1)
 
 
-@commands.command("support-bundle", epilog="Example: supervisor support-bundle --run demo --out demo.tar.gz")
+@commands.command("support-bundle", epilog="Example: supervisor support-bundle demo --out demo.tar.gz")
 def support_bundle(
+    name: Name = "",
     run: Run = "",
     out: Annotated[Path, typer.Option(help="The archive to write.")] = Path("support-bundle.tar.gz"),
     etcd: Etcd = "",
@@ -272,6 +284,6 @@ def support_bundle(
     with opened_mirror(etcd, home, security) as mirror:
         from supervisor.shell.inspect import bundle, client
 
-        record = client.choose_run(mirror, run)
+        record = client.choose_run(mirror, one_name(name, run))
         members = bundle.write(out, mirror, record, system_folder(home))
     print_line(f"wrote {out} ({out.stat().st_size // 1024} KiB, {members} files)")

@@ -12,8 +12,10 @@ from supervisor.cli.common import (
     Etcd,
     Home,
     Json,
+    Name,
     Run,
     SecurityFile,
+    one_name,
     opened_mirror,
     opened_store,
     print_timeouts,
@@ -32,9 +34,14 @@ def register(app: typer.Typer) -> None:
     app.add_typer(commands, name="policy")
 
 
-@commands.command("show", epilog="Example: supervisor policy show --run demo")
+@commands.command("show", epilog="Example: supervisor policy show demo")
 def show_policy(
-    run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False
+    name: Name = "",
+    run: Run = "",
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+    as_json: Json = False,
 ) -> None:
     """Show the policy in force, its version and why it was changed."""
     with opened_mirror(etcd, home, security) as mirror:
@@ -44,7 +51,7 @@ def show_policy(
         from supervisor.shell.runfile import live_policy
         from supervisor.wire.records import PolicySet
 
-        record = client.choose_run(mirror, run)
+        record = client.choose_run(mirror, one_name(name, run))
         was_set = mirror.record(keys.policy(record.spec.name), PolicySet)
         about = "as launched" if was_set is None else f"version {was_set.version}, because: {was_set.because}"
         body = {

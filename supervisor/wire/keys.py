@@ -79,7 +79,7 @@ def suspicion(host: str, run: str, incident: str) -> str:
 
 
 def spec(run: str) -> str:
-    """The RunSpec. Created by `launch`, never changed."""
+    """The RunSpec. Created by `launch`, never changed, deleted by `rm`."""
     return f"{RUNS}{run}/spec"
 
 
@@ -136,3 +136,8 @@ def account(run: str) -> str:
 def checkpoint(run: str) -> str:
     """The newest complete checkpoint. Written by the leader."""
     return f"{RUNS}{run}/checkpoint"
+
+
+def removed(run: str) -> str:
+    """The numbers that removed runs of this name have used. Written by `rm`."""
+    return f"{RUNS}{run}/removed"

@@ -609,6 +609,20 @@ class RunRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Removed:
+    """The numbers that a removed run has used. Agents and engines know processes and allocations by the run's name and a
+    number: the next run of the name goes on above these."""
+
+    run_dir: str
+    generation: int
+    """The highest of its groups."""
+    lighthouse: int
+    """Generation of its lighthouse."""
+    allocations: int
+    incidents: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Control:
     """A person's requests for a run. Only the CLI writes it."""
 

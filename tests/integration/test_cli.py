@@ -99,9 +99,8 @@ def test_a_wrong_run_file_is_refused_before_anything_starts(tmp_path: Path) -> N
 def test_an_override_that_torchtitan_does_not_know(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('name = "x"\n[titan.overrides]\n"training.local_batch_sizes" = 4\n"training.seq_len" = "long"\n')
-    fails(
-        cli("launch", str(file), home=tmp_path), 2, "training.local_batch_sizes", "training.local_batch_size", "seq_len"
-    )
+    words = ("training.local_batch_sizes", "training.local_batch_size", "seq_len")
+    fails(cli("validate", str(file), home=tmp_path), 2, *words)
 
 
 def test_no_etcd(tmp_path: Path) -> None:

@@ -130,7 +130,15 @@ def test_the_recipes_own_checks_run_after_the_overrides() -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "nearest"),
-    [("llama3-debg", "llama3-debug"), ("no.such:thing", ""), ("json:dumps", ""), ("json:nothing", "")],
+    [
+        ("llama3-debg", "llama3-debug"),
+        ("no.such:thing", ""),
+        ("json:dumps", ""),
+        ("json:nothing", ""),
+        ("--module llama3", ""),
+        ("--module llama3 --config none", ""),
+        ("--module llama3 --config x --steps 5", ""),
+    ],
 )
 def test_bad_recipe(recipe: str, nearest: str) -> None:
     [problem] = problems(recipe=recipe)
@@ -141,6 +149,18 @@ def test_bad_recipe(recipe: str, nearest: str) -> None:
 def test_recipe_of_a_module() -> None:
     config = built(recipe="titan_actor.recipes:llama3_debug")
     assert len(config.model_spec.model.layers) == 6
+
+
+def test_recipe_of_torchtitans_command_line() -> None:
+    from torchtitan.models.llama3 import config_registry
+
+    from titan_actor import recipes
+
+    pair = "--module llama3 --config llama3_debugmodel"
+    made, theirs = recipes.load(pair), config_registry.llama3_debugmodel()
+    assert type(made) is type(theirs)
+    assert made.model_spec.name == theirs.model_spec.name
+    assert built(recipe=pair, data=DataSpec(source="python-stdlib")).dataloader.dataset != theirs.dataloader.dataset
 
 
 def test_tokenizer_larger_than_the_model() -> None:

@@ -41,7 +41,8 @@ class TitanSpec:
     """The training by TorchTitan: recipe, length, data and checkpoints."""
 
     recipe: str = setting(
-        "llama3-debug", "a shipped recipe, or MODULE:FUNCTION that returns the config of a TorchTitan trainer"
+        "llama3-debug",
+        "a shipped recipe, MODULE:FUNCTION that returns the config of a TorchTitan trainer, or what TorchTitan's command line takes: --module M --config C",
     )
     steps: int = setting(1000, "committed steps to train for; the default is small enough to watch to its end")
     seed: int = setting(1234, "any fixed number; replicas are comparable only if they start from the same seed")

@@ -44,6 +44,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"runs/[^/]+/faults", records.FaultsMade),
         (r"runs/[^/]+/account", records.Account),
         (r"runs/[^/]+/checkpoint", records.CheckpointMark),
+        (r"runs/[^/]+/removed", records.Removed),
     )
 )
 

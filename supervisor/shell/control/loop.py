@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic_core import to_jsonable_python
 
@@ -143,6 +143,8 @@ class Loop:
         self._accounted: dict[str, float] = {}
         self._policies: dict[str, int] = {}
         """Version of the last journaled policy, by run."""
+        self._launched: dict[str, int] = {}
+        """Revision at which each run was created: another run may have the name of a removed one."""
         self._notified: set[str] = set()
         """Runs whose standing notices were all sent; later ones are sent as they arise."""
         leader = self._mirror.record(keys.LEADER, LeaderRecord)
@@ -183,6 +185,7 @@ class Loop:
             return
         if self._watch.silent_s > SILENCE_S:
             self._stable_since = self._monotonic()
+        self._forget_removed()
         try:
             self._engine.offer(self._mirror, self._term)
             self._free_checked()
@@ -195,6 +198,21 @@ class Loop:
             self._resynchronise()
         self._note_store(self._watch.silent_s <= SILENCE_S)
         self._report_unreadable(changed)
+
+    def _forget_removed(self) -> None:
+        """Forgets each run that was removed, so that the next one of its name gets a journal and numbers of its own."""
+        there = {run: self._mirror.items[keys.spec(run)].create_revision for run in observe.runs(self._mirror)}
+        for run in [run for run, revision in self._launched.items() if there.get(run) != revision]:
+            if run in self._journals:
+                self._journals.pop(run).close(0.0)
+            by_run: tuple[dict[str, Any], ...] = (
+                self._stood, self._made, self._said, self._look_again, self._accounted, self._policies,
+            )  # fmt: skip
+            for known in by_run:
+                known.pop(run, None)
+            self._notified.discard(run)
+            self._telemetry.forget(run)
+        self._launched = there
 
     def _note_clock(self) -> None:
         """Notes a jump of the wall clock before anything is decided, so that later events are shown by the new clock,

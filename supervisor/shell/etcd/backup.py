@@ -23,7 +23,7 @@ from supervisor.core.model.decision import Action, Decision
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Checkpoint, Observed
 from supervisor.core.model.reason import Code, Reason
-from supervisor.core.remediation.restore import ENDED, closed, restored
+from supervisor.core.remediation.restore import ENDED, GENERATIONS, closed, restored
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Item, Snapshot, Store
 from supervisor.shell.control import cordons, observe, projection
@@ -36,6 +36,7 @@ from supervisor.wire.records import (
     NodeCheck,
     NodeDesired,
     RecordError,
+    Removed,
     Restoring,
     decode,
     encode,
@@ -224,6 +225,11 @@ def plan(backup: Backup) -> Plan:
             reason = Reason.of(Code.BACKUP_RESTORED, made=backup.made, checkpoint=said)
             action = Action(verb="resume", key=f"restore:{after.decisions}", reason=reason)
             decisions[Path(record.run_dir)] = Decision(memory=after, actions=(action,))
+    for key in mirror.of_sort("removed"):
+        # the name may have been used again since the backup
+        if (removed := mirror.record(key, Removed)) is not None:
+            numbers = ("generation", "lighthouse", "allocations", "incidents")
+            records[key] = encode(replace(removed, **{n: getattr(removed, n) + GENERATIONS for n in numbers}))
     epoch = backup.epochs_before + backup.revision + EPOCHS
     records[keys.EPOCHS_BEFORE] = encode(EpochsBefore(count=epoch))
     return Plan(records=records, sentences=tuple(sentences), epoch=epoch, decisions=decisions)

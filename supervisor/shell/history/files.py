@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +268,8 @@ class History:
 
 
 def read(run: str, run_dir: Path, system: Path) -> History:
-    """Reads everything that there is about a run; `system` is the folder that holds `nodes/`."""
+    """Reads everything that there is about a run; `system` is the folder that holds `nodes/`. Leaves out generations
+    below those that its journal has started: they are of a run that had its name before (`supervisor rm`)."""
     unreadable: list[str] = []
     journal = _right(run_dir / "journal.jsonl", unreadable, wrong_with_journal)
     shims = (
@@ -282,7 +283,33 @@ def read(run: str, run_dir: Path, system: Path) -> History:
             steps.append(Steps(*name, path.parts[-4], tuple(_right(path, unreadable, wrong_with))))
     history = of_lines(run, journal, shims, steps)
     history.unreadable += unreadable
-    return history
+    return _only(history, lambda generation, started: generation >= min(started))
+
+
+def without_later(history: History) -> History:
+    """Leaves out generations above those that its journal has started, of a run that has had its name since. No journal
+    vouches for that: only for people, never for a checker."""
+    return _only(history, lambda generation, started: generation <= max(started))
+
+
+def _only(history: History, ours: Callable[[int, Sequence[int]], bool]) -> History:
+    """Returns the history without the processes, steps and signals of generations that are not ours. `ours` judges a
+    generation by those that its group started."""
+    started: dict[int, list[int]] = {}
+    for decided in history.decisions:
+        for group, says in decided.groups.items():
+            if says.get("phase") in ("starting", "running"):
+                started.setdefault(group, []).append(int(says["generation"]))
+
+    def holds(each: Process | Steps | Signalled) -> bool:
+        return each.group not in started or ours(each.generation, started[each.group])
+
+    return replace(
+        history,
+        processes=[each for each in history.processes if holds(each)],
+        steps=[each for each in history.steps if holds(each)],
+        signals=[each for each in history.signals if holds(each)],
+    )
 
 
 def _right(

@@ -17,13 +17,14 @@ from supervisor.core.model.spec import RunSpec
 from supervisor.core.remediation import shutdown
 from supervisor.core.remediation.restore import ENDED
 from supervisor.ports.errors import Fatal, Fenced
-from supervisor.ports.store import Expect, Store
+from supervisor.ports.store import MAX_OPERATIONS, Expect, Store
 from supervisor.shell.control import observe
 from supervisor.shell.control.leader import leader
 from supervisor.shell.control.rewrite import rewrite
 from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.inspect import removal
 from supervisor.wire import environment, keys, programs
-from supervisor.wire.records import Control, RecordError, RunRecord, decode, encode
+from supervisor.wire.records import Control, RecordError, Removed, RunRecord, decode, encode
 
 RESUMABLE = ("halted", "stopped")
 """Phases of an ended run that a person may resume."""
@@ -82,20 +83,51 @@ def launched_before(store: Store, spec: RunSpec) -> RunRecord | None:
     return record
 
 
-def launch(store: Store, spec: RunSpec, home: Path) -> RunRecord:
-    """Creates the run. Raises Fatal if its name is taken or no supervisor leads."""
+def refuse_name(store: Store, name: str) -> None:
+    """Raises Fatal if a run has this name, or if no supervisor leads, which would start a new one."""
     if store.get(keys.LEADER) is None:
         raise Fatal("no supervisor leads: nothing would happen; start one with `supervisor up`")
-    run_dir = home.resolve() / spec.name
+    if store.get(keys.spec(name)) is not None:
+        raise Fatal(_taken(name))
+
+
+def _taken(name: str) -> str:
+    return (
+        f"a run named {name!r} already exists: choose another name (--name), or remove that run once it has ended: "
+        f"supervisor rm {name}"
+    )
+
+
+def launch(store: Store, spec: RunSpec, home: Path, say: Callable[[str], None] = lambda sentence: None) -> RunRecord:
+    """Creates the run. `say` gets a sentence if the folder of a removed run of this name is set aside. Raises Fatal if
+    the name is taken or no supervisor leads."""
+    name = spec.name
+    refuse_name(store, name)
+    mirror = Mirror(store.list(f"{keys.RUNS}{name}/"))
+    before = mirror.record(keys.removed(name), Removed)
+    if removal.left(mirror, name):
+        raise Fatal(
+            f"an earlier run {name} is not wholly removed: finish that with `supervisor rm {name}`, then launch again"
+        )
+    run_dir = home.resolve() / name
     record = RunRecord(spec=spec, run_dir=str(run_dir), launched_unix_s=time.time())
     try:
+        kept = removal.set_aside(run_dir) if before is not None and before.run_dir == str(run_dir) else None
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Fatal(f"cannot make the run's folder {run_dir}: {error.strerror}") from error
+    if kept is not None:
+        say(f"the files of the removed run {name} are now in {kept}")
+    first = removal.successor(spec, before) if before is not None else {}
+    records = [*first.items(), (keys.spec(name), encode(record))]
+    free = [Expect(keys.spec(name), create_revision=0)]
+    # a memory without a spec is no run yet, so the spec comes last
+    parts = [dict(records[i : i + MAX_OPERATIONS]) for i in range(0, len(records), MAX_OPERATIONS)]
     try:
-        store.commit({keys.spec(spec.name): encode(record)}, expect=[Expect(keys.spec(spec.name), create_revision=0)])
+        for part in parts:
+            store.commit(part, expect=free)
     except Fenced:
-        raise Fatal(f"a run named {spec.name!r} already exists: choose another name") from None
+        raise Fatal(_taken(name)) from None
     return record
 
 

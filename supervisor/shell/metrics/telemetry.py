@@ -111,6 +111,12 @@ class Telemetry:
         if epoch is not None:
             self.metrics.gauge("supervisor_epoch").set(epoch)
 
+    def forget(self, run: str) -> None:
+        """Drops everything about a run that was removed."""
+        self._runs.pop(run, None)
+        self._closed.pop(run, None)
+        self.metrics.drop("supervisor_", run=run)
+
     def turned(self, silent_s: float) -> None:
         """Notes a turn of the leading loop, whose watch has been silent for `silent_s`. The lease has its own thread:
         without turns, this process would keep leading, and no one would replace it."""

@@ -33,9 +33,9 @@ class RunFileError(ValueError):
         """The whole table, if one of the timeouts is unsafe; else empty."""
 
 
-def load(path: Path) -> RunSpec:
-    """Reads and checks a run file. Raises RunFileError with all problems at once; contradictions are sought only once
-    all keys and types are right."""
+def load(path: Path, name: str = "") -> RunSpec:
+    """Reads and checks a run file. `name`: the run's name in the place of the file's. Raises RunFileError with all
+    problems at once; contradictions are sought only once all keys and types are right."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:
@@ -46,7 +46,7 @@ def load(path: Path) -> RunSpec:
         body = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or deeply nested lists
         raise RunFileError([f"{path} is not valid TOML: {error}"]) from error
-    return parse(body, base=path.parent)
+    return parse({**body, "name": name} if name else body, base=path.parent)
 
 
 def parse(
@@ -88,13 +88,16 @@ def _from(base: Path, titan: TitanSpec) -> TitanSpec:
     return dataclasses.replace(titan, data=data, overrides={**titan.overrides, **here})
 
 
+def name_problem(name: str) -> str:
+    """Returns why this is no name of a run; empty if it is one."""
+    if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", name):
+        return ""
+    return f"name = {name!r}: use 1 to 63 letters, digits and inner dashes; nearest: {nearest_name(name)!r}"
+
+
 def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
     """Returns sentences about values that contradict each other, or the durations `seen` in the run."""
-    found: list[str] = []
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", spec.name):
-        found.append(
-            f"name = {spec.name!r}: use 1 to 63 letters, digits and inner dashes; nearest: {nearest_name(spec.name)!r}"
-        )
+    found = list(filter(None, [name_problem(spec.name)]))
     out_of_range = _ranges(spec)
     found += out_of_range or [row.sentence for row in timeouts.unsafe(spec, seen)]
     groups, allocation, policy = spec.groups, spec.allocation, spec.policy
@@ -173,6 +176,7 @@ def _ranges(spec: RunSpec) -> list[str]:
 
 
 def nearest_name(name: str) -> str:
+    """Returns a name of a run that resembles any text."""
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:63] or "my-run"
 
 

@@ -105,8 +105,7 @@ def from_arguments(module: str, config: str, arguments: Sequence[str], name: str
     if "data" in found.body.get("titan", {}) and overrides.pop("dataloader.dataset", None) is not None:
         found.lines.append("dataloader.dataset: left out; the text is that of titan.data.path")
     if module and config:
-        recipe = f"torchtitan.models.{module}.config_registry:{config}" if "." not in module else f"{module}:{config}"
-        _put(found.body, "titan.recipe", recipe)
+        _put(found.body, "titan.recipe", f"--module {module} --config {config}")
         name = name or config
     if overrides:
         _put(found.body, "titan.overrides", overrides)

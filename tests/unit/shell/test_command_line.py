@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
-from supervisor.cli import common, look, policy, runs, system
+from supervisor.cli import common, init, launch, look, policy, runs, system
 from supervisor.cli import hosts as hosts_commands
 from supervisor.ports.errors import Retryable
 from supervisor.shell.dev.home import system_folder
@@ -130,7 +130,7 @@ def test_words_that_are_no_utf_8(command: Sequence[str], where: str) -> None:
 
 
 def test_every_option_that_says_why_takes_utf_8_alone() -> None:
-    modules = (hosts_commands, look, policy, runs, system)
+    modules = (hosts_commands, launch, look, policy, runs, system)
     commands = [c.callback for module in modules for c in module.commands.registered_commands if c.callback]
     hints = {c.__name__: get_type_hints(c, include_extras=True) for c in commands}
     found = {name: hint["because"].__metadata__[0].callback for name, hint in hints.items() if "because" in hint}
@@ -201,7 +201,7 @@ def test_of_several_runs_a_script_has_to_name_the_one_that_it_changes(
 def test_of_several_runs_a_person_is_asked(
     several: MemoryStore, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(common, "_asks", lambda: True)
+    monkeypatch.setattr(common, "person_asked", lambda: True)
     result = CliRunner().invoke(cli.app, [*command, "--etcd", "127.0.0.1:1"], input="over\nrun\n")
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1].startswith("run: ")
@@ -228,7 +228,8 @@ def test_they_are_down_is_handed_on(at: Callable[[Any], MemoryStore]) -> None:
 
 
 def test_every_command_has_an_example_that_begins_with_it() -> None:
-    registered = [c for m in (hosts_commands, look, runs, system) for c in m.commands.registered_commands if c.callback]
+    modules = (hosts_commands, init, launch, look, runs, system)
+    registered = [c for m in modules for c in m.commands.registered_commands if c.callback]
     names = {c.name or c.callback.__name__.replace("_", "-"): c.epilog for c in registered if c.callback}
     assert {*names, "policy", "ledger"} == {name for _, name, _, _ in cli.COMMANDS}
     wrong = {n: epilog for n, epilog in names.items() if not (epilog or "").startswith(f"Example: supervisor {n}")}

@@ -82,6 +82,7 @@ def test_a_refused_run_is_not_launched(monkeypatch: pytest.MonkeyPatch, tmp_path
     file.write_text('name = "run"\n[allocation]\nengine = "slurm"\n[allocation.slurm]\npartition = "gpu"\n')
     store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="")))
     monkeypatch.setattr(common, "connect", lambda *_, **__: store)
+    monkeypatch.setattr(store, "close", lambda: None)  # one for all commands
     monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
     command = ["launch", str(file), "--etcd", "127.0.0.1:1", "--home", str(tmp_path / "runs")]
     monkeypatch.setattr(Engine, "answer", Fatal('Slurm refuses allocation.slurm.partition = "gpu": its words'))
@@ -106,6 +107,62 @@ def test_a_run_that_was_launched_before() -> None:
     assert known.run_dir == "/r"
     with pytest.raises(Fatal, match="another run is already named 'run'"):
         client.launched_before(store, RunSpec(name="run"))
+
+
+# --- names ---
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[MemoryStore, Path]:
+    """A store with the run `run`, and the run file of one of that name. TorchTitan must not be asked about it."""
+    store, file = MemoryStore(), tmp_path / "run.toml"
+    store.commit(run_values(MEMORY))
+    file.write_text('name = "run"\n')
+    monkeypatch.setattr(common, "connect", lambda *_, **__: store)
+    monkeypatch.setattr(store, "close", lambda: None)
+    monkeypatch.setattr(client, "check_titan", lambda spec: pytest.fail("the slow check was begun"))
+    return store, file
+
+
+def test_that_nobody_leads_and_that_a_name_is_taken_are_told_before_the_slow_check(
+    untouched: tuple[MemoryStore, Path],
+) -> None:
+    store, file = untouched
+    result = CliRunner().invoke(cli.app, ["launch", str(file), "--etcd", "127.0.0.1:1"])
+    assert (result.exit_code, "no supervisor leads" in result.stderr) == (1, True)
+    store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="")))
+    result = CliRunner().invoke(cli.app, ["launch", str(file), "--etcd", "127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("supervisor: a run named 'run' already exists: choose another name (--name)")
+
+
+def test_a_run_has_the_name_that_launch_is_given(
+    untouched: tuple[MemoryStore, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store, file = untouched
+    store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="")))
+    monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
+    command = ["launch", str(file), "--etcd", "127.0.0.1:1", "--home", str(tmp_path / "runs"), "--name"]
+    result = CliRunner().invoke(cli.app, [*command, "a_b"])
+    assert (result.exit_code, "name = 'a_b': use 1 to 63 letters" in result.stderr) == (2, True)
+    result = CliRunner().invoke(cli.app, [*command, "again"])
+    assert result.exit_code == 0, result.output
+    assert store.get(keys.spec("again")) is not None
+    assert (tmp_path / "runs" / "again").is_dir()
+
+
+def test_validate_asks_no_etcd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "run"\n')
+    monkeypatch.setattr(common, "connect", lambda *_, **__: pytest.fail("etcd was asked"))
+    monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
+    result = CliRunner().invoke(cli.app, ["validate", str(file)])
+    assert (result.exit_code, result.stdout) == (0, f"{file}: run 'run' is valid\n")
+    problem = "titan.recipe = 'x': no recipe 'x'"
+    monkeypatch.setattr(client, "check_titan", lambda spec: ([problem], []))
+    result = CliRunner().invoke(cli.app, ["validate", str(file)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"supervisor: {file}: {problem}" in result.stderr
 
 
 # --- timeouts ---
@@ -172,7 +229,8 @@ def test_what_is_only_short_is_noted_in_a_line_and_what_fits_is_not_printed(laun
     (note,) = [line for line in result.output.splitlines() if "policy." in line]
     assert note == "supervisor: policy.silent_timeout_s = 7 is safe but short: two leases; better 10"
     result, _ = launched("", NOTHING, *more)
-    assert len(result.output.splitlines()) == 1
+    assert len(result.stdout.splitlines()) == 1
+    assert result.stderr == "supervisor: checking the config with TorchTitan ...\n"
 
 
 @pytest.mark.parametrize("more", [(), ("--check",)])

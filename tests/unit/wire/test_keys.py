@@ -26,6 +26,7 @@ KEYS = {
     "allocation": keys.allocation("run", "run-a1"),
     "grant": keys.grant("run", "run-a1"),
     "checkpoint": keys.checkpoint("run"),
+    "removed": keys.removed("run"),
 }
 
 

@@ -39,6 +39,7 @@ KINDS = {
     "faults": "FaultsMade",
     "account": "Account",
     "checkpoint": "CheckpointMark",
+    "removed": "Removed",
     "cordon": "Cordon",
     "suspicion": "Suspicion",
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.decide import decide
@@ -23,11 +24,13 @@ from supervisor.core.model.spec import RunSpec
 from supervisor.core.report.durations import wall_clock
 from supervisor.ports.errors import Retryable
 from supervisor.ports.store import MAX_OPERATIONS
-from supervisor.shell.control import decision_inputs, loop, projection
+from supervisor.shell.control import decision_inputs, loop, observe, projection
 from supervisor.shell.control.build_info import program
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.journal import read
 from supervisor.shell.control.loop import Loop, Machine
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.inspect import client, removal
 from supervisor.shell.metrics.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -35,6 +38,7 @@ from supervisor.wire.records import (
     Digest,
     EpochsBefore,
     Health,
+    LeaderRecord,
     NodeDesired,
     NodeObserved,
     Progress,
@@ -89,6 +93,34 @@ def test_a_node_that_runs_something_and_was_never_told_is_told_that_nothing_is_w
     assert decode(item.value, NodeDesired) == NodeDesired(node="late")
     assert store.get(keys.desired("ended", "run")) is None
     assert store.get(keys.desired("other", "run")) is None
+
+
+def test_a_run_of_a_removed_runs_name_has_a_journal_and_metrics_of_its_own(store: MemoryStore, tmp_path: Path) -> None:
+    """The leader sees both changes in one turn: by the name alone it would take the new run for the old one."""
+    leads = _loop(store)
+    leads.step()
+    first = tmp_path / "journal.jsonl"
+    before = first.read_bytes()
+    assert before
+    leads._telemetry.metrics.gauge("supervisor_checkpoint_step", run="run").set(7)
+    removal.remove(_ended(store), "run", with_files=False)
+    store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="")))
+    record = client.launch(store, SPEC, tmp_path / "again")
+    leads.step()
+    assert first.read_bytes() == before
+    events = list(read(Path(record.run_dir) / "journal.jsonl"))
+    assert events[0]["event"] == "term"
+    assert {g["generation"] for line in events for g in line.get("groups", {}).values()} == {3}
+    assert b"supervisor_checkpoint_step{" not in generate_latest(leads._telemetry.metrics.registry)
+
+
+def _ended(store: MemoryStore) -> MemoryStore:
+    """Lets the run end, by another leader's hand."""
+    memory = observe.memory(Mirror(store.list(keys.PREFIX)), "run")
+    store.put(
+        keys.memory("run", "run"), encode(replace(memory, phase="halted", groups={}, allocations={}, incidents={}))
+    )
+    return store
 
 
 def test_after_an_upgrade_only_what_changes_is_written_however_much_lacks_a_new_field(

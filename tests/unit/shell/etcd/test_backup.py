@@ -28,6 +28,7 @@ from supervisor.wire.records import (
     NodeCheck,
     NodeDesired,
     Registration,
+    Removed,
     RunRecord,
     decode,
     encode,
@@ -48,6 +49,22 @@ def _state(run_dir: str, **changes: Any) -> dict[str, bytes]:
         **projection.memory_records(SPEC, memory, (INCIDENT,)),
         **projection.intent_records(SPEC, run_dir, memory),
     }
+
+
+def test_a_removed_runs_numbers_are_not_used_again_after_a_restore() -> None:
+    """Its name may have been used since the backup."""
+    store = _filled()
+    removed = Removed(run_dir="/r", generation=4, lighthouse=2, allocations=7, incidents=3)
+    store.put(keys.removed("old"), encode(removed))
+    written = backup.plan(backup.take(store)).records[keys.removed("old")]
+    after = decode(written, Removed)
+    assert after == Removed(
+        run_dir="/r",
+        generation=4 + GENERATIONS,
+        lighthouse=2 + GENERATIONS,
+        allocations=7 + GENERATIONS,
+        incidents=3 + GENERATIONS,
+    )
 
 
 def _filled(run_dir: str = "/nowhere", **changes: Any) -> MemoryStore:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.shell.control.journal import Journal
+from supervisor.shell.history.files import without_later
 from tests.unit.fault_injection.files import Files, answers, place, story
 
 
@@ -37,6 +38,25 @@ def test_another_run_and_other_processes_are_left_out(tmp_path: Path) -> None:
     history = files.load()
     assert len(history.processes) == 4
     assert len(history.steps) == 4
+
+
+def test_runs_that_had_its_name_before_or_since_are_left_out(tmp_path: Path) -> None:
+    """They have used other generations of the same groups, on the same nodes."""
+    files = story(tmp_path)
+    for generation in (0, 9):
+        spawned = {"t": 1.0, "event": "spawned", "name": f"run.1.{generation}.0", "pid": 9, "start_ticks": 9}
+        files.shims["n1"].append(spawned)
+    files.write()
+    for generation in (0, 9):
+        other = tmp_path / "system" / "nodes" / "n1" / "ranks" / f"run.1.{generation}.0"
+        other.mkdir()
+        (other / "steps.jsonl").write_text('{"event":"step","t":1.0}\n')
+    history = files.load()
+    assert [s.generation for s in history.of_group(1)] == [1, 2, 3, 9], "a checker must see what no journal knows"
+    assert [p.generation for p in history.processes if p.group == 1] == [9, 1, 2, 3]
+    alone = without_later(history)
+    assert [s.generation for s in alone.of_group(1)] == [1, 2, 3]
+    assert [p.generation for p in alone.processes if p.group == 1] == [1, 2, 3]
 
 
 def test_nothing_there_is_an_empty_history(tmp_path: Path) -> None:

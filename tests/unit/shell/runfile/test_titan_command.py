@@ -48,7 +48,7 @@ def test_a_command_line_of_torchtitan() -> None:
     assert made.body == {
         "name": "llama3-8b",
         "titan": {
-            "recipe": "torchtitan.models.llama3.config_registry:llama3_8b",
+            "recipe": "--module llama3 --config llama3_8b",
             "steps": 1000,
             "overrides": {
                 "optimizer.lr": 3e-4,
@@ -78,7 +78,7 @@ def test_an_older_job_file_with_the_five_arguments_of_the_tutorials(
     made = from_arguments("", "", [*given, "--job.dump_folder", "out"])
     titan = made.body["titan"]
     assert made.body["name"] == "train"
-    assert titan["recipe"] == "torchtitan.models.llama3.config_registry:llama3_debugmodel"
+    assert titan["recipe"] == "--module llama3 --config llama3_debugmodel"
     assert titan["steps"] == 50
     assert titan["checkpoint_interval_steps"] == 10
     assert titan["data"] == {"source": "folder", "path": f"{here}/text"}

@@ -1,0 +1,101 @@
+"""Checks of a run file that the commands share, with their exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from supervisor.cli.common import doing, endpoints_in, print_timeouts, sentences
+from supervisor.shell.dev.home import security_of, system_folder
+from supervisor.wire.printer import print_line
+
+if TYPE_CHECKING:
+    from supervisor.core.model.spec import RunSpec
+    from supervisor.shell.runfile.parse import RunFileError
+
+
+def read_run_file(file: Path, name: str) -> RunSpec:
+    """Reads a run file. Exits 2 with all its problems."""
+    from supervisor.shell.runfile import parse
+
+    try:
+        return parse.load(file, name)
+    except parse.RunFileError as error:
+        refuse(file, error)
+
+
+Given = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN.toml | --module M --config C [--KEY VALUE ...] [KEY=VALUE ...]",
+        help="The run file (docs/RUN_FILE.md); or what TorchTitan's command line takes (--training.steps 1000), with "
+        "keys of the run file as KEY=VALUE (groups.count=4). --job.config_file FILE reads an older job file.",
+        show_default=False,
+    ),
+]
+Module = Annotated[str, typer.Option("--module", metavar="M", help="Model of TorchTitan, as llama3.")]
+Config = Annotated[str, typer.Option("--config", metavar="C", help="Config of its registry, as llama3_8b.")]
+FOREIGN = {"ignore_unknown_options": True}
+"""Context of commands that take TorchTitan's options."""
+
+
+def read_given(given: list[str], module: str, config: str, name: str) -> tuple[Path, RunSpec]:
+    """Reads a run file, or makes one of TorchTitan's options. Returns what errors are of, and the spec. Exits 2 with all
+    problems."""
+    from supervisor.shell.runfile import parse, titan_command
+
+    if module or config or any(one.startswith(f"--{titan_command.JOB_FILE}") for one in given):
+        what = Path(f"--module {module} --config {config}" if module else f"--{titan_command.JOB_FILE}")
+        if bool(module) != bool(config):
+            print_line("supervisor: give --module and --config together", err=True)
+            raise typer.Exit(2)
+        try:
+            made = titan_command.from_arguments(module, config, given, name)
+            for line in made.lines:
+                print_line(f"supervisor: {line}", err=True)
+            return what, parse.parse(made.body, base=Path())
+        except parse.RunFileError as error:
+            refuse(what, error)
+    unknown = next((one for one in given if one.startswith("-")), "")
+    if unknown or len(given) != 1:
+        why = f"no such option: {unknown}" if unknown else "give one run file, or --module and --config of TorchTitan"
+        print_line(f"supervisor: {why} (supervisor launch --help)", err=True)
+        raise typer.Exit(2)
+    file = Path(given[0])
+    return file, read_run_file(file, name)
+
+
+def refuse(file: Path, error: RunFileError) -> NoReturn:
+    for problem in error.problems:
+        print_line(f"supervisor: {file}: {problem}", err=True)
+    print_timeouts("(as written)", error.timeouts)
+    raise typer.Exit(2)
+
+
+def check_titan(file: Path, spec: RunSpec) -> None:
+    """Checks the Titan part in a process of its own, and notes changes in the recipe. Exits 2 with all problems."""
+    from supervisor.shell.inspect import client
+    from supervisor.shell.runfile import parse
+
+    with doing("checking the config with TorchTitan"):
+        problems, changes = client.check_titan(spec)
+    if problems:
+        refuse(file, parse.RunFileError(problems))
+    for change in changes:
+        print_line(f"supervisor: {file}: {change}", err=True)
+
+
+def check_all(file: Path, spec: RunSpec, etcd: str, home: Path, security: str) -> None:
+    """Checks all that needs no etcd: the Titan part, and whether the engine can give the nodes. Exits 2 with the
+    problems of the file, 1 where the engine refuses the run."""
+    from supervisor.shell.engines.registry import Context, before_launch
+
+    check_titan(file, spec)
+    with sentences():
+        endpoints = tuple(endpoints_in(etcd, home))
+        context = Context(home=system_folder(home), etcd=endpoints, security=security or security_of(home))
+        note = before_launch(spec, context)
+    if note:
+        print_line(f"supervisor: {note}", err=True)

@@ -1,0 +1,215 @@
+"""Commands that write and check a run file, and start its run. Each imports what it needs: few of them use Slurm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from supervisor.cli.checks import FOREIGN, Config, Given, Module, check_all, check_titan, read_given, read_run_file
+from supervisor.cli.common import (
+    HOME,
+    Etcd,
+    Home,
+    SecurityFile,
+    endpoints_option,
+    opened_store,
+    print_timeouts,
+)
+from supervisor.core.model.measured import NOTHING, Measured
+from supervisor.ports.errors import Fatal
+from supervisor.shell.dev.home import system_folder
+from supervisor.wire import command_line, keys
+from supervisor.wire.printer import print_line
+
+if TYPE_CHECKING:
+    from supervisor.core.model.spec import RunSpec
+    from supervisor.shell.etcd import EtcdStore
+
+commands = command_line.commands()
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands to the command line."""
+    app.add_typer(commands)
+
+
+Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the run. Default: the one in the run file.")]
+
+
+@commands.command(context_settings=FOREIGN, epilog="Example: supervisor validate examples/debug.toml")
+def validate(
+    given: Given,
+    module: Module = "",
+    config: Config = "",
+    name: Name = "",
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Check a run file, and start nothing. Needs no etcd. On Slurm it asks if the cluster would accept the run's jobs."""
+    file, spec = read_given(given, module, config, name)
+    _validate(file, spec, etcd, home, security)
+
+
+@commands.command(context_settings=FOREIGN, epilog="Example: supervisor launch examples/debug.toml --follow")
+def launch(
+    given: Given,
+    module: Module = "",
+    config: Config = "",
+    name: Name = "",
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+    check: Annotated[bool, typer.Option("--check", help="Only check the run file, as `validate` does.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Start no group until each has a node (allocation.wait_for_all).")
+    ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Then show what the run waits for, its steps and its incidents until it ends. Exit code 0: finished. "
+            "1: halted, stopped, or Ctrl-C, after which the run goes on.",
+        ),
+    ] = False,
+) -> None:
+    """Check a run file and start its run."""
+    from supervisor.shell.inspect import client
+
+    file, spec = read_given(given, module, config, name)
+    if wait:
+        spec = replace(spec, allocation=replace(spec.allocation, wait_for_all=True))
+    if check:
+        _validate(file, spec, etcd, home, security)
+        return
+    with opened_store(etcd, home, security) as store:
+        client.refuse_name(store, spec.name)  # before the check, which takes seconds
+        check_all(file, spec, etcd, home, security)
+        _refuse_unsafe(file, store, spec)
+        record = client.launch(store, spec, home, print_line)
+        print_line(f"launched {spec.name}; folder {record.run_dir}. Look: supervisor status --run {spec.name}")
+        if follow:
+            _follow(store, spec.name)
+
+
+def _follow(store: EtcdStore, run: str) -> None:
+    """Follows a run until it ends. Exits 1 unless it is finished, also at Ctrl-C."""
+    from supervisor.shell.inspect import follow
+
+    try:
+        phase = follow.follow(store, run, print_line, lambda sentence: print_line(f"supervisor: {sentence}", err=True))
+    except KeyboardInterrupt:
+        print_line(
+            f"supervisor: run {run} goes on without this command. Look: supervisor top --run {run}. "
+            f"End it: supervisor stop --run {run}",
+            err=True,
+        )
+        raise typer.Exit(1) from None
+    if phase != "finished":
+        raise typer.Exit(1)
+
+
+@commands.command(
+    epilog="Example: supervisor submit run.toml --etcd etcd-0:2379,etcd-1:2379,etcd-2:2379 --home /shared/runs"
+)
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file (docs/RUN_FILE.md).")],
+    etcd: Annotated[
+        str,
+        typer.Option(
+            envvar="SUPERVISOR_ETCD", callback=endpoints_option, help="HOST:PORT of etcd, as the nodes reach it."
+        ),
+    ],
+    home: Annotated[
+        Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs, on a disk that all hosts share.")
+    ] = HOME,
+    supervisors: Annotated[int, typer.Option(min=1, help="Number of control-plane jobs, each on its own host.")] = 2,
+    partition: Annotated[
+        str, typer.Option(help="Partition of these jobs, such as one without GPUs. Default: the run file's.")
+    ] = "",
+    wait_s: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds to wait for Slurm to start the jobs; after that they stay in the queue."),
+    ] = 600.0,
+    security: SecurityFile = "",
+) -> None:
+    """Start the control plane as Slurm jobs, and a run on it. A repeated `submit` keeps the jobs and the run that exist (docs/SLURM.md)."""
+    from supervisor.shell.control.system_id import system_id
+    from supervisor.shell.engines.registry import Context, before_launch
+    from supervisor.shell.engines.slurm import control_plane as submitting
+    from supervisor.shell.engines.slurm.commands import Commands
+    from supervisor.shell.engines.slurm.engine import SlurmEngine
+    from supervisor.shell.inspect import client
+
+    spec = read_run_file(file, "")
+    if spec.allocation.engine != SlurmEngine.name:
+        print_line(
+            f'supervisor: {file}: allocation.engine = "{spec.allocation.engine}": submit needs "slurm"; for other engines use `supervisor launch`',
+            err=True,
+        )
+        raise typer.Exit(2)
+
+    def say(sentence: str) -> None:
+        print_line(sentence, err=True)
+
+    with opened_store(etcd, home, security) as store:
+        before = client.launched_before(store, spec)
+        check_titan(file, spec)
+        if before is None:
+            _refuse_unsafe(file, store, spec)
+        context = Context(home=system_folder(home), etcd=tuple(etcd.split(",")), security=security)
+        note = before_launch(spec, context)
+        if note:
+            raise Fatal(note)
+        file_given = str(Path(security).resolve()) if security else ""
+        plane = submitting.plane_of(
+            spec.allocation.slurm,
+            system=system_id(store),
+            etcd=etcd,
+            home=home,
+            security=file_given,
+            partition=partition,
+        )
+        slurm = Commands()
+        submitting.check(slurm, plane)
+        submitting.ensure(slurm, plane, supervisors, say, wait_s)
+        submitting.wait_for_leader(store, slurm, plane, say, wait_s)
+        record = before or client.launch(store, spec, home, print_line)
+        jobs = submitting.living(slurm, plane)
+    print_line(f"control plane: {submitting.told(jobs)}; to end it: scancel --name {plane.job_name}")
+    done = "was launched before" if before else "launched"
+    print_line(f"{spec.name} {done}; folder {record.run_dir}. Look: supervisor status --run {spec.name} --etcd {etcd}")
+
+
+def _validate(file: Path, spec: RunSpec, etcd: str, home: Path, security: str) -> None:
+    check_all(file, spec, etcd, home, security)
+    _note_what_is_short(spec)
+    print_line(f"{file}: run {spec.name!r} is valid")
+
+
+def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
+    """Exits 2 with the unsafe timeouts, judged by what a run of the same program took; notes those that are short."""
+    from supervisor.core.timeouts import solver
+    from supervisor.shell.control.state_cache import Mirror
+    from supervisor.shell.runfile import timeout_fit
+
+    like, seen = timeout_fit.of_one_like_it(Mirror(store.list(keys.PREFIX)), spec)
+    problems = [row.sentence for row in solver.unsafe(spec, seen)]
+    for problem in problems:
+        print_line(f"supervisor: {file}: {problem} (measured in run {like}, which trained the same)", err=True)
+    if problems:
+        print_timeouts(spec.name, solver.rows(spec, seen))
+        raise typer.Exit(2)
+    _note_what_is_short(spec, seen)
+
+
+def _note_what_is_short(spec: RunSpec, seen: Measured = NOTHING) -> None:
+    """Notes problems that do not keep the run from starting."""
+    from supervisor.shell.control import webhook
+    from supervisor.shell.runfile import timeout_fit
+
+    for sentence in (*timeout_fit.short(spec, seen), *filter(None, [webhook.not_here(spec.policy.webhook_file)])):
+        print_line(f"supervisor: {sentence}", err=True)
