@@ -217,6 +217,12 @@ def _not_here(loader: Any, known: Any) -> str:
 def _override(config: Any, key: str, value: Any, reserved: dict[str, str]) -> Problem | None:
     """Sets one field, or returns why it cannot be set."""
     place = f"titan.overrides.{key}"
+    if key == "activation_checkpoint" and isinstance(value, str):
+        # an object that no text can be
+        if value not in (kinds := _activation_checkpoints()):
+            return Problem(place, value, f"{key!r} = {value!r}: expected one of {', '.join(kinds)}")
+        config.activation_checkpoint = kinds[value]
+        return None
     for name, instead in reserved.items():
         if _below(key, (name,)):
             return Problem(place, value, f"is not an override: set {instead}", instead if "." in instead else "")
@@ -244,6 +250,12 @@ def _override(config: Any, key: str, value: Any, reserved: dict[str, str]) -> Pr
         else:
             setattr(owner, leaf, value)
     return None
+
+
+def _activation_checkpoints() -> dict[str, Any]:
+    from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+
+    return {"none": None, "full": FullAC.Config(), "selective": SelectiveAC.Config()}
 
 
 def _optimizers_with(config: Any, name: str) -> list[dict[str, Any]]:

@@ -380,3 +380,12 @@ def test_a_tokenizer_beside_the_recipe_is_found(tmp_path: Path, monkeypatch: pyt
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert built(recipe="of_a_user:mine").hf_assets_path == str(tmp_path / "words")
+
+
+def test_activation_checkpoints_are_named() -> None:
+    assert built(overrides={"activation_checkpoint": "none"}).activation_checkpoint is None
+    assert (
+        type(built(overrides={"activation_checkpoint": "full"}).activation_checkpoint).__qualname__ == "FullAC.Config"
+    )
+    (problem,) = problems(overrides={"activation_checkpoint": "some"})
+    assert "none, full, selective" in problem.message

@@ -30,6 +30,7 @@ OUR_KEYS: Mapping[str, str] = {
 """TorchTitan's name -> the run file's key."""
 
 MOVED: Mapping[str, str] = {
+    "activation_checkpoint.mode": "activation_checkpoint",
     "model.hf_assets_path": "hf_assets_path",
     "model.tokenizer_path": "hf_assets_path",
     "training.batch_size": "training.local_batch_size",
@@ -68,8 +69,7 @@ LEFT_OUT: Mapping[str, str] = {
 """Names without a place here -> why."""
 
 BY_A_RECIPE: Mapping[str, str] = {
-    "activation_checkpoint.mode": "activation_checkpoint is an object of TorchTitan 0.3 (FullAC, SelectiveAC, None)",
-    "activation_checkpoint.selective_ac_option": "activation_checkpoint is an object of TorchTitan 0.3 (SelectiveAC)",
+    "activation_checkpoint.selective_ac_option": "TorchTitan 0.3 selects operations, no longer layers",
     "model.converters": "float8 and others are given to model_registry(..., converters=[...])",
     "model.norm_type": "it is a part of the model's config (model_spec)",
 }
@@ -197,7 +197,9 @@ def _translate(
     key: str, value: Any, folders: Sequence[Path], found: Translated, overrides: dict[str, Any]
 ) -> Iterator[str]:
     """Puts one setting in its place; yields a problem if it has none."""
-    if key in LEFT_OUT:
+    if (key, value) == ("activation_checkpoint.selective_ac_option", "op"):
+        found.lines.append(f"{key} = {value!r}: left out; it is the only way of TorchTitan 0.3")
+    elif key in LEFT_OUT:
         found.lines.append(f"{key} = {value!r}: left out; {LEFT_OUT[key]}")
     elif key in BY_A_RECIPE:
         yield f"{key} = {value!r}: {BY_A_RECIPE[key]}: set it in a function of your own, and name that as MODULE:FUNCTION"

@@ -32,6 +32,9 @@ seq_len = 2048
 steps = 10
 dataset = "c4_test"
 data_parallel_shard_degree = -1
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
 [checkpoint]
 enable_checkpoint = false
 interval = 10
@@ -85,6 +88,7 @@ def test_an_older_job_file_with_the_five_arguments_of_the_tutorials(
     assert titan["overrides"] == {
         "optimizer.betas": [0.9, 0.95],
         "profiler.enable_profiling": True,
+        "activation_checkpoint": "selective",
         "metrics.log_freq": 1,
         "optimizer.param_groups.0.optimizer_name": "AdamW",
         "optimizer.lr": 8e-4,
@@ -101,7 +105,7 @@ def test_an_older_job_file_with_the_five_arguments_of_the_tutorials(
     ("module", "arguments", "names"),
     [
         ("llama3", ["1000"], "1000"),
-        ("llama3", ["--activation_checkpoint.mode", "full"], "activation_checkpoint.mode"),
+        ("llama3", ["--activation_checkpoint.selective_ac_option", "2"], "selective_ac_option"),
         ("", ["--job.config_file", "/nowhere/train.toml"], "/nowhere/train.toml"),
     ],
 )
