@@ -24,16 +24,20 @@ def problems(titan: TitanSpec, groups: GroupsSpec) -> Lines:
     return looked_at(titan, groups)[0]
 
 
-def looked_at(titan: TitanSpec, groups: GroupsSpec) -> tuple[Lines, Lines]:
-    """Returns all problems of a spec, and what is changed in its recipe's config: key, before, after, reason."""
+def looked_at(titan: TitanSpec, groups: GroupsSpec, here: bool = False) -> tuple[Lines, Lines]:
+    """Returns all problems of a spec, and what is changed in its recipe's config: key, before, after, reason. `here`:
+    the run is to train on this machine, whose memory is known."""
     mends.apply()
-    from titan_actor import config, fit
+    from titan_actor import config, fit, memory
 
     try:
         built, changes = config.resolved(titan)
     except config.ConfigError as error:
         return [dataclasses.asdict(problem) for problem in error.problems], []
     found = fit.problems(built, titan, groups)
+    ranks = groups.ranks_per_group
+    if here and not found and (why := memory.problem(built, ranks, groups.count * ranks)):
+        found = [config.Problem("groups.ranks_per_group", ranks, why)]
     return [dataclasses.asdict(problem) for problem in found], [dataclasses.asdict(change) for change in changes]
 
 
@@ -47,7 +51,7 @@ def main() -> int:
     except RecordError as error:
         print(f"stdin is not a RunRecord: {error}", file=sys.stderr)
         return 2
-    found, changes = looked_at(spec.titan, spec.groups)
+    found, changes = looked_at(spec.titan, spec.groups, here=spec.allocation.engine == "local")
     told = {"problems": found, "changes": changes}
     if "--show" in sys.argv[1:] and not found:
         from titan_actor import config

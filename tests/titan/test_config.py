@@ -389,3 +389,25 @@ def test_activation_checkpoints_are_named() -> None:
     )
     (problem,) = problems(overrides={"activation_checkpoint": "some"})
     assert "none, full, selective" in problem.message
+
+
+def test_a_model_larger_than_the_memory_here_is_refused() -> None:
+    """Llama 3 70B: 70.55 B parameters, in float32 with gradients and AdamW's two states."""
+    from titan_actor import check, config, memory
+
+    overrides = {"hf_assets_path": str(Path("titan_actor/assets/tokenizer").resolve())}
+    spec = TitanSpec(
+        recipe="torchtitan.models.llama3.config_registry:llama3_70b",
+        overrides={**overrides, "validator.enable": False},
+        data=DataSpec(source="python-stdlib"),
+    )
+    made = config.from_spec(spec)
+    assert memory.least_bytes(made, 1) == pytest.approx(70.55e9 * 16, rel=0.001)
+    assert memory.least_bytes(made, 8) == memory.least_bytes(made, 1) // 8
+    made.parallelism.data_parallel_replicate_degree = 2
+    assert memory.least_bytes(made, 8) == memory.least_bytes(made, 1) // 4
+    groups = GroupsSpec(count=2, ranks_per_group=8)
+    assert check.looked_at(spec, groups)[0] == []
+    (found,) = check.looked_at(spec, groups, here=True)[0]
+    assert found["key"] == "groups.ranks_per_group"
+    assert "at least" in str(found["message"])
