@@ -220,9 +220,15 @@ class Shim:
         self._end_left_behind()
 
     async def _spawn(self, request: dict[str, Any]) -> Child:
-        name, log = request["name"], request["log"]
-        environment = {str(key): str(value) for key, value in request["env"].items()}
-        environment[marks.STARTED_BY] = marks.mark(name)
+        name, log, directory = request["name"], request["log"], str(request.get("directory", ""))
+        around = environment.of_rank(
+            os.environ,
+            {str(key): str(value) for key, value in request["env"].items()},
+            request.get("pass", ()),
+            request.get("unset", ()),
+            (self._settings.address,),
+        )
+        mark = {marks.STARTED_BY: marks.mark(name)}
         await self._records.done(partial(os.makedirs, request["folder"], exist_ok=True))
         # before the process exists: if the shim is killed in between, the next one knows that this name was used
         self._table.put(Child(name, 0, 0, request["folder"]))
@@ -231,9 +237,9 @@ class Shim:
             await self._until_none_is_left_behind()
             if self._stop.is_set():
                 raise Refusal("this node is stopping")  # `_end_all` has already looked for what runs
-            child = await self._fork_warm(request, environment)
+            child = await self._fork_warm(request, around, mark)
             if child is None:
-                pid = process.start(request["argv"], {**os.environ, **environment}, log)
+                pid = process.start(request["argv"], {**around, **mark}, log, directory=directory)
                 stat = process.stat_of(pid)
                 child = Child(name, pid, stat.start_ticks if stat else 0, request["folder"])
         except BaseException:
@@ -247,13 +253,15 @@ class Shim:
             self._ended(child.pid, *early)
         return child
 
-    async def _fork_warm(self, request: dict[str, Any], environment: dict[str, str]) -> Child | None:
+    async def _fork_warm(self, request: dict[str, Any], around: dict[str, str], mark: dict[str, str]) -> Child | None:
         """Returns the warm process's fork, or None if the trainer must start cold."""
-        if self._warm is None or self._warm.state != "ready" or not request.get("launch") or request.get("cold"):
+        if self._warm is None or not request.get("launch") or request.get("cold"):
+            return None
+        if not self._warm.begin_in(around, str(request.get("directory", ""))) or self._warm.state != "ready":
             return None
         self._forking += 1
         try:
-            pid = await self._warm.fork(request["launch"], request["log"], environment)
+            pid = await self._warm.fork(request["launch"], request["log"], mark)
         except ForkError as error:
             process.say(f"the warm process forked no trainer for {request['name']}: {error}; starting it cold")
             self._kill_strangers()
@@ -336,7 +344,7 @@ class Shim:
             request = json.loads(line)
             return await self._do(request)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return {"ok": False, "error": f"bad request {line[:200]!r}: {type(error).__name__}: {error}"}
+            return {"ok": False, "error": f"bad request {line[:40]!r}: {type(error).__name__}: {error}"}
         except (Refusal, OSError) as error:
             return {"ok": False, "error": str(error)}
 
