@@ -2,12 +2,14 @@
 changed in the recipe's config.
 
 Prints {"problems": [{"key", "value", "message", "nearest"}, ...], "changes": [{"key", "before", "after", "reason"},
-...]}. Exits 0 without problems, 1 with some, 2 when stdin is no RunRecord.
+...]}. Exits 0 without problems, 1 with some, 2 when stdin is no RunRecord. Where torch or what stands on it is not
+installed, "missing" names that, nothing is checked, and it exits 0.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import sys
@@ -17,6 +19,8 @@ from supervisor.wire.records import RecordError, RunRecord, decode
 from titan_actor import mends
 
 Lines = list[dict[str, object]]
+
+NEEDED = ("torch", "torchft", "torchtitan")
 
 
 def problems(titan: TitanSpec, groups: GroupsSpec) -> Lines:
@@ -47,8 +51,9 @@ def main() -> int:
     except RecordError as error:
         print(f"stdin is not a RunRecord: {error}", file=sys.stderr)
         return 2
-    found, changes = looked_at(spec.titan, spec.groups)
-    json.dump({"problems": found, "changes": changes}, answer, default=str)
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    found, changes = ([], []) if missing else looked_at(spec.titan, spec.groups)
+    json.dump({"problems": found, "changes": changes, "missing": missing}, answer, default=str)
     answer.write("\n")
     answer.flush()
     return 1 if found else 0

@@ -206,6 +206,7 @@ def _become(
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and children would inherit that
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a step of srun gets the shim's notice in all of its processes
         os.setsid()
         die_with_parent(parent)
         nothing = os.open(os.devnull, os.O_RDONLY)

@@ -58,7 +58,7 @@ def launch(
     from supervisor.shell.engines.registry import Context, before_launch
     from supervisor.shell.inspect import client
 
-    spec = _checked_spec(file)
+    spec, checked = _checked_spec(file)
     if wait:
         spec = replace(spec, allocation=replace(spec.allocation, wait_for_all=True))
     with sentences():
@@ -69,7 +69,7 @@ def launch(
         print_line(f"supervisor: {note}", err=True)
     if check:
         _note_what_is_short(spec)
-        print_line(f"{file}: run {spec.name!r} is valid")
+        print_line(f"{file}: run {spec.name!r} is valid{'' if checked else ', as far as it was checked'}")
         return
     with opened_store(etcd, home, security) as store:
         _refuse_unsafe(file, store, spec)
@@ -109,7 +109,7 @@ def submit(
     from supervisor.shell.engines.slurm.engine import SlurmEngine
     from supervisor.shell.inspect import client
 
-    spec = _checked_spec(file)
+    spec, _ = _checked_spec(file)
     if spec.allocation.engine != SlurmEngine.name:
         print_line(
             f'supervisor: {file}: allocation.engine = "{spec.allocation.engine}": submit needs "slurm"; for other engines use `supervisor launch`',
@@ -148,14 +148,18 @@ def submit(
     print_line(f"{spec.name} {done}; folder {record.run_dir}. Look: supervisor status --run {spec.name} --etcd {etcd}")
 
 
-def _checked_spec(file: Path) -> RunSpec:
-    """Reads a run file. Exits 2 with all its problems."""
+def _checked_spec(file: Path) -> tuple[RunSpec, bool]:
+    """Reads a run file. Returns false with it if this machine cannot check its config. Exits 2 with all its problems."""
     from supervisor.shell.inspect import client
     from supervisor.shell.runfile import parse
 
     try:
         spec = parse.load(file)
-        problems, changes = client.check_titan(spec)
+        try:
+            problems, changes = client.check_titan(spec)
+        except client.NotChecked as why:
+            print_line(f"supervisor: {file}: {why}", err=True)
+            return spec, False
         if problems:
             raise parse.RunFileError(problems)
         for change in changes:
@@ -165,7 +169,7 @@ def _checked_spec(file: Path) -> RunSpec:
             print_line(f"supervisor: {file}: {problem}", err=True)
         print_timeouts("(as written)", error.timeouts)
         raise typer.Exit(2) from None
-    return spec
+    return spec, True
 
 
 def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:

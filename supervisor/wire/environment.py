@@ -30,8 +30,13 @@ SECRET = re.compile(
 )
 """Found in the name of a variable that holds a secret."""
 
-OURS = ("SUPERVISOR_*", "EVERSTEP_*")
-"""Names of our own variables, which no run file sets."""
+SET_BY_US = {
+    "SUPERVISOR_*": "names that begin like this are Everstep's own",
+    "EVERSTEP_*": "names that begin like this are Everstep's own",
+    "GLOO_SOCKET_IFNAME": "a trainer listens at the interface that has its node's --address",
+    "NCCL_SOCKET_IFNAME": "a trainer listens at the interface that has its node's --address",
+}
+"""Further names that a run file must not set, and why: we would overwrite them, or depend on them."""
 
 ALWAYS = (
     *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "CONDA_PREFIX"),
@@ -120,8 +125,8 @@ def of_rank(
 
 def refused(name: str) -> str:
     """Returns why a run file must not set a variable; empty if it may."""
-    if fits(name, OURS):
-        return "names that begin like this are Everstep's own"
+    if why := next((why for ours, why in SET_BY_US.items() if fits(name, [ours])), ""):
+        return why
     rule = _rule(name, "all") or _rule(name, "node")
     return rule.why if rule is not None and rule.does == "removed" else ""
 

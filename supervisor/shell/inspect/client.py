@@ -29,17 +29,33 @@ RESUMABLE = ("halted", "stopped")
 """Phases of an ended run that a person may resume."""
 
 
-def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
-    """Returns the problems of the Titan part, and what is changed in its recipe's config, as sentences.
+class NotChecked(Exception):
+    """The Titan part cannot be checked on this machine; the text says why, and what to do."""
 
-    Runs a process of its own, because only `titan_actor` imports torch.
+
+def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
+    """Returns the problems of the Titan part, and what is changed in its recipe's config, as sentences. Raises
+    NotChecked.
+
+    Runs a process of its own, because only `titan_actor` imports torch, and in the environment of the run's ranks: a
+    recipe of the user's may need it.
     """
-    record = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0))
+    record, env = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0)), spec.env
     result = subprocess.run(
-        programs.command("check"), input=record, capture_output=True, check=False, env=environment.decided(os.environ)
+        programs.command("check"),
+        input=record,
+        capture_output=True,
+        check=False,
+        env=environment.of_rank(os.environ, env.set, env.pass_, env.unset),
+        cwd=env.directory if os.path.isdir(env.directory) else None,
     )
     try:
         found = json.loads(result.stdout)
+        if missing := found.get("missing"):
+            raise NotChecked(
+                f"the config was not checked, since this machine has no {' and no '.join(missing)}: install "
+                "everstep[trainer] to check it here; a node that cannot train it says so at its start"
+            )
         return [_problem(p) for p in found["problems"]], [_change(c) for c in found.get("changes", ())]
     except (ValueError, KeyError):
         tail = result.stderr.decode(errors="replace").strip().splitlines()[-3:]

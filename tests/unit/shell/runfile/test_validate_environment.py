@@ -43,7 +43,10 @@ def test_a_secret_is_refused_with_the_way_out(name: str) -> None:
     assert "x7x7" not in problem
 
 
-@pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "TORCHFT_LIGHTHOUSE", "SUPERVISOR_SHIM_PID", "EVERSTEP_RUN"])
+@pytest.mark.parametrize(
+    "name",
+    ["RANK", "MASTER_ADDR", "TORCHFT_LIGHTHOUSE", "SUPERVISOR_SHIM_PID", "EVERSTEP_RUN", "NCCL_SOCKET_IFNAME"],
+)
 def test_what_everstep_sets_is_refused_with_the_reason(name: str) -> None:
     why = environment.refused(name)
     assert why
