@@ -107,12 +107,17 @@ class Hooks:
                 return None
             raise StartFailed(await self._files.done(partial(self._why, stay, "before", record)), _code(record))
 
-    def look(self, wanted: Mapping[str, NodeDesired], busy: Collection[str]) -> None:
-        """Begins the hook `after` of each run that has left this node. `busy`: runs with ranks here. A run without a
-        record in `wanted` is unknown, and stays."""
+    def left(self) -> bool:
+        """Returns true while a run with hooks has not left this node."""
+        return bool(self._stays)
+
+    def look(self, wanted: Mapping[str, NodeDesired], busy: Collection[str], stopping: bool) -> None:
+        """Begins the hook `after` of each run that has left this node. `busy`: runs with ranks here. `stopping`: the
+        node ends, and so all runs leave it. Else a run without a record in `wanted` is unknown, and stays."""
         for run, stay in self._stays.items():
             there = wanted.get(run)
-            if there is None or there.trainers or run in busy or run in self._leaving or self._locks[run].locked():
+            leaves = stopping or (there is not None and not there.trainers)
+            if not leaves or run in busy or run in self._leaving or self._locks[run].locked():
                 continue
             self._leaving[run] = asyncio.create_task(self._leave(stay))
 

@@ -90,7 +90,8 @@ class Agent:
         self._wake = asyncio.Event()
         self._ending = asyncio.Event()
         self._told_to_end: float | None = None
-        self._shim_stops = False
+        self._shim_stops: float | None = None
+        """When the shim reported that it ends."""
         self._terms: dict[str, float] = {}
         """When TERM was sent to each process; KILL follows after the grace."""
         self._killed: set[str] = set()
@@ -298,14 +299,19 @@ class Agent:
         self._may_end()
 
     def _on_stopping(self) -> None:
-        self._shim_stops = True
+        self._shim_stops = self._loop.time()
         self._wake.set()
 
     def _may_end(self) -> None:
         if self._told_to_end is None:
             return
-        late = not self._shim_stops and self._loop.time() - self._told_to_end >= TERM_PATIENCE_S
-        if late or not self._view.running():
+        now = self._loop.time()
+        if self._shim_stops is None:
+            stays = now - self._told_to_end < TERM_PATIENCE_S and bool(self._view.running())
+        else:  # as long as the shim waits for the hooks
+            hooks = self._hooks.left() and now - self._shim_stops < 2 * self._settings.grace_s
+            stays = hooks or bool(self._view.running())
+        if not stays:
             self._ending.set()
 
     def _on_leaving(self, why: str) -> None:
@@ -374,7 +380,8 @@ class Agent:
             except ShimRefused as error:
                 log.warning("the shim refused %s: %s", action, error)
         starting = {name.run for name in self._view.announced}
-        self._hooks.look(wanted, starting | {way.partition(".")[0] for way in self._view.running_ways()})
+        busy = starting | {way.partition(".")[0] for way in self._view.running_ways()}
+        self._hooks.look(wanted, busy, self._shim_stops is not None)
         if not self._looks.stalled:
             self._command(now)
         wants = any(node.trainers for node in self._wanted.by_run.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection.testbed.nodes import Node, Nodes, desire, kill, observed, rank, running, trainer
+from fault_injection.testbed.nodes import Node, Nodes, desire, kill, observed, rank, registration, running, trainer
 from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import EnvSpec, HooksSpec
 from supervisor.ports.store import Store
@@ -165,3 +165,19 @@ def test_a_hook_of_a_start_that_is_withdrawn_is_killed(nodes: Nodes, store: Stor
     eventually(lambda: BEFORE not in node.records() and not observed(store, "n0").trainers, 10)
     assert spawned(node) == [BEFORE]
     assert os.path.exists(node.folder / "hooks" / "toy" / "before.log")
+
+
+def test_a_node_that_ends_runs_the_hook_after_within_its_grace(nodes: Nodes, store: Store, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    slow, quick = (hook(f"echo begun >>{told}", f"sleep {s}", f"echo done >>{told}") for s in (1000, 0.2))
+    for after, said, options in ((quick, ["begun", "done"], ()), (slow, ["begun"], ("--grace-s=0.3",))):
+        told.unlink(missing_ok=True)
+        node = nodes.cold(f"n{len(options)}", *options)
+        desire(store, node.name, trainer(hooks=HooksSpec(after=after)))
+        running(store, node, 1)
+        node.shim.terminate()
+        assert node.shim.wait(timeout=20) == 0
+        assert told.read_text().split() == said
+        assert node.left() == []
+        assert rank(store, node.name, 1).state == "exited", "the agent reported the end"
+        assert registration(store, node.name) is None
