@@ -319,7 +319,8 @@ class HooksSpec:
         'before the node\'s first rank of the run, as ["/shared/me/stage-data.sh"]; if it fails, the start has failed',
     )
     after: tuple[str, ...] = setting(
-        (), "after the node's last rank of the run; a failure is only reported. A node that is lost or ended runs none"
+        (),
+        "after the node's last rank of the run; a failure is only reported. At a node's end it has 10 s; a lost node runs none",
     )
     timeout_s: float = setting(
         60.0,
