@@ -16,7 +16,7 @@ HEAVY := tests/slurm/test_rungs.py \
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo help test test-nightly test-bare check chaos chaos-long killpoints ground sim bench bench-detection bench-slurm install install-dev debian docs clean
+.PHONY: demo help test test-nightly test-bare check chaos gpu chaos-long killpoints ground sim bench bench-detection bench-slurm install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -45,6 +45,9 @@ check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 chaos: debian  ## every fault that can be made here, once, with real trainers: a certificate in runs/chaos
 	rm -rf runs/chaos
 	$(BIN)/supervisor chaos run fault_injection/schedules/every.toml
+
+gpu: install  ## what one CUDA device shows: two groups that share it, a kill, a compiled config, step time beside TorchTitan's own trainer; at most eight minutes
+	$(BIN)/python -m benchmarks.gpu
 
 chaos-long: debian  ## twenty seeds, each of eight faults, some at once, groups of two ranks, and what older seeds found: about two hours; CHAOS=--go-on goes on with one that was interrupted
 	$(BIN)/python -m benchmarks.chaos_compound $(CHAOS)

@@ -35,10 +35,13 @@ from supervisor.core.model.spec import AllocationSpec, DataSpec, GroupsSpec, Pol
 from supervisor.wire.records import RunRecord, encode
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
+STAND_INS = Path(__file__).parent / "torch_2_11"
 WARM_UP_STEPS = 20
 """First steps of a run that do not count: they compile, allocate and wait for the other group."""
 TURNS = 3
 UP_LIMIT_S = 60.0
+HALT_LOOK_S = 5.0
+"""Seconds between looks at whether a run has halted: each is a command."""
 PART_LIMIT_S = {"kill": 150.0, "compiled": 150.0, "step_time": 45.0}
 """Most seconds of a part; of `step_time`, of each of its six runs."""
 
@@ -54,7 +57,7 @@ class Size:
     steps: int
 
 
-ON_A_DEVICE = Size("benchmarks.gpu_recipes:stock", "benchmarks.gpu_recipes:compiled", 400, 120, 100 + WARM_UP_STEPS)
+ON_A_DEVICE = Size("benchmarks.gpu_recipes:stock", "benchmarks.gpu_recipes:compiled", 200, 80, 100 + WARM_UP_STEPS)
 DRY = Size("benchmarks.gpu_recipes:small", "benchmarks.gpu_recipes:small", 150, 60, 30 + WARM_UP_STEPS)
 
 
@@ -152,23 +155,29 @@ def spec(name: str, recipe: str, steps: int, groups: int, digests: int = 0) -> R
     )
 
 
-def until(what: str, asked: Callable[[], Any], limit: float, system: System) -> Any:
-    """Returns what `asked` gives as soon as that is true. Raises Failed after `limit` (a time.monotonic())."""
+def until(what: str, asked: Callable[[], Any], limit: float, system: System, name: str = "") -> Any:
+    """Returns what `asked` gives as soon as that is true. Raises Failed after `limit` (a time.monotonic()), or once the
+    run `name` has halted."""
+    looked = time.monotonic()
     while not (answer := asked()):
         if system.up.poll() is not None:
             raise Failed(f"supervisor up ended with {system.up.returncode} before {what}")
         if time.monotonic() > limit:
             raise Failed(f"not in time: {what}")
+        if name and time.monotonic() - looked > HALT_LOOK_S:
+            looked = time.monotonic()
+            if system.status(name)["phase"] == "halted":
+                raise Failed(f"{name} halted: {system.command('incidents', '--run', name)}")
         time.sleep(0.05)
     return answer
 
 
 @contextmanager
-def running(home: Path, environment: dict[str, str]) -> Iterator[System]:
+def running(home: Path, environment: dict[str, str], *options: str) -> Iterator[System]:
     home.mkdir(parents=True)
     with (home / "up.log").open("wb") as log:
         up = subprocess.Popen(
-            [sys.executable, "-m", "supervisor", "up", "--nodes", "2", "--home", str(home)],
+            [sys.executable, "-m", "supervisor", "up", "--nodes", "2", "--home", str(home), *options],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
         )  # fmt: skip
     system = System(home, up, environment)
@@ -192,14 +201,7 @@ def joint(system: System, name: str) -> list[dict[str, Any]]:
 
 def finished(system: System, name: str, limit: float) -> None:
     """Waits until the run has finished. Raises Failed if it halts or the time is over."""
-
-    def phase() -> bool:
-        now = system.status(name)["phase"]
-        if now == "halted":
-            raise Failed(f"{name} halted: {system.command('explain', '--run', name)}")
-        return bool(now == "finished")
-
-    until(f"{name} has finished", phase, limit, system)
+    until(f"{name} has finished", lambda: system.status(name)["phase"] == "finished", limit, system, name)
 
 
 def step_s(steps: list[dict[str, Any]]) -> dict[str, float]:
@@ -228,12 +230,12 @@ def kill(system: System, size: Size) -> dict[str, Any]:
     name, limit = "kill", time.monotonic() + PART_LIMIT_S["kill"]
     launched = time.time()
     system.launch(spec(name, size.recipe, size.kill_steps, 2, digests=20))
-    until("a third of the steps is joint", lambda: len(joint(system, name)) > size.kill_steps // 3, limit, system)
+    until("a third of the steps is joint", lambda: len(joint(system, name)) > size.kill_steps // 3, limit, system, name)
     first = joint(system, name)[0]
     victim = system.started(name, 1, 1)
     killed = time.time()
     os.kill(victim["pid"], signal.SIGKILL)
-    until("the killed group steps again", lambda: system.steps(name, 1, 2), limit, system)
+    until("the killed group steps again", lambda: system.steps(name, 1, 2), limit, system, name)
     finished(system, name, limit)
     again = system.started(name, 1, 2)
     alone = next((one for one in system.steps(name, 0) if one["t"] > killed), None)
@@ -293,6 +295,9 @@ def without_us(system: System, named: RunSpec) -> list[dict[str, Any]]:
     return [{"t": t} for t in json.loads(done.stdout)]
 
 
+PARTS = {"kill": kill, "compiled": compiled, "step_time": step_time}
+
+
 def machine() -> dict[str, Any]:
     """Returns what this was measured on."""
     found: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}
@@ -309,6 +314,8 @@ def main() -> int:
     """Does all parts; exits 0 if each did what it should."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="on a processor, small")
+    parser.add_argument("--cold", action="store_true", help="without warm processes")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this one; may be given again")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file for the figures")
     given = parser.parse_args()
     size, environment = ON_A_DEVICE, dict(os.environ)
@@ -326,13 +333,17 @@ def main() -> int:
         "commit": commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
+    if here["torch"].startswith("2.11."):
+        folders = filter(None, (str(STAND_INS), environment.get("PYTHONPATH")))
+        environment["PYTHONPATH"] = os.pathsep.join(folders)
+        results["stand_ins"] = "torch 2.11 lacks names that TorchTitan 0.3.0 imports: benchmarks/torch_2_11"
     wrong = 0
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="everstep-gpu-"))
-    with running(folder / "runs", environment) as system:
-        for name, part in (("kill", kill), ("compiled", compiled), ("step_time", step_time)):
+    with running(folder / "runs", environment, *["--cold"] * given.cold) as system:
+        for name in given.part or PARTS:
             try:
-                results[name] = part(system, size)
+                results[name] = PARTS[name](system, size)
             except (Failed, subprocess.TimeoutExpired, LookupError, ValueError) as error:
                 results[name] = {"failed": f"{type(error).__name__}: {error}"[:3000], "logs": logs(system)}
                 wrong += 1

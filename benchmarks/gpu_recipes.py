@@ -1,4 +1,7 @@
-"""TorchTitan's debug model as its own registry gives it, for `benchmarks.gpu`: what a device adds is switched on there."""
+"""TorchTitan's debug model as its own registry gives it, for `benchmarks.gpu`: what a device adds is switched on there.
+
+The loss is not the chunked one, whose backward pass ends torch 2.11 with SIGSEGV.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,23 @@ from typing import Any
 
 
 def stock() -> Any:
-    """`llama3_debugmodel`, whose text is Python's standard library: batch 8 of 2048 tokens in bfloat16, flex attention."""
+    """`llama3_debugmodel_ce_loss`, whose text is Python's standard library: batch 8 of 2048 tokens in bfloat16, flex attention."""
     from torchtitan.models.llama3 import config_registry
 
-    return _here(config_registry.llama3_debugmodel())
+    return _here(config_registry.llama3_debugmodel_ce_loss())
 
 
 def compiled() -> Any:
-    """The same with `torch.compile` and FlashAttention (`varlen`), which only CUDA has."""
+    """`llama3_debugmodel_varlen_attn`: the same with `torch.compile` and FlashAttention (`varlen`), which only CUDA has."""
     from torchtitan.models.llama3 import config_registry
 
-    config = _here(config_registry.llama3_debugmodel_varlen_attn())
+    config = _here(config_registry.llama3_debugmodel_ce_loss())
     config.compile.enable = True
     return config
 
 
 def small() -> Any:
-    """`llama3_debugmodel` at a size that a processor trains, for a dry run."""
+    """The same at a size that a processor trains, for a dry run."""
     config = stock()
     config.training.local_batch_size, config.training.seq_len = 2, 64
     config.training.mixed_precision_param = "float32"

@@ -1,9 +1,10 @@
 """`python -m titan_actor.check`: reads a RunRecord on stdin, and prints the problems of its Titan part, and what is
-changed in the recipe's config.
+changed in the recipe's config. With `--show`, also every field of the config.
 
 Prints {"problems": [{"key", "value", "message", "nearest"}, ...], "changes": [{"key", "before", "after", "reason"},
-...]}. Exits 0 without problems, 1 with some, 2 when stdin is no RunRecord. Where torch or what stands on it is not
-installed, "missing" names that, nothing is checked, and it exits 0.
+...], "settings": [{"key", "value", "by", "reason", "before"}, ...]}. Exits 0 without problems, 1 with some, 2 when stdin
+is no RunRecord. Where torch or what stands on it is not installed, "missing" names that, nothing is checked, and it
+exits 0.
 """
 
 from __future__ import annotations
@@ -53,7 +54,12 @@ def main() -> int:
         return 2
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     found, changes = ([], []) if missing else looked_at(spec.titan, spec.groups)
-    json.dump({"problems": found, "changes": changes, "missing": missing}, answer, default=str)
+    told: dict[str, object] = {"problems": found, "changes": changes, "missing": missing}
+    if "--show" in sys.argv[1:] and not found and not missing:
+        from titan_actor import config
+
+        told["settings"] = [dataclasses.asdict(setting) for setting in config.shown(spec.titan)]
+    json.dump(told, answer, default=str)
     answer.write("\n")
     answer.flush()
     return 1 if found else 0

@@ -14,8 +14,8 @@ from typing import Any, Literal, Union
 
 from supervisor.core.model.spec import DataSpec, TitanSpec
 from supervisor.wire.records import TrainerLaunch
-from titan_actor import data, mends, recipes
-from titan_actor.lift import Change, lifted
+from titan_actor import data, fields, mends, recipes
+from titan_actor.lift import Change, lift, trainer_config
 
 ASSETS = "tests/assets/"
 NOT_IN_WHEEL = "of TorchTitan's repository, which its wheel does not hold: name the data under [titan.data]"
@@ -24,8 +24,12 @@ RESERVED = {
     "training.steps": "titan.steps",
     "debug.seed": "titan.seed",
     "dump_folder": "the run's own folder",
-    "checkpoint": "titan.checkpoint_interval_steps and titan.checkpoints_kept",
     "fault_tolerance": "groups and torchft",
+    **{
+        f"checkpoint.{name}": "titan.checkpoint_interval_steps and titan.checkpoints_kept"
+        for name, row in fields.TABLE["checkpoint"].items()
+        if row.standing == "ours"
+    },
 }
 """Fields that a key of the run file sets: an override would conflict with it."""
 
@@ -51,6 +55,18 @@ class ConfigError(ValueError):
         self.problems = problems
 
 
+@dataclass(frozen=True)
+class Setting:
+    """One field of a resolved config. `by`: who set its value."""
+
+    key: str
+    value: Any
+    by: Literal["recipe", "run file", "supervisor"]
+    reason: str = ""
+    before: Any = None
+    """The recipe's value, if another one set it."""
+
+
 def from_spec(titan: TitanSpec) -> Any:
     """Returns the config of a spec, checked and mended. Raises ConfigError with every problem found."""
     return resolved(titan)[0]
@@ -58,31 +74,99 @@ def from_spec(titan: TitanSpec) -> Any:
 
 def resolved(titan: TitanSpec) -> tuple[Any, list[Change]]:
     """Returns the config of a spec and what was changed in the recipe's own. Raises ConfigError."""
+    stages = _Stages()
+    return _resolved(titan, stages), stages.changes
+
+
+def shown(titan: TitanSpec) -> list[Setting]:
+    """Returns every field of a spec's config with who set it; a model's own fields only where they were changed.
+    Raises ConfigError."""
+    stages = _Stages()
+    _resolved(titan, stages)
+    return stages.settings()
+
+
+class _Stages:
+    """Looks at a config after each stage of its making, to tell who set a field."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self._seen: list[tuple[Literal["recipe", "run file", "supervisor"], dict[str, Any]]] = []
+
+    def after(self, by: Literal["recipe", "run file", "supervisor"], config: Any) -> None:
+        self._seen.append((by, dict(_leaves(config))))
+
+    def settings(self) -> list[Setting]:
+        reasons = {change.key: change.reason for change in self.changes}
+        first, last = self._seen[0][1], self._seen[-1][1]
+        found = []
+        for key, value in last.items():
+            by, then = self._seen[0][0], first.get(key)
+            for who, leaves in self._seen[1:]:
+                if leaves.get(key) != then:
+                    by, then = who, leaves.get(key)
+            if by == "recipe" and key.startswith("model_spec."):
+                continue
+            row = fields.standing(key)
+            reason = reasons.get(key, row.note if row is not None and by == "supervisor" else "")
+            found.append(Setting(key, value, by, reason, None if by == "recipe" else first.get(key)))
+        return found
+
+
+def _resolved(titan: TitanSpec, stages: _Stages) -> Any:
     try:
-        config, changes = lifted(recipes.load(titan.recipe))
+        made = recipes.load(titan.recipe)
     except recipes.RecipeError as error:
         near = _nearest(titan.recipe, list(recipes.SHIPPED))
         raise ConfigError([Problem("titan.recipe", titan.recipe, str(error), near)]) from error
+    stages.after("recipe", made)
+    config = trainer_config(made, stages.changes)
+    stages.after("supervisor", config)
     reserved = RESERVED | dict.fromkeys(() if titan.data.source == "recipe" else OF_DATA, "titan.data")
     problems = [found for key, value in titan.overrides.items() if (found := _override(config, key, value, reserved))]
     problems += _data(config, titan.data)
     config.training.steps, config.debug.seed = titan.steps, titan.seed
+    stages.after("run file", config)
+    problems += _refused(config)
+    lift(config, stages.changes)
     mends.apply_to("config", config)
+    stages.after("supervisor", config)
     if not problems:
-        try:
-            # the recipe's own checks ran before the overrides
-            config.__post_init__()
-        except ValueError as error:
-            problems.append(Problem("titan.overrides", dict(titan.overrides), str(error)))
+        problems += _own_checks(config)
     if problems:
         raise ConfigError(problems)
-    return config, changes
+    return config
+
+
+def _own_checks(config: Any) -> Iterator[Problem]:
+    """Runs the checks of the config and of its parts again: the recipe's own ran before the overrides."""
+    try:
+        config.__post_init__()
+    except ValueError as error:
+        yield Problem("titan.overrides", {}, str(error))
+    for name in _fields(config):
+        part = getattr(config, name)
+        if hasattr(part, "__post_init__") and _fields(part):
+            try:
+                # as TorchTitan does when it builds the part
+                dataclasses.replace(part)
+            except (TypeError, ValueError) as error:
+                yield Problem(f"titan.overrides.{name}", {}, str(error))
+
+
+def _refused(config: Any) -> Iterator[Problem]:
+    """Finds fields that no run can have, set by the recipe or by an override."""
+    for key, value in _leaves(config):
+        row = fields.standing(key)
+        if row is not None and row.standing == "refused" and value != row.unless:
+            yield Problem(f"titan.overrides.{key}", value, f"{row.note}: leave it {row.unless!r}")
 
 
 def for_launch(launch: TrainerLaunch) -> Any:
     """Returns the config of one rank. Raises ConfigError."""
     config = from_spec(launch.titan)
-    config.dump_folder = launch.rank_dir
+    # kept over restarts, which may be on other nodes
+    config.dump_folder = f"{launch.run_dir}/titan/group-{launch.group}"
     if config.training.global_batch_size > 0:
         # TorchTitan's trainer knows one group
         config.training.global_batch_size //= launch.groups
@@ -215,21 +299,26 @@ def _fields(owner: Any) -> dict[str, Any]:
     return {field.name: hints.get(field.name, Any) for field in dataclasses.fields(owner)}
 
 
-def _paths(owner: Any, prefix: str = "") -> Iterator[str]:
+def _paths(config: Any) -> Iterator[str]:
+    yield from (path for path, _ in _leaves(config))
+
+
+def _leaves(owner: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the path and value of everything in a config that can be set by itself."""
     for name in _fields(owner):
-        yield from _paths_of(getattr(owner, name), f"{prefix}{name}")
+        yield from _leaves_of(getattr(owner, name), f"{prefix}{name}")
 
 
-def _paths_of(value: Any, path: str) -> Iterator[str]:
+def _leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if _fields(value):
-        yield from _paths(value, f"{path}.")
+        yield from _leaves(value, f"{path}.")
     elif isinstance(value, list) and any(_fields(item) for item in value):
         for number, item in enumerate(value):
-            yield from _paths_of(item, f"{path}.{number}")
+            yield from _leaves_of(item, f"{path}.{number}")
     elif isinstance(value, dict) and value:
-        yield from (f"{path}.{name}" for name in value)
+        yield from ((f"{path}.{name}", inner) for name, inner in value.items())
     else:
-        yield path
+        yield path, value
 
 
 def _fits(value: Any, hint: Any) -> bool:

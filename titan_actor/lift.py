@@ -23,18 +23,22 @@ class Change:
     reason: str
 
 
-def lifted(made: Any) -> tuple[Any, list[Change]]:
-    """Returns the config to train, and what was changed for it. Changes `made` in place where its type stays."""
+def trainer_config(made: Any, changes: list[Change]) -> Any:
+    """Returns the config of TorchTitan's ordinary trainer for that of its trainer for TorchFT; any other as it is."""
     from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
     from torchtitan.trainer import Trainer
 
-    changes: list[Change] = []
     if type(made) is FaultTolerantTrainer.Config:
         torchft = made.fault_tolerance
         made = Trainer.Config(**{f.name: getattr(made, f.name) for f in dataclasses.fields(Trainer.Config)})
         if torchft.semi_sync_method is not None:
             reason = "groups average their gradients at every step"
             changes.append(Change("fault_tolerance.semi_sync_method", torchft.semi_sync_method, None, reason))
+    return made
+
+
+def lift(made: Any, changes: list[Change]) -> None:
+    """Changes a config, the run file's settings in it, into one that trains in replica groups."""
 
     def change(key: str, after: Any, reason: str) -> None:
         *path, leaf = key.split(".")
@@ -48,6 +52,14 @@ def lifted(made: Any) -> tuple[Any, list[Change]]:
 
     if made.hf_assets_path.startswith(ASSETS) and not Path(made.hf_assets_path).is_dir():
         change("hf_assets_path", str(TOKENIZER), "TorchTitan's test tokenizer is not in its wheel: this is Everstep's")
-    if made.checkpoint.enable:
-        change("checkpoint.enable", False, "the supervisor writes checkpoints: titan.checkpoint_interval_steps")
-    return made, changes
+    wanted = starts_from_weights(made) or made.checkpoint.last_save_in_hf
+    why = "the supervisor writes checkpoints: titan.checkpoint_interval_steps"
+    change("checkpoint.enable", wanted, "for the weights at the start or the end" if wanted else why)
+    if wanted:
+        for name, value in (("last_save_model_only", True), ("async_mode", "disabled"), ("load_only", False)):
+            change(f"checkpoint.{name}", value, "TorchTitan's checkpointer writes the weights at the end alone")
+
+
+def starts_from_weights(config: Any) -> bool:
+    """Returns true if a new run begins with the weights of a checkpoint."""
+    return bool(config.checkpoint.initial_load_path or config.checkpoint.initial_load_in_hf)

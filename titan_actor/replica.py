@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from titan_actor.cursor import Cursor
 from titan_actor.heal import HealState
 from titan_actor.heals import Heals
 from titan_actor.ledger import Ledger
+from titan_actor.lift import starts_from_weights
 from titan_actor.meeting import Meeting
 from titan_actor.mfu import mfu
 from titan_actor.report import Report
@@ -69,6 +71,15 @@ def trainer(config: Any, launch: TrainerLaunch, report: Report, ledger: Ledger, 
     return made
 
 
+def _name_wandb_run(launch: TrainerLaunch) -> None:
+    """Has W&B go on with the group's run, and show those of all groups together. The user's own variables count."""
+    name = f"{launch.run}-group-{launch.group}"
+    # a restart goes on with the same run
+    mine = {"WANDB_RUN_ID": name, "WANDB_RUN_NAME": name, "WANDB_RUN_GROUP": launch.run, "WANDB_RESUME": "allow"}
+    for variable, value in mine.items():
+        os.environ.setdefault(variable, value)
+
+
 class ReplicaTrainer(Trainer):
     """Builds on construction; `admit` reports built, `train` runs to the end, `close` releases everything."""
 
@@ -101,6 +112,8 @@ class ReplicaTrainer(Trainer):
         self._waited_s = 0.0
         """Seconds of this attempt spent in collectives, waiting for peers."""
         between_groups.split(config, self)
+        if config.metrics.enable_wandb:
+            _name_wandb_run(launch)
         super().__init__(config)
         self._refuse_without_data()
         mends.apply_to("built", self)
@@ -172,10 +185,13 @@ class ReplicaTrainer(Trainer):
         """Trains until all steps are committed or the group is drained. Raises PeersGone before the first commit."""
         batches = self._counted(self.batch_generator(self.dataloader))
         wishes = Wishes(writer=self.launch.writer)
-        while self.manager.current_step() < min(self.launch.titan.steps, wishes.stop_at):
-            self._attempt(batches)
-            wishes = self.agreement.on(self.control.take())
-            self._between(wishes)
+        step = self.manager.current_step()
+        with self.config.profiler.build(global_step=step, base_folder=self.config.dump_folder) as profiler:
+            while self.manager.current_step() < min(self.launch.titan.steps, wishes.stop_at):
+                self._attempt(batches)
+                wishes = self.agreement.on(self.control.take())
+                self._between(wishes)
+                profiler.step()
         self._finish(wishes)
 
     def abort(self) -> None:
@@ -347,6 +363,10 @@ class ReplicaTrainer(Trainer):
         self.cursor.at(step)
         if self.report.progress.digest is None or self.report.progress.digest.step != step:
             self._digest()
+        if wishes.writer and self.config.checkpoint.last_save_in_hf and step >= self.launch.titan.steps:
+            self.checkpointer.folder = f"{self.launch.run_dir}/export"
+            self.checkpointer.save(step, last_step=True)
+            self.ledger.event("exported", folder=self.checkpointer.folder)
 
     # --- what TorchFT calls ---
 
@@ -542,6 +562,9 @@ class ReplicaTrainer(Trainer):
             place = self.cursor.load(step) if step is not None else ""
             if step is not None:
                 self.ledger.event("resumed", step=step, data=place)
+            elif starts_from_weights(self.config):
+                self.checkpointer.load()
+                self.ledger.event("initial_weights", path=self.config.checkpoint.initial_load_path)
         else:
             place = self.cursor.load(None)
             self.ledger.note("resuming", data=place)

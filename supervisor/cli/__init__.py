@@ -16,6 +16,7 @@ COMMANDS = (
     (START, "up", "system", "Start etcd, a supervisor and a pool of local nodes."),
     (START, "launch", "runs", "Check a run file and start its run."),
     (START, "submit", "runs", "Start the control plane as Slurm jobs, and a run on it."),
+    (START, "config", "config", "Show the TorchTitan config that a run file makes."),
     (START, "run", "system", "Run one supervisor: it leads, or stands by."),
     (START, "init-auth", "system", "Create etcd's users and roles and enable its checks."),
     (START, "down", "system", "End what `up` started, after a last checkpoint."),

@@ -111,6 +111,9 @@ def test_launch_says_that_the_config_was_not_checked(python: Path) -> None:
     assert "the config was not checked" in done.stderr
     assert "no torch and no torchft and no torchtitan: install everstep[trainer]" in done.stderr
     assert done.stdout.endswith("is valid, as far as it was checked\n")
+    shown = runs(python, "-m", "supervisor", "config", "show", str(REPOSITORY / "examples" / "debug.toml"))
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert "the config was not checked" in shown.stderr
 
 
 def test_the_versions_of_a_start_are_those_of_the_distribution() -> None:

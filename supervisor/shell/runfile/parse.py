@@ -86,7 +86,7 @@ def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
     found: list[str] = []
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", spec.name):
         found.append(
-            f"name = {spec.name!r}: use 1 to 63 letters, digits and inner dashes; nearest: {_nearest_name(spec.name)!r}"
+            f"name = {spec.name!r}: use 1 to 63 letters, digits and inner dashes; nearest: {nearest_name(spec.name)!r}"
         )
     out_of_range = _ranges(spec)
     found += out_of_range or [row.sentence for row in timeouts.unsafe(spec, seen)]
@@ -167,7 +167,7 @@ def _ranges(spec: RunSpec) -> list[str]:
     return found
 
 
-def _nearest_name(name: str) -> str:
+def nearest_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:63] or "my-run"
 
 

@@ -1,0 +1,61 @@
+"""`supervisor config`: shows the whole config that a run file makes of its recipe, and who set each field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from supervisor.cli.common import Json
+from supervisor.wire import command_line
+from supervisor.wire.printer import print_line
+
+commands = command_line.commands(help_="Show the TorchTitan config that a run file makes.")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds `config` to the command line."""
+    app.add_typer(commands, name="config")
+
+
+@commands.callback()
+def config() -> None:
+    """Show the TorchTitan config that a run file makes."""
+
+
+@commands.command("show", epilog="Example: supervisor config show examples/debug.toml --changed")
+def show_config(
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file (docs/RUN_FILE.md).")],
+    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the recipe's own.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show every field of the config, who set it (recipe, run file, supervisor), and why a value was forced."""
+    from supervisor.shell.inspect import client
+    from supervisor.shell.runfile import parse
+
+    try:
+        problems, settings = client.titan_settings(parse.load(file))
+        if problems:
+            raise parse.RunFileError(problems)
+    except parse.RunFileError as error:
+        for problem in error.problems:
+            print_line(f"supervisor: {file}: {problem}", err=True)
+        raise typer.Exit(2) from None
+    except client.NotChecked as why:
+        print_line(f"supervisor: {file}: {why}", err=True)
+        raise typer.Exit(1) from None
+    found = [setting for setting in settings if not changed or setting["by"] != "recipe"]
+    if as_json:
+        print_line(json.dumps(found, indent=2))
+    for setting in () if as_json else found:
+        print_line(_line(setting))
+
+
+def _line(setting: dict[str, Any]) -> str:
+    text = f"{setting['key']} = {setting['value']!r}"
+    if setting["by"] == "recipe":
+        return text
+    why = f": {setting['reason']}" if setting["reason"] else ""
+    return f"{text}  # {setting['by']}{why}; the recipe has {setting['before']!r}"

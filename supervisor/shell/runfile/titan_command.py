@@ -1,0 +1,239 @@
+"""Turns what users of TorchTitan have, into a run file's contents: its command line (`--module llama3 --config
+llama3_8b --training.steps 1000`), or a job file of 2025 (`--job.config_file train.toml`).
+
+Every setting that has another place here is translated with a line that says where it went. The rest become overrides,
+which `titan_actor.check` holds against TorchTitan's config.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from supervisor.shell.runfile.parse import RunFileError, nearest_name
+
+JOB_FILE = "job.config_file"
+
+OUR_KEYS: Mapping[str, str] = {
+    "training.steps": "titan.steps",
+    "debug.seed": "titan.seed",
+    "training.seed": "titan.seed",
+    "checkpoint.interval": "titan.checkpoint_interval_steps",
+    "checkpoint.keep_latest_k": "titan.checkpoints_kept",
+    "fault_tolerance.group_size": "groups.count",
+    "fault_tolerance.min_replica_size": "groups.min_groups",
+}
+"""TorchTitan's name -> the run file's key."""
+
+MOVED: Mapping[str, str] = {
+    "model.hf_assets_path": "hf_assets_path",
+    "model.tokenizer_path": "hf_assets_path",
+    "training.batch_size": "training.local_batch_size",
+    "training.compile": "compile.enable",
+    "training.dataset": "dataloader.dataset",
+    "training.deterministic": "debug.deterministic",
+    "training.warmup_steps": "lr_scheduler.warmup_steps",
+    "lr_scheduler.lr_min": "lr_scheduler.min_lr_factor",
+    "optimizer.name": "optimizer.param_groups.0.optimizer_name",
+    "validation.enable": "validator.enable",
+    "validation.freq": "validator.freq",
+    "validation.steps": "validator.steps",
+    "validation.dataset": "validator.dataloader.dataset",
+    "validation.dataset_path": "validator.dataloader.dataset_path",
+}
+"""A name of 2025 -> TorchTitan 0.3's."""
+
+MOVED_SECTIONS: Mapping[str, str] = {"profiling": "profiler"}
+
+TO_PARALLELISM = re.compile(r"training\.((?:data|tensor|pipeline|context|expert)_parallel_.*)")
+
+LEFT_OUT: Mapping[str, str] = {
+    "dump_folder": "the run's folder is HOME/NAME (`--home`, `--name`), and TorchTitan's own files are in `titan` there",
+    "job.dump_folder": "the run's folder is HOME/NAME (`--home`, `--name`), and TorchTitan's own files are in `titan` there",
+    "job.description": "it says nothing to the training",
+    "job.print_args": "`supervisor config show` prints the config",
+    "job.print_config": "`supervisor config show` prints the config",
+    "job.use_for_integration_test": "it says nothing to the training",
+    "checkpoint.enable": "checkpoints are always written: titan.checkpoint_interval_steps",
+    "checkpoint.enable_checkpoint": "checkpoints are always written: titan.checkpoint_interval_steps",
+    "checkpoint.folder": "checkpoints are in `checkpoints` in the run's folder",
+    "checkpoint.async_mode": "checkpoints are always written beside the training",
+    "fault_tolerance.enable": "runs are always fault tolerant",
+    "fault_tolerance.replica_id": "each group gets its own",
+}
+"""Names without a place here -> why."""
+
+BY_A_RECIPE: Mapping[str, str] = {
+    "activation_checkpoint.mode": "activation_checkpoint is an object of TorchTitan 0.3 (FullAC, SelectiveAC, None)",
+    "activation_checkpoint.selective_ac_option": "activation_checkpoint is an object of TorchTitan 0.3 (SelectiveAC)",
+    "model.converters": "float8 and others are given to model_registry(..., converters=[...])",
+    "model.norm_type": "it is a part of the model's config (model_spec)",
+}
+"""Names that only a recipe can set: TorchTitan 0.3 has objects there."""
+
+
+@dataclass
+class Translated:
+    """The contents of a run file, and a line for each setting that went elsewhere."""
+
+    body: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+
+def from_arguments(module: str, config: str, arguments: Sequence[str], name: str = "") -> Translated:
+    """Translates a command line: `--KEY VALUE` are TorchTitan's, `KEY=VALUE` the run file's. Raises RunFileError."""
+    settings, ours, problems = _split(arguments)
+    job_file = settings.pop(JOB_FILE, None)
+    typed = set(settings)
+    folders = [Path()]
+    if job_file is not None:
+        path = Path(str(job_file))
+        settings = _job(path) | settings
+        folders = [path.parent, Path()]
+        module, config, problem = _recipe_of(settings, module, config, path)
+        problems += problem
+        name = name or path.stem
+    found = Translated()
+    overrides: dict[str, Any] = {}
+    _betas(settings, overrides, found.lines)
+    for key, value in settings.items():
+        problems += _translate(key, value, [Path()] if key in typed else folders, found, overrides)
+    if "data" in found.body.get("titan", {}) and overrides.pop("dataloader.dataset", None) is not None:
+        found.lines.append("dataloader.dataset: left out; the text is that of titan.data.path")
+    if module and config:
+        recipe = f"torchtitan.models.{module}.config_registry:{config}" if "." not in module else f"{module}:{config}"
+        _put(found.body, "titan.recipe", recipe)
+        name = name or config
+    if overrides:
+        _put(found.body, "titan.overrides", overrides)
+    for key, value in ours.items():
+        _put(found.body, key, value)
+    found.body.setdefault("name", nearest_name(name))
+    groups, allocation = found.body.get("groups", {}), found.body.setdefault("allocation", {})
+    if "count" in groups and "nodes" not in allocation:
+        allocation["nodes"] = groups["count"]
+    if problems:
+        raise RunFileError(problems)
+    return found
+
+
+def _split(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Returns TorchTitan's settings, the run file's, and problems."""
+    titan: dict[str, Any] = {}
+    ours: dict[str, Any] = {}
+    problems = []
+    values: list[str] = []
+    for argument in [*reversed(arguments)]:
+        if argument.startswith("--"):
+            key, equals, value = argument[2:].partition("=")
+            section, _, leaf = key.replace("-", "_").rpartition(".")
+            given = [value] if equals else values[::-1]
+            if not given and leaf.startswith("no_"):
+                leaf, given = leaf.removeprefix("no_"), ["false"]
+            titan[f"{section}.{leaf}" if section else leaf] = _value(given)
+            values = []
+        elif re.fullmatch(r"[a-z_]+(\.[A-Za-z0-9_]+)*=.*", argument, re.DOTALL):
+            key, _, value = argument.partition("=")
+            ours[key] = _value([value])
+        else:
+            values.append(argument)
+    if values:
+        problems.append(f"{values[-1]!r} belongs to no option: TorchTitan's are --KEY VALUE, the run file's KEY=VALUE")
+    return dict(reversed(titan.items())), dict(reversed(ours.items())), problems
+
+
+def _value(given: Sequence[str]) -> Any:
+    """Returns the value of an option: nothing is true, several are a list; numbers and lists as in TOML."""
+    if not given:
+        return True
+    if len(given) > 1:
+        return [_value([one]) for one in given]
+    (text,) = given
+    lowered = {"True": "true", "False": "false"}.get(text, text)
+    try:
+        return tomllib.loads(f"value = {lowered}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _job(path: Path) -> dict[str, Any]:
+    try:
+        body = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunFileError([f"cannot read the job file {path}: {error.strerror}"]) from error
+    except ValueError as error:
+        raise RunFileError([f"{path} is not valid TOML: {error}"]) from error
+    return dict(_flat(body))
+
+
+def _flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in body.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _recipe_of(settings: dict[str, Any], module: str, config: str, path: Path) -> tuple[str, str, list[str]]:
+    """Returns module and config of a job file's model and flavor, which it takes out of the settings."""
+    model, flavor = settings.pop("model.name", ""), settings.pop("model.flavor", "")
+    if module and config:
+        return module, config, []
+    if not model or not flavor:
+        return "", "", [f"{path}: model.name and model.flavor are missing: give --module and --config"]
+    return str(model), f"{model}_{str(flavor).lower().replace('-', '_')}", []
+
+
+def _betas(settings: dict[str, Any], overrides: dict[str, Any], lines: list[str]) -> None:
+    if {"optimizer.beta1", "optimizer.beta2"} <= settings.keys():
+        overrides["optimizer.betas"] = [settings.pop("optimizer.beta1"), settings.pop("optimizer.beta2")]
+        lines.append("optimizer.beta1, optimizer.beta2: optimizer.betas")
+
+
+def _translate(
+    key: str, value: Any, folders: Sequence[Path], found: Translated, overrides: dict[str, Any]
+) -> Iterator[str]:
+    """Puts one setting in its place; yields a problem if it has none."""
+    if key in LEFT_OUT:
+        found.lines.append(f"{key} = {value!r}: left out; {LEFT_OUT[key]}")
+    elif key in BY_A_RECIPE:
+        yield f"{key} = {value!r}: {BY_A_RECIPE[key]}: set it in a function of your own, and name that as MODULE:FUNCTION"
+    elif key in OUR_KEYS:
+        _put(found.body, OUR_KEYS[key], value)
+        found.lines.append(f"{key} = {value!r}: {OUR_KEYS[key]}")
+    elif key in ("training.dataset_path", "dataloader.dataset_path") and value:
+        _put(found.body, "titan.data", {"source": "folder", "path": str(_found(value, folders))})
+        found.lines.append(f"{key} = {value!r}: titan.data.path")
+    else:
+        _override(key, value, folders, found.lines, overrides)
+
+
+def _override(key: str, value: Any, folders: Sequence[Path], lines: list[str], overrides: dict[str, Any]) -> None:
+    section, _, leaf = key.partition(".")
+    new = MOVED.get(key, f"{MOVED_SECTIONS.get(section, section)}.{leaf}" if leaf else key)
+    if parallel := TO_PARALLELISM.fullmatch(key):
+        new = f"parallelism.{parallel[1]}"
+    if new == "hf_assets_path":
+        folder = _found(value, folders)
+        # the tokenizer was a file once
+        value = str(folder.parent if folder.is_file() else folder)
+    overrides[new] = value
+    if new != key:
+        lines.append(f"{key} = {value!r}: titan.overrides.{new}")
+
+
+def _found(value: Any, folders: Sequence[Path]) -> Path:
+    """Returns the path as seen from the first of these folders in which it exists, or else from the first."""
+    paths = [(folder / str(value)).resolve() for folder in folders]
+    return next((path for path in paths if path.exists()), paths[0])
+
+
+def _put(body: dict[str, Any], key: str, value: Any) -> None:
+    *path, leaf = key.split(".")
+    for name in path:
+        body = body.setdefault(name, {})
+    body[leaf] = value

@@ -1,0 +1,111 @@
+"""TorchTitan's command line and its older job files, as a run file's contents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from supervisor.shell.runfile import parse
+from supervisor.shell.runfile.titan_command import from_arguments
+
+JOB = """
+[job]
+dump_folder = "./outputs"
+description = "Llama 3 debug training"
+[profiling]
+enable_profiling = true
+[metrics]
+log_freq = 1
+[model]
+name = "llama3"
+flavor = "debugmodel"
+tokenizer_path = "./tokenizer"
+[optimizer]
+name = "AdamW"
+lr = 8e-4
+beta1 = 0.9
+beta2 = 0.95
+[training]
+batch_size = 8
+seq_len = 2048
+steps = 10
+dataset = "c4_test"
+data_parallel_shard_degree = -1
+[checkpoint]
+enable_checkpoint = false
+interval = 10
+"""
+
+
+def test_a_command_line_of_torchtitan() -> None:
+    given = (
+        "--training.steps 1000 --optimizer.lr 3e-4 --compile.enable --metrics.no-enable-wandb --training.seq-len=512"
+    )
+    made = from_arguments(
+        "llama3", "llama3_8b", [*given.split(), "groups.count=4", "--compile.components", "model", "loss"]
+    )
+    assert made.body == {
+        "name": "llama3-8b",
+        "titan": {
+            "recipe": "torchtitan.models.llama3.config_registry:llama3_8b",
+            "steps": 1000,
+            "overrides": {
+                "optimizer.lr": 3e-4,
+                "compile.enable": True,
+                "metrics.enable_wandb": False,
+                "training.seq_len": 512,
+                "compile.components": ["model", "loss"],
+            },
+        },
+        "groups": {"count": 4},
+        "allocation": {"nodes": 4},
+    }
+    assert parse.parse(made.body).titan.steps == 1000
+    assert made.lines == ["training.steps = 1000: titan.steps"]
+
+
+def test_an_older_job_file_with_the_five_arguments_of_the_tutorials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Config file, tokenizer, steps, data and dump folder, as they are typed there."""
+    here = tmp_path / "here"
+    (here / "text").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    (tmp_path / "train.toml").write_text(JOB)
+    (tmp_path / "tokenizer").mkdir()
+    given = ["--job.config_file", f"{tmp_path}/train.toml", "--training.steps", "50", "--training.dataset_path", "text"]
+    made = from_arguments("", "", [*given, "--job.dump_folder", "out"])
+    titan = made.body["titan"]
+    assert made.body["name"] == "train"
+    assert titan["recipe"] == "torchtitan.models.llama3.config_registry:llama3_debugmodel"
+    assert titan["steps"] == 50
+    assert titan["checkpoint_interval_steps"] == 10
+    assert titan["data"] == {"source": "folder", "path": f"{here}/text"}
+    assert titan["overrides"] == {
+        "optimizer.betas": [0.9, 0.95],
+        "profiler.enable_profiling": True,
+        "metrics.log_freq": 1,
+        "optimizer.param_groups.0.optimizer_name": "AdamW",
+        "optimizer.lr": 8e-4,
+        "training.local_batch_size": 8,
+        "training.seq_len": 2048,
+        "parallelism.data_parallel_shard_degree": -1,
+        "hf_assets_path": f"{tmp_path}/tokenizer",
+    }
+    told = {line.partition(" = ")[0].partition(":")[0] for line in made.lines}
+    assert {"job.dump_folder", "training.batch_size", "training.dataset_path", "dataloader.dataset"} <= told
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "names"),
+    [
+        ("llama3", ["1000"], "1000"),
+        ("llama3", ["--activation_checkpoint.mode", "full"], "activation_checkpoint.mode"),
+        ("", ["--job.config_file", "/nowhere/train.toml"], "/nowhere/train.toml"),
+    ],
+)
+def test_what_has_no_place_is_named(module: str, arguments: list[str], names: str) -> None:
+    with pytest.raises(parse.RunFileError) as refused:
+        from_arguments(module, "llama3_8b" if module else "", arguments)
+    assert any(names in problem for problem in refused.value.problems)

@@ -1,0 +1,142 @@
+"""Says of each field of TorchTitan's config what becomes of it: honoured, set by a key of the run file, or refused.
+
+The table is complete for the versions of TorchTitan that are tested: `tests/titan/test_fields.py` walks every config of
+its registries. docs/TITAN.md shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Standing = Literal["honoured", "ours", "refused"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What becomes of the fields of one name. `unless`: the value with which a refused field does nothing."""
+
+    standing: Standing
+    note: str = ""
+    unless: Any = None
+
+
+def _honoured(*names: str, note: str = "") -> dict[str, Row]:
+    return dict.fromkeys(names, Row("honoured", note))
+
+
+def _ours(note: str, *names: str) -> dict[str, Row]:
+    return dict.fromkeys(names, Row("ours", note))
+
+
+_OWN_CHECKPOINTS = (
+    "the supervisor writes and keeps checkpoints: titan.checkpoint_interval_steps, titan.checkpoints_kept"
+)
+_DATA = [
+    "dataset",
+    "dataset_path",
+    "infinite",
+    "load_dataset_kwargs",
+    "num_workers",
+    "persistent_workers",
+    "pin_memory",
+    "prefetch_factor",
+]
+
+TABLE: Mapping[str, Mapping[str, Row]] = {
+    "": {
+        **_honoured("model_spec", "tokenizer", "loss", note="anything below it"),
+        **_honoured("hf_assets_path", note="relative paths are taken from the run file's folder"),
+        **_ours("a folder of the group in the run's own, where it keeps what TorchTitan writes", "dump_folder"),
+        **_ours("[groups] and [torchft]", "fault_tolerance"),
+    },
+    "activation_checkpoint": _honoured(
+        "activation_checkpoint", "debug", "determinism_check", "force_recompute_mm_shapes_by_fqns", "preserve_rng_state",
+        "budget", "visualize_memory_budget_pareto",
+    ),
+    "checkpoint": {
+        **_honoured(
+            "initial_load_path", "initial_load_in_hf", "initial_load_in_hf_quantized",
+            note="loaded at the start of a run that has no checkpoint of its own",
+        ),
+        **_honoured("last_save_in_hf", "export_dtype", note="written once, at the end, to `export` in the run's folder"),
+        "initial_load_model_only": Row("refused", "an optimizer of another run is not taken over", unless=True),
+        "create_seed_checkpoint": Row("refused", "it needs one process: make it with TorchTitan's own trainer", unless=False),
+        "exclude_from_loading": Row("refused", "a checkpoint of the run is loaded whole", unless=[]),
+        "load_step": Row("refused", "a run goes on from its newest complete checkpoint", unless=-1),
+        **_ours(
+            _OWN_CHECKPOINTS, "enable", "folder", "interval", "keep_latest_k", "async_mode", "last_save_model_only",
+            "enable_first_step_checkpoint", "load_only", "enable_ft_dataloader_checkpoints",
+        ),
+    },
+    "comm": {
+        **_honoured(
+            "init_timeout_seconds", "train_timeout_seconds", "trace_buf_size", "save_traces_folder", "save_traces_file_prefix",
+        ),
+        "mode": Row("refused", "ranks train with real collectives", unless="default"),
+    },
+    "compile": _honoured("enable", "enable_async_tensor_parallel", "components", "backend"),
+    "dataloader": _honoured(
+        *_DATA, "sample_processor", note="each group reads a share of its own; [titan.data] sets the text, if it is given",
+    ),
+    "debug": {
+        **_honoured(
+            "batch_invariant", "detect_anomaly", "deterministic", "deterministic_warn_only", "enable_structured_logging",
+            "moe_force_load_balance", "print_config", "save_config_file", "spmd_typechecking",
+        ),
+        **_ours("titan.seed", "seed"),
+    },
+    "lr_scheduler": _honoured(
+        "decay_ratio", "decay_type", "min_lr_factor", "total_steps", "warmup_steps", note="advances on committed steps alone",
+    ),
+    "metrics": {
+        **_honoured("disable_color_printing", "log_freq", "enable_tensorboard", "save_tb_folder"),
+        **_honoured("enable_wandb", note="one run for each group, which its restarts go on with"),
+        **_honoured("save_for_all_ranks"),
+    },
+    "optimizer": _honoured(
+        "implementation", "optimizer_factory_kwargs_by_name", "param_groups",
+        note="optimizer.NAME sets NAME in every group, optimizer.param_groups.0.optimizer_kwargs.NAME in one",
+    ),
+    "override": _honoured("imports"),
+    "parallelism": {
+        **_honoured(
+            "context_parallel_degree", "context_parallel_load_balancer", "context_parallel_ptrr_mask_key",
+            "data_parallel_replicate_degree", "data_parallel_shard_degree", "enable_fsdp_symm_mem",
+            "enable_sequence_parallel", "expert_parallel_degree", "fsdp_reshard_after_forward", "module_fqns_per_model_part",
+            "pipeline_parallel_degree", "pipeline_parallel_first_stage_less_layers",
+            "pipeline_parallel_last_stage_less_layers", "pipeline_parallel_layers_per_stage",
+            "pipeline_parallel_microbatch_size", "pipeline_parallel_schedule", "pipeline_parallel_schedule_csv",
+            "tensor_parallel_degree", note="inside a group",
+        ),
+        "spmd_backend": Row("honoured", "spmd_types becomes partial_dtensor: it fails at two ranks (titan_actor/mends.py)"),
+    },
+    "profiler": _honoured(
+        "enable_memory_snapshot", "enable_profiling", "memory_snapshot_freq", "memory_snapshot_max_entries", "profile_freq",
+        "profiler_active", "profiler_repeat", "profiler_skip_first", "profiler_skip_first_wait", "profiler_warmup",
+        "save_memory_snapshot_folder", "save_traces_folder", "trace_post_processor",
+    ),
+    "training": {
+        **_honoured(
+            "dtype", "enable_cpu_offload", "gc_debug", "gc_freq", "local_batch_size", "max_norm", "mixed_precision_param",
+            "mixed_precision_reduce", "seq_len",
+        ),
+        **_honoured("global_batch_size", note="of all groups together"),
+        **_ours("titan.steps", "steps"),
+        "disable_cuda_graphs": Row(
+            "ours", "always true: a captured step would hold the all-reduce between groups (titan_actor/mends.py)"
+        ),
+    },
+    "validator": _honoured("enable", "freq", "steps", "dataloader", note="each group validates on a share of its own"),
+}  # fmt: skip
+"""Section -> name of a field in it -> what becomes of it. Under "" the fields that are no section."""
+
+
+def standing(path: str) -> Row | None:
+    """Returns the row of a field, given as its path from the top of the config; None: it has none."""
+    section, _, rest = path.partition(".")
+    if section in TABLE[""]:
+        return TABLE[""][section]
+    known = TABLE.get(section, {})
+    return known.get(rest.partition(".")[0] or section)
