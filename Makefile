@@ -93,7 +93,7 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/python -c 'import ssl' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip uninstall -qqq --yes --disable-pip-version-check fault-tolerant-pretraining-supervisor
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

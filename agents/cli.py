@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from supervisor.shell import failpoints  # noqa: E402
 from supervisor.wire import address as addresses  # noqa: E402
 from supervisor.wire import command_line, logged  # noqa: E402
 from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port  # noqa: E402
+from supervisor.wire.version import missing  # noqa: E402
 
 app = command_line.program("supervisor-agent", "Run one node: its shim, agent and trainers.")
 
@@ -69,7 +71,7 @@ def run(
         security=str(Path(security).absolute()) if security else "",
     )
     settings = _resolved(settings)
-    problem = settings.problem() or _wrong_environment()
+    problem = settings.problem() or _wrong_environment() or _not_installed()
     if problem is not None:
         process.say(problem)
         raise typer.Exit(2)
@@ -148,6 +150,13 @@ def _wrong_environment() -> str | None:
     except (failpoints.FailpointError, logged.LogFormatError) as error:
         return str(error)
     return None
+
+
+def _not_installed() -> str | None:
+    # the shim needs none of it, and would start an agent that ends at once, again and again
+    if importlib.util.find_spec("pynvml") is not None:
+        return None
+    return f"a node {missing('pynvml')}"
 
 
 def _in_the_way(settings: Settings) -> str | None:

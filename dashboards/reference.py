@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from supervisor.core.evidence import gpu_faults, xid_catalog
 from supervisor.core.model.kinds import Rung
-from supervisor.core.model.spec import RunSpec
+from supervisor.core.model.spec import KEYS, RunSpec
 from supervisor.shell.metrics.catalogue import CATALOGUE
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -46,7 +46,7 @@ def _section(lines: list[str], kind: Any, where: str) -> None:
             default = "(none)"
         chosen = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else ()
         shown = f"one of {list(chosen)}" if chosen else str(field.type).replace("|", "\\|")
-        lines.append(f"| `{field.name}` | {shown} | {default} | {field.metadata['reason']} |")
+        lines.append(f"| `{KEYS.get(field.name, field.name)}` | {shown} | {default} | {field.metadata['reason']} |")
     lines.append("")
     for path, nested in inner:
         _section(lines, nested, path)

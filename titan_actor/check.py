@@ -2,12 +2,15 @@
 changed in the recipe's config. With `--show`, also every field of the config.
 
 Prints {"problems": [{"key", "value", "message", "nearest"}, ...], "changes": [{"key", "before", "after", "reason"},
-...], "settings": [{"key", "value", "by", "reason", "before"}, ...]}. Exits 0 without problems, 1 with some, 2 when stdin is no RunRecord.
+...], "settings": [{"key", "value", "by", "reason", "before"}, ...]}. Exits 0 without problems, 1 with some, 2 when stdin
+is no RunRecord. Where torch or what stands on it is not installed, "missing" names that, nothing is checked, and it
+exits 0.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import sys
@@ -17,6 +20,8 @@ from supervisor.wire.records import RecordError, RunRecord, decode
 from titan_actor import mends
 
 Lines = list[dict[str, object]]
+
+NEEDED = ("torch", "torchft", "torchtitan")
 
 
 def problems(titan: TitanSpec, groups: GroupsSpec) -> Lines:
@@ -51,9 +56,10 @@ def main() -> int:
     except RecordError as error:
         print(f"stdin is not a RunRecord: {error}", file=sys.stderr)
         return 2
-    found, changes = looked_at(spec.titan, spec.groups, here=spec.allocation.engine == "local")
-    told = {"problems": found, "changes": changes}
-    if "--show" in sys.argv[1:] and not found:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    found, changes = ([], []) if missing else looked_at(spec.titan, spec.groups, here=spec.allocation.engine == "local")
+    told: dict[str, object] = {"problems": found, "changes": changes, "missing": missing}
+    if "--show" in sys.argv[1:] and not found and not missing:
         from titan_actor import config
 
         told["settings"] = [dataclasses.asdict(setting) for setting in config.shown(spec.titan)]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.wire.programs import QUORUM_IDS_ABOVE
+from supervisor.wire.version import misfit
 from titan_actor import quorum_ids
 
 BEAT_EVERY_S = 0.02
@@ -93,6 +94,8 @@ def main(arguments: list[str] | None = None) -> None:
         "--quorum-tick-ms", type=int, default=20, help="time between two looks; a drop takes up to one more"
     )
     options = parser.parse_args(arguments)
+    if why := misfit("torchft"):
+        sys.exit(f"the lighthouse cannot start: {why}")
     os.environ.setdefault("RUST_LOG", "warn")
     torchft = native()
     server = torchft.LighthouseServer(

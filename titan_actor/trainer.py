@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from supervisor.wire.records import MISCONFIGURED, PEERS_GONE, TERMINATED, TrainerLaunch, decode
+from supervisor.wire.version import misfits
 from titan_actor import address, mends
 from titan_actor.commands import Commands
 from titan_actor.control import Control
@@ -77,6 +78,8 @@ def _let_the_node_look() -> None:
 
 
 def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Control, commands: Commands) -> int:
+    if why := misfits():
+        raise RuntimeError(f"node {launch.node}: {why}")
     _environment(launch)
     mends.apply()
     import torch

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from agents.agent.names import LighthouseName, TrainerName
+from agents.agent.surroundings import StartFailed
 from agents.shim.settings import Settings
 from supervisor.wire import programs
 from supervisor.wire.address import free_port
@@ -61,20 +63,31 @@ def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str)
         temporary.replace(folder / "launch.json")
 
 
-def trainer_request(settings: Settings, desired: TrainerDesired, rank: int) -> dict[str, Any]:
-    """Returns the fields of the shim's spawn request for a rank."""
+def trainer_request(settings: Settings, desired: TrainerDesired, rank: int, around: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of the shim's spawn request for a rank. `around`: as `surroundings.fields` returns them."""
     name = str(rank_name(desired, rank))
     folder = settings.node_folder / "ranks" / name
     launch = str(folder / "launch.json")
     return {
         "name": name,
         "argv": programs.command("trainer", launch),
-        "env": {},
+        **around,
         "folder": str(folder),
         "log": str(folder / OUTPUT),
         "launch": launch,
         "cold": settings.cold,
     }
+
+
+def failed_request(settings: Settings, desired: TrainerDesired, rank: int, failed: StartFailed) -> dict[str, Any]:
+    """Returns the request for a process in the place of a rank whose start has failed: it says why, and exits. So all
+    that follows is as for a rank that fails by itself. Writes its error file."""
+    request = trainer_request(settings, desired, rank, {"env": {}})
+    folder = Path(request["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "error.json").write_text(json.dumps({"message": str(failed)}))
+    say = ["/bin/sh", "-c", 'printf "%s\\n" "$1" >&2; exit "$2"', "sh", str(failed), str(failed.code)]
+    return {**request, "argv": say, "launch": None, "cold": True}
 
 
 def lighthouse_request(settings: Settings, desired: LighthouseDesired) -> dict[str, Any]:

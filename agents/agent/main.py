@@ -22,6 +22,7 @@ from agents.agent import launch
 from agents.agent.desired import DesiredWatch, Wanted
 from agents.agent.exporter import Exporter
 from agents.agent.file_poller import ANSWERS_WITHIN_S, FrozenGates, Looks
+from agents.agent.hooks import Hooks
 from agents.agent.isolation import CutOff
 from agents.agent.log_budget import Logs
 from agents.agent.names import TrainerName, about, parse
@@ -32,6 +33,7 @@ from agents.agent.reporter import Callbacks, Reporter
 from agents.agent.shim_client import ShimClient, ShimLost, ShimRefused, Watched
 from agents.agent.shim_client import record as to_record
 from agents.agent.start_queue import Starts
+from agents.agent.surroundings import StartFailed
 from agents.health import exit_decoder, machine
 from agents.health.checks.node import NodeChecks, life
 from agents.health.facts import Facts, host
@@ -43,7 +45,7 @@ from agents.shim.settings import Settings
 from agents.shim.settings import parse as parse_settings
 from agents.threads.from_thread import from_thread
 from supervisor.core.evidence.disk_faults import UNUSABLE
-from supervisor.core.model.spec import HangSpec, PolicySpec
+from supervisor.core.model.spec import EnvSpec, HangSpec, PolicySpec
 from supervisor.shell import failpoints
 from supervisor.shell.failpoints import reach
 from supervisor.wire import logged
@@ -88,7 +90,8 @@ class Agent:
         self._wake = asyncio.Event()
         self._ending = asyncio.Event()
         self._told_to_end: float | None = None
-        self._shim_stops = False
+        self._shim_stops: float | None = None
+        """When the shim reported that it ends."""
         self._terms: dict[str, float] = {}
         """When TERM was sent to each process; KILL follows after the grace."""
         self._killed: set[str] = set()
@@ -100,6 +103,9 @@ class Agent:
         self._looks = Looks(self._view, self._files, settings.node_folder)
         self._logs = Logs(settings.node_folder)
         self._frozen = FrozenGates(settings.node_folder)
+        self._hooks = Hooks(settings, shim)
+        self._warm_env = EnvSpec()
+        """[env] of the newest start: the shim's warm process has that environment, or will."""
         self._ends: set[asyncio.Task[None]] = set()
         self._words: set[asyncio.Task[None]] = set()
         self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
@@ -194,6 +200,8 @@ class Agent:
     def _adopt(self, record: ProcessRecord) -> None:
         """Takes over a process of the shim's list, known by (pid, start_ticks): another process may have got its
         pid."""
+        if self._hooks.take(record):
+            return
         stat = process.stat_of(record.pid)
         if not record.exited and stat is not None and stat.start_ticks != record.start_ticks:
             log.warning("%s has ended: pid %d is another process now", record.name, record.pid)
@@ -234,6 +242,8 @@ class Agent:
         self._tell_news()
 
     def _on_exit(self, record: ProcessRecord) -> None:
+        if self._hooks.take(record):
+            return
         known = self._view.processes.get(record.name)
         if known is None:
             self._early_exits[record.name] = record
@@ -289,14 +299,19 @@ class Agent:
         self._may_end()
 
     def _on_stopping(self) -> None:
-        self._shim_stops = True
+        self._shim_stops = self._loop.time()
         self._wake.set()
 
     def _may_end(self) -> None:
         if self._told_to_end is None:
             return
-        late = not self._shim_stops and self._loop.time() - self._told_to_end >= TERM_PATIENCE_S
-        if late or not self._view.running():
+        now = self._loop.time()
+        if self._shim_stops is None:
+            stays = now - self._told_to_end < TERM_PATIENCE_S and bool(self._view.running())
+        else:  # as long as the shim waits for the hooks
+            hooks = self._hooks.left() and now - self._shim_stops < 2 * self._settings.grace_s
+            stays = hooks or bool(self._view.running())
+        if not stays:
             self._ending.set()
 
     def _on_leaving(self, why: str) -> None:
@@ -364,6 +379,9 @@ class Agent:
                 await self._do(action, now)
             except ShimRefused as error:
                 log.warning("the shim refused %s: %s", action, error)
+        starting = {name.run for name in self._view.announced}
+        busy = starting | {way.partition(".")[0] for way in self._view.running_ways()}
+        self._hooks.look(wanted, busy, self._shim_stops is not None)
         if not self._looks.stalled:
             self._command(now)
         wants = any(node.trainers for node in self._wanted.by_run.values())
@@ -385,7 +403,11 @@ class Agent:
             case Forward(desired):
                 if self._view.gates.get(_way(desired)) != (desired.gate, desired.gate_node):
                     await self._forward(desired)
-            case Start() if self._warm == "starting" and now - self._warm_since < WARM_PATIENCE_S:
+            case Start(desired) if (
+                self._warm == "starting"
+                and now - self._warm_since < WARM_PATIENCE_S
+                and desired.env == self._warm_env  # otherwise it starts cold, and the warm process starts again
+            ):
                 pass  # the next turn tries again
             case Start(desired, ranks):
                 self._starts.begin(_way(desired), self._start(desired, ranks), now)
@@ -484,10 +506,19 @@ class Agent:
         try:
             if not await self._may_begin(desired):
                 return
+            try:
+                begun = await self._hooks.begin(desired, lambda: self._wanted.has(desired))
+            except StartFailed as failed:
+                request = partial(launch.failed_request, self._settings, desired, ranks[0], failed)
+                await self._spawn(await self._files.done(request))
+                return
+            if begun is None or (begun[1] and not await self._may_begin(desired)):
+                return
+            around, self._warm_env = begun[0], desired.env
             port = await self._forward(desired)
             await self._files.done(partial(launch.write_launches, self._settings, desired, f"127.0.0.1:{port}"))
             for rank in ranks:
-                await self._spawn(launch.trainer_request(self._settings, desired, rank))
+                await self._spawn(launch.trainer_request(self._settings, desired, rank, around))
         finally:
             self._view.announced -= names
 
@@ -549,6 +580,7 @@ class Agent:
             *self._wanted.problems,
             *self._view.problems(),
             *self._starts.problems(),
+            *self._hooks.problems(),
             *self._not_ours,
         )
         facts = (*self._known_facts, *self._looks.facts(now))

@@ -101,6 +101,21 @@ class Warm(Kept):
         self._theirs: socket.socket | None = None
         self._answer: asyncio.Future[int] | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._around: tuple[dict[str, str], str] | None = None
+
+    def begin_in(self, environment: dict[str, str], directory: str) -> bool:
+        """Returns true if the process began with this environment, in this directory. Otherwise ends it, so that the
+        next one does: what it has imported may have read the environment, and a fork would not read it again."""
+        if self._around is None:
+            self._around = (dict(os.environ), "")
+        if self._around == (environment, directory):
+            return True
+        self._around = (environment, directory)
+        process.say("the warm process starts again, with the environment of the run that starts here")
+        self._become("starting")
+        if self.pid:
+            process.signal_session(self.pid, self.start_ticks, 9)
+        return False
 
     def argv(self) -> list[str]:
         assert self._theirs is not None
@@ -109,7 +124,8 @@ class Warm(Kept):
     def _run(self) -> int:
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            pid = process.start(self.argv(), os.environ, self.log, self._theirs.fileno())
+            environment, directory = self._around or (os.environ, "")
+            pid = process.start(self.argv(), environment, self.log, self._theirs.fileno(), directory)
         except OSError:
             ours.close()
             raise

@@ -24,7 +24,7 @@ from agents.shim import process, sockets
 from agents.shim.active_clock import AwakeClock, Still
 from agents.shim.keepalive import Agent, ForkError, Kept, Warm
 from agents.shim.orphans import left_behind
-from agents.shim.process_table import LEFTOVER_DEADLINE_S, Child, Table
+from agents.shim.process_table import LEFTOVER_DEADLINE_S, Child, Table, is_last
 from agents.shim.settings import Settings, parse
 from supervisor.wire import environment, marks
 from supervisor.wire.aside import Aside
@@ -153,19 +153,31 @@ class Shim:
             kept.stop_keeping()
         if self._warm is not None and self._warm.pid:
             process.signal_session(self._warm.pid, self._warm.start_ticks, signal.SIGKILL)  # it keeps nothing
-        workloads = [name for name in self._table.children if name not in ("agent", "warm")]
+        until = asyncio.get_running_loop().time() + 2 * self._settings.grace_s
+        workloads = [name for name in self._table.children if name not in ("agent", "warm") and not is_last(name)]
         for name in workloads:
             self._signal(name, signal.SIGTERM, "the node is stopped")
         await self._until_ended(workloads, self._settings.grace_s)
         for name in workloads:
             self._signal(name, signal.SIGKILL, "the node is stopped, and its grace is over")
         await self._until_ended(workloads, self._settings.grace_s)
+        await self._until_stays_end(until)
         self._signal("agent", signal.SIGTERM, "the node is stopped")
         await self._until_ended(["agent"], AGENT_LAST_WORDS_S)
         for stat in [*process.marked(str(self._node)), *self._left_behind()]:
             process.send_signal(stat.pid, stat.start_ticks, signal.SIGKILL)
         await self._until_ended(list(self._table.children), AGENT_LAST_WORDS_S)
         self._reap()
+
+    async def _until_stays_end(self, until: float) -> None:
+        """Waits while the agent still runs hooks `after`, and then kills those that have not ended."""
+        loop, agent = asyncio.get_running_loop(), self._table.children.get("agent")
+        while agent is not None and not agent.exited and (left_s := until - loop.time()) > 0:
+            if not await self._records.within(left_s, partial(_has_stays, self._node)):
+                return
+            await asyncio.sleep(0.02)
+        for name in filter(is_last, list(self._table.children)):
+            self._signal(name, signal.SIGKILL, "the node is stopped, and its grace is over")
 
     async def _until_ended(self, names: Sequence[str], deadline_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -220,20 +232,26 @@ class Shim:
         self._end_left_behind()
 
     async def _spawn(self, request: dict[str, Any]) -> Child:
-        name, log = request["name"], request["log"]
-        environment = {str(key): str(value) for key, value in request["env"].items()}
-        environment[marks.STARTED_BY] = marks.mark(name)
+        name, log, directory = request["name"], request["log"], str(request.get("directory", ""))
+        around = environment.of_rank(
+            os.environ,
+            {str(key): str(value) for key, value in request["env"].items()},
+            request.get("pass", ()),
+            request.get("unset", ()),
+            (self._settings.address,),
+        )
+        mark = {marks.STARTED_BY: marks.mark(name)}
         await self._records.done(partial(os.makedirs, request["folder"], exist_ok=True))
         # before the process exists: if the shim is killed in between, the next one knows that this name was used
         self._table.put(Child(name, 0, 0, request["folder"]))
         try:
             await self._records.done(lambda: None)
             await self._until_none_is_left_behind()
-            if self._stop.is_set():
+            if self._stop.is_set() and not is_last(name):
                 raise Refusal("this node is stopping")  # `_end_all` has already looked for what runs
-            child = await self._fork_warm(request, environment)
+            child = await self._fork_warm(request, around, mark)
             if child is None:
-                pid = process.start(request["argv"], {**os.environ, **environment}, log)
+                pid = process.start(request["argv"], {**around, **mark}, log, directory=directory)
                 stat = process.stat_of(pid)
                 child = Child(name, pid, stat.start_ticks if stat else 0, request["folder"])
         except BaseException:
@@ -247,13 +265,15 @@ class Shim:
             self._ended(child.pid, *early)
         return child
 
-    async def _fork_warm(self, request: dict[str, Any], environment: dict[str, str]) -> Child | None:
+    async def _fork_warm(self, request: dict[str, Any], around: dict[str, str], mark: dict[str, str]) -> Child | None:
         """Returns the warm process's fork, or None if the trainer must start cold."""
-        if self._warm is None or self._warm.state != "ready" or not request.get("launch") or request.get("cold"):
+        if self._warm is None or not request.get("launch") or request.get("cold"):
+            return None
+        if not self._warm.begin_in(around, str(request.get("directory", ""))) or self._warm.state != "ready":
             return None
         self._forking += 1
         try:
-            pid = await self._warm.fork(request["launch"], request["log"], environment)
+            pid = await self._warm.fork(request["launch"], request["log"], mark)
         except ForkError as error:
             process.say(f"the warm process forked no trainer for {request['name']}: {error}; starting it cold")
             self._kill_strangers()
@@ -336,7 +356,7 @@ class Shim:
             request = json.loads(line)
             return await self._do(request)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return {"ok": False, "error": f"bad request {line[:200]!r}: {type(error).__name__}: {error}"}
+            return {"ok": False, "error": f"bad request {line[:40]!r}: {type(error).__name__}: {error}"}
         except (Refusal, OSError) as error:
             return {"ok": False, "error": str(error)}
 
@@ -390,7 +410,7 @@ class Shim:
             return await asyncio.shield(self._starting[name])
         if name in self._table.children:
             return self._table.children[name]
-        if self._stop.is_set():
+        if self._stop.is_set() and not is_last(name):
             raise Refusal("this node is stopping")
         self._starting[name] = asyncio.create_task(self._spawn(request))
         try:
@@ -441,6 +461,11 @@ class Shim:
     def _tell_watchers(self, message: dict[str, Any]) -> None:
         for writer in self._watchers:
             writer.write(json.dumps(message).encode() + b"\n")
+
+
+def _has_stays(node: Path) -> bool:
+    """Returns true if a run with hooks has not left this node (`agents.agent.hooks`)."""
+    return any(node.glob("hooks/*/stay.json"))
 
 
 def _lock(folder: Path) -> int:

@@ -172,8 +172,11 @@ def die_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def start(argv: Sequence[str], env: Mapping[str, str], log: str, keep_fd: int | None = None) -> int:
+def start(
+    argv: Sequence[str], env: Mapping[str, str], log: str, keep_fd: int | None = None, directory: str = ""
+) -> int:
     """Starts a program in its own session that dies with us, with its output appended to `log`. Returns its pid.
+    `directory`: where it begins; empty: where we are.
 
     Raises OSError when the log cannot be opened or the program cannot be run. `subprocess` is not used because it reaps
     its children itself, and the shim must see every exit status.
@@ -184,7 +187,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: str, keep_fd: int | 
     try:
         pid = os.fork()
         if pid == 0:
-            _become(argv, env, output, keep_fd, failure, parent)
+            _become(argv, env, (output, keep_fd, failure), parent, directory)
     finally:
         os.close(output)
         os.close(failure)
@@ -197,11 +200,13 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: str, keep_fd: int | 
 
 
 def _become(
-    argv: Sequence[str], env: Mapping[str, str], output: int, keep_fd: int | None, failure: int, parent: int
+    argv: Sequence[str], env: Mapping[str, str], files: tuple[int, int | None, int], parent: int, directory: str
 ) -> NoReturn:
+    output, keep_fd, failure = files
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and children would inherit that
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a step of srun gets the shim's notice in all of its processes
         os.setsid()
         die_with_parent(parent)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -210,6 +215,8 @@ def _become(
         os.dup2(output, 2)
         if keep_fd is not None:
             os.set_inheritable(keep_fd, True)
+        if directory:
+            os.chdir(directory)
         os.execvpe(argv[0], list(argv), dict(env))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the child must not return into the shim's code
         os.write(failure, str(error).encode())

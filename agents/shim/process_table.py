@@ -52,6 +52,12 @@ def generation_of(name: str) -> int | None:
     return int(parts[place]) if place is not None and parts[place].isdigit() else None
 
 
+def is_last(name: str) -> bool:
+    """Returns true for the name of a hook `after`, `hook.RUN.after`, which runs while its node ends too."""
+    parts = name.split(".")
+    return len(parts) == 3 and (parts[0], parts[2]) == ("hook", "after")
+
+
 class Table:
     """The records of one node folder. Memory is the truth while the shim lives; the files are for the next shim."""
 

@@ -34,6 +34,7 @@ from supervisor.shell.inspect import client
 from supervisor.shell.runfile import parse
 from supervisor.wire.printer import Printer
 from supervisor.wire.security import VARIABLE, Security
+from supervisor.wire.version import misfits
 
 NODES = 4
 """Two for the groups, a spare, and a replacement of the lost node, for when the group's allocation is taken."""
@@ -67,6 +68,8 @@ def demo(
     """Train a small Llama 3 here and break it three ways. It trains on four local nodes; a trainer is killed, a node is lost, and
     an allocation is taken away."""
     with sentences():
+        if why := misfits():
+            raise Fatal(f"the demo trains, which cannot be done here: {why}")
         name = name or _free_name(home)
         wrong = parse.contradictions(spec(name))
         if wrong:

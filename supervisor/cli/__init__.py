@@ -86,3 +86,11 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        from supervisor.wire.printer import print_line
+        from supervisor.wire.version import missing
+
+        if not (why := missing(error.name or "")):
+            raise
+        print_line(f"supervisor: this command {why}", err=True)
+        sys.exit(2)

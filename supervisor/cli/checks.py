@@ -74,28 +74,35 @@ def refuse(file: Path, error: RunFileError) -> NoReturn:
     raise typer.Exit(2)
 
 
-def check_titan(file: Path, spec: RunSpec) -> None:
-    """Checks the Titan part in a process of its own, and notes changes in the recipe. Exits 2 with all problems."""
+def check_titan(file: Path, spec: RunSpec) -> bool:
+    """Checks the Titan part in a process of its own, and notes changes in the recipe. Returns false if this machine
+    cannot check it. Exits 2 with all problems."""
     from supervisor.shell.inspect import client
     from supervisor.shell.runfile import parse
 
-    with doing("checking the config with TorchTitan"):
-        problems, changes = client.check_titan(spec)
+    try:
+        with doing("checking the config with TorchTitan"):
+            problems, changes = client.check_titan(spec)
+    except client.NotChecked as why:
+        print_line(f"supervisor: {file}: {why}", err=True)
+        return False
     if problems:
         refuse(file, parse.RunFileError(problems))
     for change in changes:
         print_line(f"supervisor: {file}: {change}", err=True)
+    return True
 
 
-def check_all(file: Path, spec: RunSpec, etcd: str, home: Path, security: str) -> None:
-    """Checks all that needs no etcd: the Titan part, and whether the engine can give the nodes. Exits 2 with the
-    problems of the file, 1 where the engine refuses the run."""
+def check_all(file: Path, spec: RunSpec, etcd: str, home: Path, security: str) -> bool:
+    """Checks all that needs no etcd: the Titan part, and whether the engine can give the nodes. Returns false if the
+    Titan part cannot be checked here. Exits 2 with the problems of the file, 1 where the engine refuses the run."""
     from supervisor.shell.engines.registry import Context, before_launch
 
-    check_titan(file, spec)
+    checked = check_titan(file, spec)
     with sentences():
         endpoints = tuple(endpoints_in(etcd, home))
         context = Context(home=system_folder(home), etcd=endpoints, security=security or security_of(home))
         note = before_launch(spec, context)
     if note:
         print_line(f"supervisor: {note}", err=True)
+    return checked

@@ -40,8 +40,12 @@ def show_config(
     from supervisor.shell.runfile import parse
 
     file, spec = read_given(given, module, config, "")
-    with doing("asking TorchTitan for the config"):
-        problems, settings = client.titan_settings(spec)
+    try:
+        with doing("asking TorchTitan for the config"):
+            problems, settings = client.titan_settings(spec)
+    except client.NotChecked as why:
+        print_line(f"supervisor: {file}: {why}", err=True)
+        raise typer.Exit(1) from None
     if problems:
         refuse(file, parse.RunFileError(problems))
     found = [setting for setting in settings if not changed or setting["by"] != "recipe"]

@@ -31,8 +31,10 @@ from supervisor.wire import command_line, keys
 from supervisor.wire.printer import Printer, print_block, print_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from supervisor.core.model.incident import Incident
-    from supervisor.shell.inspect.logs import LogTail
+    from supervisor.shell.inspect.logs import HookTail, LogTail
     from supervisor.shell.inspect.merged_log import Joined
 
 commands = command_line.commands()
@@ -200,6 +202,7 @@ def logs_command(
             help="Follow all ranks and generations as one log, with process ends and incidents, until Ctrl-C.",
         ),
     ] = False,
+    hooks: Annotated[bool, typer.Option("--hooks", help="Show the output of the run's hooks instead.")] = False,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
@@ -213,10 +216,14 @@ def logs_command(
         record = client.choose_run(mirror, one_name(name, run))
         client.require(record, group, rank)
     name, system = record.spec.name, logs.kept_in(home)
+    if hooks and (follow or group is not None or rank is not None):
+        print_line("supervisor: --hooks takes neither --follow nor --group nor --rank: a hook is of a node", err=True)
+        raise typer.Exit(2)
     if follow:
         _follow(merged_log.Joined(system, name, Path(record.run_dir), group, rank), lines, as_json)
         return
-    found = logs.tails(system, name, group, rank or 0, lines)
+    of_ranks = logs.tails(system, name, group, rank or 0, lines)
+    found: Sequence[LogTail | HookTail] = logs.of_hooks(system, name, lines) if hooks else of_ranks
     if not found:
         _no_logs(name, home)
     if as_json:
@@ -232,8 +239,9 @@ def logs_command(
             print_line("")
 
 
-def _with_lines(tail: LogTail) -> dict[str, Any]:
-    about = {name: getattr(tail, name) for name in ("node", "group", "generation", "rank", "path")}
+def _with_lines(tail: LogTail | HookTail) -> dict[str, Any]:
+    names = ("node", "group", "generation", "rank", "hook", "path")
+    about = {name: getattr(tail, name) for name in names if hasattr(tail, name)}
     return {**about, "lines": list(tail.lines())}
 
 

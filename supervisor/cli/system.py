@@ -19,6 +19,7 @@ from supervisor.cli.common import (
     sentences,
     text_option,
 )
+from supervisor.ports.errors import Fatal
 from supervisor.shell import failpoints
 from supervisor.shell.dev.home import system_folder
 from supervisor.shell.etcd import LEASE_S
@@ -26,6 +27,7 @@ from supervisor.wire import command_line
 from supervisor.wire.address import AUTO
 from supervisor.wire.printer import print_line
 from supervisor.wire.security import VARIABLE, checked
+from supervisor.wire.version import misfits
 
 commands = command_line.commands()
 
@@ -101,6 +103,8 @@ def up(
     with contextlib.ExitStack() as stack:
         stack.enter_context(sentences())
         failpoints.armed()
+        if why := misfits():
+            raise Fatal(f"`up` starts nodes and a lighthouse, which cannot run here: {why}")
         checked_file = checked(security, [e for e in etcd.split(",") if e])
         if done := up_module.raised(home, pool):
             print_line(done)

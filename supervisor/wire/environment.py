@@ -7,7 +7,8 @@ OMP_*) pass unchanged. Standard library only: the shim imports this.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,28 @@ PROXIES = tuple(
 )
 
 
+SECRET = re.compile(
+    r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|_(?:KEY|PASS|PAT|PWD)$", re.IGNORECASE
+)
+"""Found in the name of a variable that holds a secret."""
+
+SET_BY_US = {
+    "SUPERVISOR_*": "names that begin like this are Everstep's own",
+    "EVERSTEP_*": "names that begin like this are Everstep's own",
+    "GLOO_SOCKET_IFNAME": "a trainer listens at the interface that has its node's --address",
+    "NCCL_SOCKET_IFNAME": "a trainer listens at the interface that has its node's --address",
+}
+"""Further names that a run file must not set, and why: we would overwrite them, or depend on them."""
+
+ALWAYS = (
+    *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "CONDA_PREFIX"),
+    *("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR"),
+    *("SLURM_*", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "NVIDIA_*", "SUPERVISOR_*"),
+)
+"""Names that reach the ranks also beside a list `env.pass`: without them the interpreter does not start, or the ranks
+take other GPUs than the scheduler gave."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One row of the table. A trailing `*` makes a name a prefix; the first matching rule applies."""
@@ -36,7 +59,7 @@ class Rule:
     """Processes to which it applies. node: the shim and all below it, trainers included."""
 
     def fits(self, name: str) -> bool:
-        return any(name == one or (one.endswith("*") and name.startswith(one[:-1])) for one in self.names)
+        return fits(name, self.names)
 
 
 RULES = (
@@ -85,6 +108,32 @@ def decided(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:
 def of_node(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:
     """Returns what `decided` returns, for the shim and all below it."""
     return _without(decided(of, near), "node")
+
+
+def of_rank(
+    of: Mapping[str, str],
+    given: Mapping[str, str],
+    passed: Sequence[str] = (),
+    unset: Sequence[str] = (),
+    near: Iterable[str] = (),
+) -> dict[str, str]:
+    """Returns the environment of a run's ranks, from that of the shim. `given`, `passed` and `unset` are as [env] has
+    them; an empty `passed` passes all."""
+    kept = {n: v for n, v in of.items() if (not passed or fits(n, (*ALWAYS, *passed))) and not fits(n, unset)}
+    return of_node({**kept, **given}, near)
+
+
+def refused(name: str) -> str:
+    """Returns why a run file must not set a variable; empty if it may."""
+    if why := next((why for ours, why in SET_BY_US.items() if fits(name, [ours])), ""):
+        return why
+    rule = _rule(name, "all") or _rule(name, "node")
+    return rule.why if rule is not None and rule.does == "removed" else ""
+
+
+def fits(name: str, names: Iterable[str]) -> bool:
+    """Returns true if a name is in the list, where a trailing `*` makes an entry a prefix."""
+    return any(name == one or (one.endswith("*") and name.startswith(one[:-1])) for one in names)
 
 
 def of_etcd(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:

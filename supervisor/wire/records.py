@@ -19,7 +19,7 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 
 from supervisor.core.model.measured import Measured
 from supervisor.core.model.observed import SpikeView, StuckView
-from supervisor.core.model.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import EnvSpec, HangSpec, HooksSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.wire.checks import CheckResult
 
 VERSION = 1
@@ -304,6 +304,19 @@ class ProcessRecord:
     """When it ended, by the machine's monotonic clock; 0 if unknown."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stay:
+    """A run's stay on a node that has hooks: the file `stay.json` in the folder of the run's hooks, from before its
+    first rank until its hook `after` has ended."""
+
+    run: str
+    group: int
+    """Group of the node's first rank."""
+    run_dir: str
+    env: EnvSpec
+    hooks: HooksSpec
+
+
 # --- etcd: written by agents ---
 
 
@@ -546,6 +559,8 @@ class TrainerDesired:
     allocation: str = ""
     """Key of the allocation by which the group was placed: an agent of the same node name under another allocation does
     not start it. Empty: not compared."""
+    env: EnvSpec = field(default_factory=EnvSpec)
+    hooks: HooksSpec = field(default_factory=HooksSpec)
 
     @property
     def ranks(self) -> range:

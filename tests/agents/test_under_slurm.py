@@ -31,8 +31,9 @@ def cell(tmp_path: Path) -> Iterator[Slurm]:
         yield made
 
 
-def job(cell: Slurm, home: Path, etcd: str, *options: str) -> tuple[int, Node]:
-    """A job that becomes a node, with the environment that Slurm gives to one with `--export=NONE`."""
+def job(cell: Slurm, home: Path, etcd: str, *options: str, through: str = "") -> tuple[int, Node]:
+    """A job that becomes a node, with the environment that Slurm gives to one with `--export=NONE`. `through`: what runs
+    the agent's command."""
     node = Node.__new__(Node)
     node.name, node.folder, node.output = "n1", home / "nodes" / "n1", home / "n1.out"
     programs = json.dumps({**TOYS, "agent": "agents.agent"}).replace('"', '\\"')
@@ -40,7 +41,7 @@ def job(cell: Slurm, home: Path, etcd: str, *options: str) -> tuple[int, Node]:
     script = home / "job.sh"
     script.write_text(
         f'#!/bin/sh\nexport PYTHONPATH={REPOSITORY} SUPERVISOR_PROGRAMS="{programs}"\n'
-        f"exec env --block-signal=USR1 {command} --address=auto --cold --lease-s=2 {' '.join(options)}\n"
+        f"trap '' USR1\nexec {through or 'env --block-signal=USR1'} {command} --address=auto --cold --lease-s=2 {' '.join(options)}\n"
     )
     flags = ["--export=NONE", "--chdir=/", f"--output={node.output}"]
     done = cell.command("sbatch", "--parsable", *flags, str(script))
@@ -73,6 +74,27 @@ def test_a_node_in_a_job(cell: Slurm, etcd_server: EtcdServer, store: Store, tmp
         # the agent got Slurm's TERM as well, and stays to report
         assert rank(store, "n1", 1).exit.signal == signal.SIGTERM
         assert registration(store, "n1") is None
+    finally:
+        cell.cancel(number)
+        assert process.kill_and_wait(node.left(), 5.0)
+
+
+@pytest.mark.long
+def test_a_node_in_a_step_of_srun(cell: Slurm, etcd_server: EtcdServer, store: Store, tmp_path: Path) -> None:
+    """The recipe for Pyxis in docs/ENVIRONMENT.md, with a real srun and without a container."""
+    step = f"env SLURM_CONF={cell.conf} srun --ntasks=1 --cpus-per-task=$SLURM_CPUS_ON_NODE --mem=0 --export=ALL"
+    number, node = job(cell, tmp_path, etcd_server.endpoint, "--grace-s=0.5", through=f"{step} --kill-on-bad-exit=1")
+    try:
+        desire(store, "n1", trainer())
+        pid = running(store, node, 1, deadline_s=30)
+        before = (node.pid("agent"), pid)
+        # the job's main process is srun, which hands the notice on
+        cell.command("scancel", "--batch", "--signal=USR1", str(number))
+        eventually(lambda: observed(store, "n1").leaving == LEAVING, 10)
+        assert (node.pid("agent"), node.pid(FIRST)) == before, "srun gives it to every process of the step"
+        cell.cancel(number)
+        eventually(lambda: node.left() == [], 10, "nothing of the job is left")
+        assert rank(store, "n1", 1).exit.signal == signal.SIGTERM
     finally:
         cell.cancel(number)
         assert process.kill_and_wait(node.left(), 5.0)

@@ -289,6 +289,47 @@ class PolicySpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """The environment of the ranks and hooks (docs/ENVIRONMENT.md). Names that Everstep sets itself are refused."""
+
+    set: dict[str, str] = setting(
+        dict, 'NAME = "value"; no secrets: the run file lies in etcd, journals and backups. By default none is set'
+    )
+    files: dict[str, str] = setting(
+        dict,
+        'NAME = "/path/on/the/node": a secret. Each start reads the value on the node, from a file that only its owner can read',
+    )
+    pass_: tuple[str, ...] = setting(
+        (),
+        'names of the agent\'s own environment that reach the ranks; "WANDB_*" is a prefix. Empty: all do. A list keeps out all others but those of the system, the scheduler and the GPUs',
+    )
+    unset: tuple[str, ...] = setting((), "names of the agent's own environment that do not reach the ranks")
+    directory: str = setting("", "working directory of the ranks, absolute, on every node; empty: the agent's own")
+
+
+KEYS = {"pass_": "pass"}
+"""Keys of the run file that cannot be a field's name, by field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HooksSpec:
+    """Commands that a node runs around its ranks, in their environment (docs/ENVIRONMENT.md). Empty lists run nothing."""
+
+    before: tuple[str, ...] = setting(
+        (),
+        'before the node\'s first rank of the run, as ["/shared/me/stage-data.sh"]; if it fails, the start has failed',
+    )
+    after: tuple[str, ...] = setting(
+        (),
+        "after the node's last rank of the run; a failure is only reported. At a node's end it has 10 s; a lost node runs none",
+    )
+    timeout_s: float = setting(
+        60.0,
+        "longest run of each; then it is killed and has failed. Below policy.start_timeout_s, which goes on meanwhile",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """One pretraining run."""
 
@@ -301,3 +342,5 @@ class RunSpec:
     allocation: AllocationSpec = setting(AllocationSpec, "see [allocation]")
     torchft: TorchFTSpec = setting(TorchFTSpec, "see [torchft]")
     policy: PolicySpec = setting(PolicySpec, "see [policy]")
+    env: EnvSpec = setting(EnvSpec, "see [env]")
+    hooks: HooksSpec = setting(HooksSpec, "see [hooks]")

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Observed
-from supervisor.core.model.spec import RunSpec, TitanSpec
+from supervisor.core.model.spec import EnvSpec, HooksSpec, RunSpec, TitanSpec
 from supervisor.shell.control.build_info import program
 from supervisor.wire.records import ascii_json
 
@@ -74,7 +74,9 @@ def take(observed: Observed, spec: RunSpec, memory: Memory) -> Given:
     """Returns a decision's input, without the parts that no decision reads and that may hold secrets."""
     slurm = replace(spec.allocation.slurm, setup="", agent_command="", flags=())
     titan = TitanSpec(steps=spec.titan.steps, checkpoint_interval_steps=spec.titan.checkpoint_interval_steps)
-    lean = replace(spec, titan=titan, allocation=replace(spec.allocation, slurm=slurm))
+    lean = replace(
+        spec, titan=titan, allocation=replace(spec.allocation, slurm=slurm), env=EnvSpec(), hooks=HooksSpec()
+    )
     body = ascii_json(Input(observed, lean, memory))
     return Given(body, hashlib.sha256(body).hexdigest()[:16])
 

@@ -199,6 +199,8 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         writer=writer,
         lost=tuple(g for g in memory.silent if g != group.group),
         stop_at_step=_last_step(memory),
+        env=spec.env,
+        hooks=spec.hooks,
     )
 
 

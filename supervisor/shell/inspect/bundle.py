@@ -16,8 +16,8 @@ from supervisor.wire.records import RunRecord
 SECRET = re.compile(r"(token|secret|passw|credential|api[_-]?key|private[_-]?key|access[_-]?key)", re.IGNORECASE)
 """Key names whose values are left out: a run file's overrides may hold a secret."""
 
-WHOLE = ("setup", "agent_command")
-"""Keys of [allocation.slurm] whose whole values are left out: lines of shell may hold anything."""
+WHOLE = ("setup", "agent_command", "hooks")
+"""Keys of [allocation.slurm], and [hooks], whose whole values are left out: lines of shell may hold anything."""
 
 LOG_BYTES = 256 * 1024
 """Bytes kept from the end of each log."""
@@ -30,7 +30,8 @@ def write(out: Path, mirror: Mirror, record: RunRecord, system: Path) -> int:
     for path in [run_dir / "journal.jsonl", run_dir / "report.json", system / "supervisor.log"]:
         if path.exists():
             members[path.name] = _tail(path, whole=path.suffix == ".jsonl")
-    for pattern in ("nodes/*/*.log", "nodes/*/*.jsonl", f"nodes/*/ranks/{record.spec.name}.*/*"):
+    run = record.spec.name
+    for pattern in ("nodes/*/*.log", "nodes/*/*.jsonl", f"nodes/*/ranks/{run}.*/*", f"nodes/*/hooks/{run}/*.log"):
         for path in system.glob(pattern):
             if path.is_file() and (path.suffix in (".log", ".json", ".jsonl", ".txt") or rotated.number(path)):
                 members[str(path.relative_to(system))] = _tail(path)

@@ -30,11 +30,13 @@ RESUMABLE = ("halted", "stopped")
 """Phases of an ended run that a person may resume."""
 
 
-def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
-    """Returns the problems of the Titan part, and what is changed in its recipe's config, as sentences.
+class NotChecked(Exception):
+    """The Titan part cannot be checked on this machine; the text says why, and what to do."""
 
-    Runs a process of its own, because only `titan_actor` imports torch.
-    """
+
+def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
+    """Returns the problems of the Titan part, and what is changed in its recipe's config, as sentences. Raises
+    NotChecked."""
     found = _asked_titan(spec)
     if isinstance(found, str):
         return [found], []
@@ -43,7 +45,7 @@ def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
 
 def titan_settings(spec: RunSpec) -> tuple[list[str], list[dict[str, Any]]]:
     """Returns the problems of the Titan part as sentences, or else every field of its config: key, value, by, reason and
-    the recipe's value."""
+    the recipe's value. Raises NotChecked."""
     found = _asked_titan(spec, "--show")
     if isinstance(found, str):
         return [found], []
@@ -51,15 +53,31 @@ def titan_settings(spec: RunSpec) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def _asked_titan(spec: RunSpec, *options: str) -> dict[str, Any] | str:
-    """Returns the answer of `titan_actor.check`, or why there is none."""
-    record = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0))
-    command, checked = programs.command("check", *options), environment.decided(os.environ)
-    result = subprocess.run(command, input=record, capture_output=True, check=False, env=checked)
+    """Returns the answer of `titan_actor.check`, or why there is none. Raises NotChecked.
+
+    It is a process of its own, because only `titan_actor` imports torch, and in the environment of the run's ranks: a
+    recipe of the user's may need it.
+    """
+    record, env = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0)), spec.env
+    result = subprocess.run(
+        programs.command("check", *options),
+        input=record,
+        capture_output=True,
+        check=False,
+        env=environment.of_rank(os.environ, env.set, env.pass_, env.unset),
+        cwd=env.directory if os.path.isdir(env.directory) else None,
+    )
     try:
         found: dict[str, Any] = json.loads(result.stdout)
-    except ValueError:
+        found["problems"], missing = list(found["problems"]), found.get("missing")
+    except (ValueError, KeyError):
         tail = result.stderr.decode(errors="replace").strip().splitlines()[-3:]
         return f"the Titan part cannot be checked (exit code {result.returncode}): {' | '.join(tail)}"
+    if missing:
+        raise NotChecked(
+            f"the config was not checked, since this machine has no {' and no '.join(missing)}: install "
+            "everstep[trainer] to check it here; a node that cannot train it says so at its start"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Reads the trainers' own output, as far as this machine has it, with only one block in memory at a time."""
+"""Reads the own output of trainers and hooks, as far as this machine has it, with only one block in memory at a time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,10 @@ _UNFINISHED = re.compile(r"\x1b(\[[0-9;:]{0,29})?\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogTail:
-    """The last lines of one rank's output, across its rotated files."""
+class Tail:
+    """The last lines of one log, across its rotated files."""
 
     node: str
-    group: int
-    generation: int
-    rank: int
     path: str
     begins: tuple[tuple[Path, int], ...]
     """The files that hold them, oldest first, and the byte of each at which to begin."""
@@ -70,6 +67,23 @@ class LogTail:
                 continue  # its node has removed or rotated it
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogTail(Tail):
+    """The last lines of one rank's output."""
+
+    group: int
+    generation: int
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookTail(Tail):
+    """The last lines of a hook's output when it ran last on its node."""
+
+    hook: str
+    """before or after."""
+
+
 def kept_in(home: Path) -> Path:
     """Returns the folder that holds `nodes/`: that of `supervisor up`, or an agent's home under an engine."""
     return home if (home / "nodes").is_dir() else system_folder(home)
@@ -90,8 +104,20 @@ def tails(system: Path, run: str, group: int | None, rank: int, lines: int) -> l
     return sorted(found, key=lambda t: (t.group, t.generation))
 
 
-def head(tail: LogTail) -> str:
+def of_hooks(system: Path, run: str, lines: int) -> list[HookTail]:
+    """Returns the tails of a run's hooks, by node, `before` first."""
+    found = []
+    for which in ("before", "after"):
+        for path in system.glob(f"nodes/*/hooks/{run}/{which}.log"):
+            begins = tuple(_last_lines([path], lines))
+            found.append(HookTail(node=path.parts[-4], hook=which, path=str(path), begins=begins))
+    return sorted(found, key=lambda t: t.node)
+
+
+def head(tail: LogTail | HookTail) -> str:
     """Returns the line above a tail's text."""
+    if isinstance(tail, HookTail):
+        return f"== hook {tail.hook} on {tail.node}: {tail.path}"
     return f"== group {tail.group} generation {tail.generation} rank {tail.rank} on {tail.node}: {tail.path}"
 
 

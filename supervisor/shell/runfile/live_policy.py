@@ -32,7 +32,7 @@ def changed(spec: RunSpec, given: Sequence[str], seen: Measured = NOTHING) -> Po
     """Returns the run's policy with these KEY=VALUE changes. Keys are those below [policy] of the run file; values are
     TOML, or else plain text. A key without a value gets its default. `seen`: measured durations of the run. Raises
     RunFileError with all problems."""
-    body = to_jsonable_python(spec)
+    body = parse.document(spec)
     problems = []
     for pair in given:
         key, equals, text = pair.partition("=")

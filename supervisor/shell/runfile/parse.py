@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from supervisor.core.model.measured import NOTHING, Measured
-from supervisor.core.model.spec import RunSpec, TitanSpec
+from supervisor.core.model.spec import KEYS, RunSpec, TitanSpec
 from supervisor.core.timeouts import solver as timeouts
 from supervisor.core.timeouts.bound import Row
 from supervisor.shell.engines import registry
-from supervisor.shell.runfile import validate_policy
+from supervisor.shell.runfile import validate_environment, validate_policy
 
 
 class RunFileError(ValueError):
@@ -95,6 +96,13 @@ def name_problem(name: str) -> str:
     return f"name = {name!r}: use 1 to 63 letters, digits and inner dashes; nearest: {nearest_name(name)!r}"
 
 
+def document(spec: RunSpec) -> dict[str, Any]:
+    """Returns a spec as the TOML document that `parse` reads."""
+    body: dict[str, Any] = to_jsonable_python(spec)
+    body["env"] = {KEYS.get(name, name): value for name, value in body["env"].items()}
+    return body
+
+
 def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
     """Returns sentences about values that contradict each other, or the durations `seen` in the run."""
     found = list(filter(None, [name_problem(spec.name)]))
@@ -110,6 +118,7 @@ def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
             f"allocation.nodes = {allocation.nodes} is fewer than groups.count = {groups.count}: each group needs a node, at least {groups.count}"
         )
     found += validate_policy.problems(policy)
+    found += validate_environment.problems(spec)
     if policy.backoff_first_s > policy.backoff_max_s:
         found.append(
             f"policy.backoff_first_s = {policy.backoff_first_s:g} is above policy.backoff_max_s = {policy.backoff_max_s:g}"
@@ -158,6 +167,7 @@ _AT_LEAST: dict[str, float] = {
     "policy.allocation_timeout_s": 1,
     "policy.cut_off_stop_s": 0,
     "policy.term_grace_s": 0,
+    "hooks.timeout_s": 1,
 }
 """Least value of each key by itself; relations between timeouts are in core/timeouts/solver.py."""
 
@@ -184,7 +194,7 @@ def _fields(kind: Any) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         default = field.default_factory if field.default_factory is not dataclasses.MISSING else None
-        hints[field.name] = default if dataclasses.is_dataclass(default) else None
+        hints[KEYS.get(field.name, field.name)] = default if dataclasses.is_dataclass(default) else None
     return hints
 
 
@@ -208,8 +218,9 @@ def _unknown_keys(body: dict[str, Any], kind: Any, where: str) -> list[str]:
 def _prune(body: dict[str, Any], kind: Any) -> dict[str, Any]:
     """Returns the body without unknown keys: they are reported with a better hint than pydantic's."""
     known = _fields(kind)
+    names = {key: name for name, key in KEYS.items()}
     return {
-        key: _prune(value, known[key]) if known[key] is not None and isinstance(value, dict) else value
+        names.get(key, key): _prune(value, known[key]) if known[key] is not None and isinstance(value, dict) else value
         for key, value in body.items()
         if key in known
     }
@@ -231,7 +242,7 @@ def all_keys() -> tuple[str, ...]:
 
 
 def _sentence(error: Any) -> str:
-    path = ".".join(str(part) for part in error["loc"])
+    path = ".".join(KEYS.get(str(part), str(part)) for part in error["loc"])
     if error["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"{path}: missing, and it has no default"
     if error["type"] == "literal_error":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fault_injection.testbed.waiting import eventually
-from supervisor.core.model.spec import RunSpec
+from supervisor.core.model.spec import EnvSpec, RunSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell.dev import etcd_server, parts
 from supervisor.shell.engines.local import Pool, PoolNode, environment
@@ -66,6 +66,14 @@ def test_the_check_of_a_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     problems, _ = client.check_titan(RunSpec(name="run"))
     assert problems, "it gives no answer"
     assert right(given(tmp_path / "log"))
+
+
+def test_the_check_of_a_run_file_with_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tells = "import json, os; print(json.dumps({'problems': [], 'changes': [], 'missing': [os.environ['MINE'], os.getcwd()]}))"
+    monkeypatch.setattr(programs, "command", lambda *_: [sys.executable, "-c", tells])
+    env = EnvSpec(set={"MINE": "a variable"}, directory=str(tmp_path))
+    with pytest.raises(client.NotChecked, match=f"no a variable and no {tmp_path}: install"):
+        client.check_titan(RunSpec(name="run", env=env))
 
 
 @pytest.mark.parametrize("torn", ["", "[]", "{}", '{"nodes": [{"name": "n1", "colour": 1}]}', '{"nodes": 3'])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from supervisor.ports.errors import Fatal, Retryable
+from supervisor.wire.environment import SECRET
 from supervisor.wire.programs import CONTROL_PLANE
 
 COMMAND_S = 30.0
@@ -32,9 +33,6 @@ would hide our jobs, SBATCH_CLUSTERS misplace them, SBATCH_EXPORT strip their en
 which the supervisor itself may run are left out as well."""
 _NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
 """The job number in the output of sbatch --parsable, among the lines of a site's plugins."""
-_SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|_(?:KEY|PASS|PAT|PWD)$", re.IGNORECASE
-)
 
 
 class Refused(Exception):
@@ -95,7 +93,7 @@ def environment(of: Mapping[str, str] | None = None) -> dict[str, str]:
     containers cannot be listed. Variables with names of secrets are left out, because Slurm stores a job's
     environment on disk. So is what only a control-plane job may know."""
     everything = os.environ if of is None else of
-    return {k: v for k, v in everything.items() if _OURS.match(k) and not _SECRET.search(k) and k != CONTROL_PLANE}
+    return {k: v for k, v in everything.items() if _OURS.match(k) and not SECRET.search(k) and k != CONTROL_PLANE}
 
 
 class Commands:

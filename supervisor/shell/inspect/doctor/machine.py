@@ -19,8 +19,10 @@ from supervisor.shell.dev.home import system_folder
 from supervisor.shell.inspect.doctor.finding import Finding, bad, good, note
 from supervisor.wire import environment
 from supervisor.wire.kernel_clock import kernel_clock, synchronised
+from supervisor.wire.version import FITS, INSTALL, misfit
 
-PINS = {"torch": "2.13.0", "torchft": "0.2.0", "torchtitan": "0.3.0", "etcd3": "0.12.0"}
+ETCD3 = "0.12.0"
+"""Version of etcd3 whose faults are known and mended."""
 FOREIGN = {"supervisor": "supervisord's package", "openai-agents": "the OpenAI agents package"}
 """Public distributions with our import names: installed beside us, they overwrite our files."""
 
@@ -63,16 +65,18 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    for name, pin in PINS.items():
-        try:
-            have = version(name)
-        except PackageNotFoundError:
-            yield bad(f"{name} is not installed", f"pip install {name}=={pin}")
-            continue
-        if have.split("+")[0] == pin:
+    for name in FITS:
+        why, have = misfit(name), _version(name)
+        if not why:
             yield good(f"{name} {have}")
+        elif have:
+            yield bad(f"{name} {have}", why)
         else:
-            yield bad(f"{name} {have}", f"these versions were tested together: pip install {name}=={pin}")
+            yield note(f"{name} is not installed: no trainer and no lighthouse runs here", f"if one must: {INSTALL}")
+    have = _version("etcd3")
+    yield (
+        good(f"etcd3 {have}") if have == ETCD3 else bad(f"etcd3 {have or 'is missing'}", f"pip install etcd3=={ETCD3}")
+    )
     for name, whose in FOREIGN.items():
         try:
             files(name)
@@ -80,6 +84,14 @@ def _packages() -> Iterator[Finding]:
             continue
         what = f"{whose} ({name}) is in this environment and overwrites files of this program"
         yield bad(what, f"pip uninstall {name}, then reinstall this program")
+
+
+def _version(name: str) -> str:
+    """Returns a package's version; empty if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def _host() -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,10 @@ from supervisor.core.model.decision import Action, Decision
 from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import Checkpoint
 from supervisor.core.model.seats import Seat
-from supervisor.core.model.spec import GroupsSpec
+from supervisor.core.model.spec import EnvSpec, GroupsSpec, HooksSpec
 from supervisor.shell.control import projection
 from supervisor.wire import keys
-from supervisor.wire.records import CheckpointMark, Digest, NodeDesired, TrainerDesired, decode
+from supervisor.wire.records import CheckpointMark, Digest, NodeDesired, TrainerDesired, decode, encode
 from tests.helpers.reasons import text
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
 
@@ -169,3 +170,17 @@ def test_the_spec_reaches_the_node() -> None:
     trainer, light = wanted["n1"].trainers[0], wanted["host"].lighthouses[0]
     assert (trainer.world_size, trainer.min_groups, light.min_groups) == (4, 2, 2)
     assert trainer.term_grace_s == spec.policy.term_grace_s
+
+
+def test_the_environment_and_hooks_reach_each_trainer_and_an_older_record_has_none() -> None:
+    spec = replace(
+        SPEC, env=EnvSpec(set={"A": "1"}, pass_=("B_*",), files={"C": "/c"}), hooks=HooksSpec(before=("/stage.sh",))
+    )
+    wanted = projection.desired(spec, "/runs/run", RUNNING)["n1"]
+    assert [(t.env, t.hooks) for t in wanted.trainers] == [(spec.env, spec.hooks)]
+    body = json.loads(encode(wanted))
+    assert decode(json.dumps(body), NodeDesired) == wanted
+    for name in ("env", "hooks"):
+        del body["trainers"][0][name]
+    (read,) = decode(json.dumps(body), NodeDesired).trainers
+    assert read == replace(wanted.trainers[0], env=EnvSpec(), hooks=HooksSpec())

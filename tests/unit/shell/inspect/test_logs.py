@@ -114,3 +114,15 @@ def test_a_log_that_goes_while_it_is_read_is_no_error(tmp_path: Path) -> None:
     found = tail(tmp_path, 5)
     log.unlink()
     assert list(found.lines()) == []
+
+
+def test_the_output_of_hooks_is_shown_by_node(command, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    for node, which in (("n2", "before"), ("n1", "after"), ("n1", "before")):
+        folder = tmp_path / "nodes" / node / "hooks" / "run"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{which}.log").write_text(f"old\n{which} on {node}\n")
+    shown = command(b"of a rank\n", "--hooks", "-n", "1").splitlines()
+    assert [line.partition(": ")[0] for line in shown] == [
+        *("== hook before on n1", "before on n1", "== hook after on n1", "after on n1"),
+        *("== hook before on n2", "before on n2"),
+    ]

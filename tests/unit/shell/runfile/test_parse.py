@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model.spec import RunSpec
+from supervisor.core.model.spec import KEYS, RunSpec
 from supervisor.shell.runfile import parse as runfile
 from supervisor.shell.runfile.parse import RunFileError, parse
 
@@ -161,8 +161,9 @@ def test_every_number_has_a_range() -> None:
 
 def _default(key: str) -> Any:
     value: Any = RunSpec(name="run")
+    names = {key: name for name, key in KEYS.items()}
     for part in key.split("."):
-        value = getattr(value, part)
+        value = getattr(value, names.get(part, part))
     return value
 
 
