@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from agents.agent.names import LighthouseName, TrainerName
 from agents.shim.settings import Settings
-from supervisor.wire import programs
+from supervisor.wire import environment, programs
 from supervisor.wire.address import free_port
 from supervisor.wire.records import LighthouseDesired, RecordError, TrainerDesired, TrainerLaunch, decode, encode
 
 OUTPUT = "output.log"
 """The file in a process's folder that takes its output."""
+
+HEARTBEAT_FILE = "heartbeat"
+"""The file in a rank's folder that a user's own command may touch."""
 
 
 def rank_name(desired: TrainerDesired, rank: int) -> TrainerName:
@@ -54,6 +59,7 @@ def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str)
             checkpoint=desired.checkpoint,
             resume=desired.resume,
             writer=desired.writer,
+            trainer=desired.trainer,
         )
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / "launch.tmp"
@@ -66,15 +72,30 @@ def trainer_request(settings: Settings, desired: TrainerDesired, rank: int) -> d
     name = str(rank_name(desired, rank))
     folder = settings.node_folder / "ranks" / name
     launch = str(folder / "launch.json")
-    return {
-        "name": name,
-        "argv": programs.command("trainer", launch),
-        "env": {},
-        "folder": str(folder),
-        "log": str(folder / OUTPUT),
-        "launch": launch,
-        "cold": settings.cold,
+    request = {"name": name, "env": {}, "folder": str(folder), "log": str(folder / OUTPUT)}
+    if desired.trainer.command:
+        # the warm process has imported TorchTitan, which such a program does not use
+        return {**request, **_own_command(folder, desired), "launch": None, "cold": True}
+    return {**request, "argv": programs.command("trainer", launch), "launch": launch, "cold": settings.cold}
+
+
+def _own_command(folder: Path, desired: TrainerDesired) -> dict[str, Any]:
+    """Returns argv and environment of a user's own command. Raises OSError if its launch.json is gone."""
+    launch = read_launch(folder)
+    if launch is None:
+        raise OSError(f"{folder / 'launch.json'} cannot be read")
+    env = {
+        **environment.of_rank(launch),
+        "REPLICA_GROUP_ID": str(launch.group),
+        "NUM_REPLICA_GROUPS": str(launch.groups),
+        environment.LAUNCH: str(folder / "launch.json"),
+        environment.HEARTBEAT: str(folder / HEARTBEAT_FILE),
+        # `python` is the interpreter that has everstep_trainer; without buffers its output shows that it goes on
+        "PATH": os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))),
+        "PYTHONUNBUFFERED": "1",
     }
+    # the shim has no folder for a process; env replaces itself by the command
+    return {"argv": ["env", "-C", desired.trainer.folder or ".", *desired.trainer.command], "env": env}
 
 
 def lighthouse_request(settings: Settings, desired: LighthouseDesired) -> dict[str, Any]:

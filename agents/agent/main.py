@@ -385,7 +385,9 @@ class Agent:
             case Forward(desired):
                 if self._view.gates.get(_way(desired)) != (desired.gate, desired.gate_node):
                     await self._forward(desired)
-            case Start() if self._warm == "starting" and now - self._warm_since < WARM_PATIENCE_S:
+            case Start(desired) if (
+                not desired.trainer.command and self._warm == "starting" and now - self._warm_since < WARM_PATIENCE_S
+            ):
                 pass  # the next turn tries again
             case Start(desired, ranks):
                 self._starts.begin(_way(desired), self._start(desired, ranks), now)

@@ -19,7 +19,7 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 
 from supervisor.core.model.measured import Measured
 from supervisor.core.model.observed import SpikeView, StuckView
-from supervisor.core.model.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec, TrainerSpec
 from supervisor.wire.checks import CheckResult
 
 VERSION = 1
@@ -179,6 +179,7 @@ class TrainerLaunch:
     peer, or is behind `checkpoint` then, exits with PEERS_GONE instead of training from scratch."""
     writer: bool = False
     """True if this group writes the checkpoints."""
+    trainer: TrainerSpec = field(default_factory=TrainerSpec)
 
     @property
     def local_rank(self) -> int:
@@ -546,6 +547,7 @@ class TrainerDesired:
     allocation: str = ""
     """Key of the allocation by which the group was placed: an agent of the same node name under another allocation does
     not start it. Empty: not compared."""
+    trainer: TrainerSpec = field(default_factory=TrainerSpec)
 
     @property
     def ranks(self) -> range:

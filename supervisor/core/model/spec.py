@@ -60,6 +60,32 @@ class TitanSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainerSpec:
+    """The program that trains: TorchTitan's trainer, or a command of yours (docs/OWN_SCRIPT.md)."""
+
+    command: tuple[str, ...] = setting(
+        (),
+        'program and arguments of each rank, as ["python", "train.py"]; empty: TorchTitan\'s trainer. `python` is the interpreter that runs the supervisor',
+    )
+    folder: str = setting(
+        "", "folder in which the command starts; relative to the run file, whose own folder it is if empty"
+    )
+    reports: Literal["steps", "output"] = setting(
+        "steps",
+        "steps: the command reports its steps with everstep_trainer. output: it uses no library, and only its exit code and the growth of its output are seen",
+    )
+    silent_after_s: float = setting(
+        0.0,
+        "seconds without a new line of output, or a touch of the file named by SUPERVISOR_HEARTBEAT, after which a command that reports only output hangs; 0: never, since no one knows how often yours writes",
+    )
+
+    @property
+    def plain(self) -> bool:
+        """True for a command that reports no steps."""
+        return self.reports == "output"
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupsSpec:
     """The replica groups."""
 
@@ -296,6 +322,7 @@ class RunSpec:
         "forbidden", "allowed: `supervisor chaos run` may break it on purpose; the default protects runs that matter"
     )
     titan: TitanSpec = setting(TitanSpec, "see [titan]")
+    trainer: TrainerSpec = setting(TrainerSpec, "see [trainer]")
     groups: GroupsSpec = setting(GroupsSpec, "see [groups]")
     allocation: AllocationSpec = setting(AllocationSpec, "see [allocation]")
     torchft: TorchFTSpec = setting(TorchFTSpec, "see [torchft]")

@@ -32,8 +32,10 @@ RESUMABLE = ("halted", "stopped")
 def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
     """Returns the problems of the Titan part, and what is changed in its recipe's config, as sentences.
 
-    Runs a process of its own, because only `titan_actor` imports torch.
+    Runs a process of its own, because only `titan_actor` imports torch. A command of the user's own has no such part.
     """
+    if spec.trainer.command:
+        return [], []
     record = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0))
     result = subprocess.run(
         programs.command("check"), input=record, capture_output=True, check=False, env=environment.decided(os.environ)
