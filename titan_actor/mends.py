@@ -392,6 +392,8 @@ MENDS = (
     ),
 )
 
+OF_TORCHFT = frozenset({"manager_address", "heal_address", "heal_proxy", "heal_pickle", "gloo_abort"})
+
 WITHOUT = "SUPERVISOR_WITHOUT_MENDS"
 """Environment variable with the mends to leave out, for the tests that show what each is for."""
 
@@ -412,6 +414,14 @@ def apply() -> None:
             _applied.add(mend.name)
             if mend.name not in _without():
                 mend.apply(None)
+
+
+def apply_torchft() -> None:
+    """Applies the mends of TorchFT alone, for a script that uses no TorchTitan."""
+    for mend in MENDS:
+        if mend.name in OF_TORCHFT and mend.name not in _applied:
+            _applied.add(mend.name)
+            mend.apply(None)
 
 
 def apply_to(stage: Literal["config", "built"], target: Any) -> None:

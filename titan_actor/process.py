@@ -56,7 +56,7 @@ def end_on_term(control: Control, report: Report, ledger: Ledger, commands: Comm
     signal.signal(signal.SIGTERM, on_term)
 
 
-def fail(launch: TrainerLaunch, report: Report, ledger: Ledger, error: Exception) -> None:
+def fail(launch: TrainerLaunch, report: Report, ledger: Ledger, error: BaseException) -> None:
     """Reports what ended the process: in its log, in error.json, in its progress and in its ledger."""
     text = told(error)
     print(f"trainer failed: {text}", file=sys.stderr)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from supervisor.wire import environment
 from supervisor.wire.records import MISCONFIGURED, PEERS_GONE, TERMINATED, TrainerLaunch, decode
-from titan_actor import address, mends
+from titan_actor import address, mends, peers
 from titan_actor.commands import Commands
 from titan_actor.control import Control
 from titan_actor.ledger import Ledger, born_unix_s
@@ -75,7 +75,7 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     trainer.admit()
     try:
         trainer.train()
-    except replica.PeersGone as gone:
+    except peers.PeersGone as gone:
         report.update(phase="failed", error=f"no peers to heal from: {gone}")
         ledger.event("peers_gone", reason=str(gone))
         print(f"no peers to heal from: {gone}", file=sys.stderr)

@@ -93,6 +93,8 @@ def _own_command(folder: Path, desired: TrainerDesired) -> dict[str, Any]:
         # `python` is the interpreter that has everstep_trainer; without buffers its output shows that it goes on
         "PATH": os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))),
         "PYTHONUNBUFFERED": "1",
+        # TorchFT's native part logs ten lines for each step
+        "RUST_LOG": os.environ.get("RUST_LOG", "warn"),
     }
     # the shim has no folder for a process; env replaces itself by the command
     return {"argv": ["env", "-C", desired.trainer.folder or ".", *desired.trainer.command], "env": env}
