@@ -146,8 +146,8 @@ class Rank:
         self._ledger.event("digest", step=step, value=value)
 
     def step(self, step: int, committed: bool = True, loss: float | None = None, **more: Any) -> None:
-        """Reports an attempt at a step: `step` is the number of committed ones so far. `more` goes into its line of
-        steps.jsonl; quorum_id, participants and healed also to the supervisor."""
+        """Reports an attempt at a step: `step` is the number of committed ones so far, `loss` the mean over all groups.
+        `more` goes into its line of steps.jsonl; quorum_id, participants and healed also to the supervisor."""
         manager, before, parts = self._manager, self._report.progress, self.seconds.total()
         if manager is not None:
             mine = {"participants": manager.num_participants(), "participating_rank": manager.participating_rank()}

@@ -14,6 +14,8 @@ from pathlib import Path
 from agents.agent.launch import HEARTBEAT_FILE, OUTPUT, read_launch
 from supervisor.wire.records import Progress, RecordError, TrainerLaunch, decode
 
+SECOND_NS = 10**9
+
 
 class ProgressFile:
     """The newest progress of one rank, and since when its step has not moved by our own clock."""
@@ -88,7 +90,8 @@ class ProgressFile:
     def ended(self, exit_code: int | None) -> None:
         """Notes that a command that reports no steps has ended: with exit code 0 it has finished."""
         if self.plain and exit_code == 0 and self.newest is not None:
-            self.newest = replace(self.newest, phase="finished", sequence=self.newest.sequence + 1)
+            # above what another look has counted since: two changes may have one time stamp
+            self.newest = replace(self.newest, phase="finished", sequence=self.newest.sequence + SECOND_NS)
 
     def newer_than(self, other: ProgressFile) -> bool:
         """Returns true if the record read here is the later one."""

@@ -7,6 +7,7 @@ arguments that transformers.TrainerCallback has.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,11 @@ class Supervised:
         self.rank, self.manager, self.save = rank, manager, save
         self.before = 0
 
+    def digest(self) -> str:
+        """Equal on all groups after a committed step."""
+        weights = b"".join(value.numpy().tobytes() for value in self.save()["model"].values())
+        return hashlib.blake2b(weights, digest_size=8).hexdigest()
+
     def on_train_begin(self, args: Any, state: State, control: Flow, **more: Any) -> None:
         self.rank.admit()
         state.global_step = self.manager.current_step()
@@ -76,7 +82,9 @@ class Supervised:
         # the trainer counts attempts; the manager counts committed steps, also those healed from the others
         step = state.global_step = self.manager.current_step()
         committed = step > self.before
-        self.rank.step(step, committed=committed, loss=state.loss)
+        self.rank.step(step, committed=committed, own_loss=state.loss)
+        if committed and step % 5 == 0:
+            self.rank.digest(step, self.digest())
         if committed and self.rank.checkpoint_due(step):
             with self.rank.checkpoint(step) as folder:
                 torch.save({"state": self.save(), "manager": self.manager.state_dict()}, folder / "state.pt")

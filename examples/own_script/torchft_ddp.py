@@ -55,12 +55,14 @@ def train(rank: everstep_trainer.Rank, step_s: float) -> None:
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(replicated(values), wanted)
         loss.backward()
+        mean = loss.detach().clone()
+        manager.allreduce(mean).wait()
         time.sleep(step_s)
         committed = manager.should_commit()  # false if a group was lost in this step
         if committed:
             optimizer.step()
         step = manager.current_step()
-        rank.step(step, committed=committed, loss=float(loss))
+        rank.step(step, committed=committed, loss=float(mean))
         if committed and step % 5 == 0:
             rank.digest(step, digest(model))
         if committed and rank.checkpoint_due(step):
