@@ -95,7 +95,7 @@ class Rank:
 
     @property
     def resumes_from(self) -> Path | None:
-        """Folder of the checkpoint to load; None: begin anew, or heal from the others."""
+        """Folder of the checkpoint to load; None: begin at step 0, or heal from the others."""
         launch = self.launch
         return Path(launch.checkpoint.path) if launch.resume == "disk" and launch.checkpoint is not None else None
 
@@ -125,7 +125,7 @@ class Rank:
 
     @property
     def reported(self) -> Progress:
-        """What the supervisor knows of this rank."""
+        """The newest report of this rank, which is all that the supervisor knows of it."""
         return self._report.progress
 
     def phase(self, phase: str) -> None:
@@ -211,7 +211,7 @@ class Rank:
         self.end(error)
 
     def end(self, error: BaseException | None = None) -> NoReturn:
-        """Ends the process with the exit code that tells the supervisor how. It does not wait for native threads, which
+        """Ends the process with the exit code by which the supervisor knows how. It does not wait for native threads, which
         may hang on a lost peer."""
         step = self._report.progress.step
         if isinstance(error, SystemExit) and isinstance(error.code, int):

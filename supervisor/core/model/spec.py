@@ -38,7 +38,8 @@ class DataSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TitanSpec:
-    """The training by TorchTitan: recipe, length, data and checkpoints."""
+    """The training by TorchTitan: recipe, length, data and checkpoints. A command of yours ([trainer]) gets `steps`,
+    `seed` and `checkpoint_interval_steps`; the other keys are refused beside one."""
 
     recipe: str = setting(
         "llama3-debug", "a shipped recipe, or MODULE:FUNCTION that returns the config of a TorchTitan trainer"

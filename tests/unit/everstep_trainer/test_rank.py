@@ -1,4 +1,4 @@
-"""What a script's rank leaves in its folder, what it obeys, and how its process ends: real processes, without torch."""
+"""A script's rank leaves its records, obeys its node and ends by the right exit code: real processes, without torch."""
 
 from __future__ import annotations
 
