@@ -2,7 +2,7 @@
 
 Each mend names its fault and the upstream version at which it can go. Each has a test that fails without it
 (`tests/titan/test_mends.py`). `IMPORT` mends go in before torchtitan is imported, `CONFIG` mends change the recipe's
-config, and `BUILT` mends change the trainer object. Heal state (heal.py), the loss (replica.py) and the data (data.py)
+config, and `BUILT` mends change the trainer object. `SCRIPT` mends are for scripts of the user's own alone. Heal state (heal.py), the loss (replica.py) and the data (data.py)
 are whole modules and are listed in NOTES.
 """
 
@@ -64,7 +64,7 @@ class Mend:
     fault: str
     goes: str
     """Upstream change after which it can be removed."""
-    stage: Literal["import", "config", "built"]
+    stage: Literal["import", "config", "built", "script"]
     apply: Callable[[Any], None]
 
 
@@ -285,6 +285,20 @@ def _gloo_abort(_: Any) -> None:
     gloo.mend()
 
 
+def _ddp_hook(_: Any) -> None:
+    import torch
+    import torchft.ddp as ddp
+
+    def wait_here(state: Any, bucket: Any) -> Any:
+        # after the wait the bucket holds the average, or what the step is not committed with
+        state.allreduce(bucket.buffer()).wait()
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    ddp.DistributedDataParallel._comm_hook = staticmethod(wait_here)
+
+
 def _spmd_backend(config: Any) -> None:
     if config.parallelism.spmd_backend == "spmd_types":
         config.parallelism.spmd_backend = "partial_dtensor"
@@ -370,6 +384,13 @@ MENDS = (
         _gloo_abort,
     ),
     Mend(
+        "ddp_hook",
+        "DistributedDataParallel asserts a future that a collective with a lost peer has not got: the survivor ends too",
+        "a torchft whose comm hook survives a collective that raises in wait",
+        "script",
+        _ddp_hook,
+    ),
+    Mend(
         "spmd_backend",
         "the spmd_types backend fails at two or more ranks on torch 2.13",
         "torchtitan and torch versions that work together at two ranks with spmd_types",
@@ -392,7 +413,7 @@ MENDS = (
     ),
 )
 
-OF_TORCHFT = frozenset({"manager_address", "heal_address", "heal_proxy", "heal_pickle", "gloo_abort"})
+OF_TORCHFT = frozenset({"manager_address", "heal_address", "heal_proxy", "heal_pickle", "gloo_abort", "ddp_hook"})
 
 WITHOUT = "SUPERVISOR_WITHOUT_MENDS"
 """Environment variable with the mends to leave out, for the tests that show what each is for."""
@@ -421,7 +442,8 @@ def apply_torchft() -> None:
     for mend in MENDS:
         if mend.name in OF_TORCHFT and mend.name not in _applied:
             _applied.add(mend.name)
-            mend.apply(None)
+            if mend.name not in _without():
+                mend.apply(None)
 
 
 def apply_to(stage: Literal["config", "built"], target: Any) -> None:

@@ -13,7 +13,7 @@ from fault_injection.testbed.world import LEASE_S, TORCHFT, World, equal_digests
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code
-from supervisor.core.model.spec import RunSpec, TrainerSpec
+from supervisor.core.model.spec import HangSpec, RunSpec, TrainerSpec
 from supervisor.shell.runfile import parse
 from supervisor.wire.records import RunRecord
 from tests.helpers.reasons import values
@@ -45,7 +45,8 @@ def plain_spec(folder: Path, groups: int = 1) -> RunSpec:
     (folder / "plain.py").write_text(PLAIN)
     command = ("python", "plain.py", str(folder / "order"))
     trainer = TrainerSpec(command=command, folder=str(folder), reports="output", silent_after_s=SILENT_S)
-    return replace(toy_spec("plain", groups=groups, spares=1, backoff_first_s=0.0), trainer=trainer)
+    hang = HangSpec(at_least_s=2 * SILENT_S)
+    return replace(toy_spec("plain", groups=groups, spares=1, backoff_first_s=0.0, hang=hang), trainer=trainer)
 
 
 def recovered(w: World, record: RunRecord, count: int) -> Incident:
@@ -82,7 +83,9 @@ def test_a_script_that_knows_no_supervisor_is_restarted_after_an_exit_and_after_
 
 
 @pytest.mark.long
-def test_its_node_is_lost_or_drained_and_a_stop_ends_it_at_once(empty: World, tmp_path: Path) -> None:
+def test_one_of_two_groups_loses_its_node_is_drained_and_falls_silent_and_a_stop_ends_both(
+    empty: World, tmp_path: Path
+) -> None:
     record = empty.launch(plain_spec(tmp_path, groups=2))
     eventually(empty.running(record, 1, 1), 60, "both groups run")
     other = empty.trainer(record, 0).pid
@@ -97,9 +100,13 @@ def test_its_node_is_lost_or_drained_and_a_stop_ends_it_at_once(empty: World, tm
     eventually(empty.running(record, 1, 3), 30, "it runs on the spare")
     assert empty.status(record).groups[1].node != drained
     assert empty.trainer(record, 0).pid == other
+    (tmp_path / "order").write_text("silent")  # for the group that reads it first
+    hung = recovered(empty, record, 3)
+    assert (hung.kind, hung.rung) == (Kind.HANG, Rung.RESTART)
+    eventually(empty.running(record), 30, "it runs again")
     empty.control(record, stop=True)
     eventually(lambda: empty.status(record).phase == "stopped", 60, "the run ends")
-    assert len(empty.incidents(record)) == 2
+    assert len(empty.incidents(record)) == 3
     empty.check(record, stepped=False)
 
 
