@@ -8,6 +8,7 @@ are whole modules and are listed in NOTES.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import resource
@@ -289,6 +290,8 @@ def _ddp_hook(_: Any) -> None:
     import torch
     import torchft.ddp as ddp
 
+    # torch refuses a hook without these annotations
+    @functools.wraps(ddp.DistributedDataParallel._comm_hook)
     def wait_here(state: Any, bucket: Any) -> Any:
         # after the wait the bucket holds the average, or what the step is not committed with
         state.allreduce(bucket.buffer()).wait()
