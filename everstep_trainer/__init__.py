@@ -147,7 +147,10 @@ class Rank:
 
     def step(self, step: int, committed: bool = True, loss: float | None = None, **more: Any) -> None:
         """Reports an attempt at a step: `step` is the number of committed ones so far, `loss` the mean over all groups.
-        `more` goes into its line of steps.jsonl; quorum_id, participants and healed also to the supervisor."""
+        `more` goes into its line of steps.jsonl; quorum_id, participants and healed also to the supervisor. Takes in what
+        the supervisor wishes: all ranks of the group obey it at this step."""
+        wishes = self._control.take()
+        self._wishes = self._agreement.on(wishes) if self._agreement is not None else wishes
         manager, before, parts = self._manager, self._report.progress, self.seconds.total()
         if manager is not None:
             mine = {"participants": manager.num_participants(), "participating_rank": manager.participating_rank()}
@@ -174,14 +177,17 @@ class Rank:
 
     def goes_on(self, step: int) -> bool:
         """Returns false once `step` committed steps are enough: those of the run file, or a drain's. All ranks of the
-        group get the same answer; each must ask after every step."""
-        wishes = self._control.take()
-        self._wishes = self._agreement.on(wishes) if self._agreement is not None else wishes
+        group get the same answer."""
         return step < min(self.launch.titan.steps, self._wishes.stop_at)
 
     def checkpoint_due(self, step: int) -> bool:
-        """Returns true if this group writes the checkpoints, and one is due after this step."""
-        return self._wishes.writer and step % self.launch.titan.checkpoint_interval_steps == 0
+        """Returns true if this group writes the checkpoints, and one is due after this step: at the interval, and at the
+        end, unless SIGTERM leaves no time for it. Ask on every rank."""
+        due = step % self.launch.titan.checkpoint_interval_steps == 0
+        if due or not self._wishes.writer or self.goes_on(step):
+            return due and self._wishes.writer
+        in_haste = self._control.in_haste
+        return not (self._agreement.any(in_haste) if self._agreement is not None else in_haste)
 
     @contextmanager
     def checkpoint(self, step: int) -> Iterator[Path]:
@@ -214,6 +220,8 @@ class Rank:
         """Ends the process with the exit code by which the supervisor knows how. It does not wait for native threads, which
         may hang on a lost peer."""
         step = self._report.progress.step
+        if isinstance(error, SystemExit) and error.code is None:
+            error = None
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             process.leave(error.code)
         if isinstance(error, PeersGone):

@@ -155,3 +155,26 @@ def test_an_example_goes_on_through_a_kill_a_lost_node_and_a_drain(tmp_path: Pat
         ]
         assert 0 in codes, "it ended at the common step by itself"
         w.check(record)
+
+
+@pytest.mark.long
+@pytest.mark.trainers
+def test_the_only_group_is_handed_over_through_its_last_checkpoint(tmp_path: Path) -> None:
+    with world(tmp_path, toys=False) as w:
+        w.supervisor()
+        spec = example("torchft_ddp")
+        titan = replace(spec.titan, checkpoint_interval_steps=10**6)
+        record = w.launch(replace(spec, titan=titan, groups=replace(spec.groups, count=1)))
+        eventually(w.running(record, 1), 120, "it trains")
+        drained = w.status(record).groups[0].node
+        eventually(lambda: w.status(record).spares, 60, "a spare is there")
+        done = cli("drain", drained, "--because", "a new card", world=w)
+        assert done.returncode == 0, done.stderr
+        eventually(w.running(record, 2), 120, "it trains on the spare")
+        state = w.status(record)
+        assert state.groups[0].node != drained
+        assert state.checkpoint_step is not None
+        eventually(lambda: w.status(record).step > state.step, 60, "it steps on")
+        lines = [line for of in w.history(record).steps if of.generation == 2 for line in of.lines]
+        assert next(line["step"] for line in lines if line["event"] == "step") == state.checkpoint_step + 1
+        w.check(record)
