@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,13 @@ class Script:
         )  # fmt: skip
         (self.folder / "launch.json").write_bytes(encode(launch))
         named = {**os.environ, environment.LAUNCH: str(self.folder / "launch.json")}
+        # an import of agents.cli in this process holds the signal back, also for its children
+        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         self.process = subprocess.Popen([sys.executable, "-c", text], env=named, stderr=subprocess.PIPE, text=True)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def exit_code(self) -> int:
-        self.errors = self.process.communicate(timeout=60)[1]
+        self.errors = self.process.communicate(timeout=120)[1]
         return self.process.returncode
 
     @property
@@ -94,29 +98,47 @@ class Script:
                 return answer
 
 
-def test_it_reports_each_step_and_its_checkpoints_and_finishes(tmp_path: Path) -> None:
-    script = Script(tmp_path, STEPS)
-    assert script.exit_code() == 0, script.errors
-    found = script.progress
+Start = Callable[..., Script]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Start]:
+    """Starts a script in a folder of its own, and ends it with the test."""
+    started: list[Script] = []
+
+    def start(text: str, steps: int = 12) -> Script:
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        started.append(Script(folder, text, steps))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.communicate()
+
+
+def test_it_reports_each_step_and_its_checkpoints_and_finishes(script: Start) -> None:
+    ran = script(STEPS)
+    assert ran.exit_code() == 0, ran.errors
+    found = ran.progress
     assert (found.phase, found.step, found.commits, found.generation) == ("finished", 12, 12, 3)
     assert found.loss == pytest.approx(1 / 12)
     assert found.data_s > 0
-    steps = script.lines("step")
+    steps = ran.lines("step")
     assert [line["step"] for line in steps] == list(range(1, 13))
     assert all(line["committed"] and line["note"] == "mine" for line in steps)
-    marks = [mark for _, _, mark in checkpoints.listed(str(script.run_dir))]
+    marks = [mark for _, _, mark in checkpoints.listed(str(ran.run_dir))]
     assert [mark.step for mark in marks if mark is not None] == [12, 10, 5]
     assert found.checkpoint == marks[0] == CheckpointMark(
-        step=12, path=str(script.run_dir / "checkpoints" / "step-12.g0.gen3"), group=0, generation=3
+        step=12, path=str(ran.run_dir / "checkpoints" / "step-12.g0.gen3"), group=0, generation=3
     )  # fmt: skip
 
 
-def test_a_drain_ends_it_after_that_step_and_sigterm_after_the_one_in_progress(tmp_path: Path) -> None:
-    for name in ("drained", "ended"):
-        (tmp_path / name).mkdir()
-    drained, ended = (Script(tmp_path / name, STEPS, steps=10**6) for name in ("drained", "ended"))
-    for script in (drained, ended):
-        script.reached(2)
+def test_a_drain_ends_it_after_that_step_and_sigterm_after_the_one_in_progress(script: Start) -> None:
+    drained, ended = script(STEPS, steps=10**6), script(STEPS, steps=10**6)
+    for each in (drained, ended):
+        each.reached(2)
     last = drained.progress.step + 40
     assert drained.ask(do="drain", at_step=last) == {"ok": True}
     drained.process.send_signal(signal.SIGUSR1)
@@ -136,13 +158,13 @@ def test_a_drain_ends_it_after_that_step_and_sigterm_after_the_one_in_progress(t
         ("SystemExit(7)", 7),
     ],
 )
-def test_its_exit_code_tells_how_it_ended(tmp_path: Path, error: str, code: int) -> None:
-    script = Script(tmp_path, FAILS.replace("{error}", error))
-    assert script.exit_code() == code
+def test_its_exit_code_tells_how_it_ended(script: Start, error: str, code: int) -> None:
+    ran = script(FAILS.replace("{error}", error))
+    assert ran.exit_code() == code
     if code in (1, MISCONFIGURED):
-        message = json.loads((script.folder / "error.json").read_text())["message"]["message"]
-        assert message == script.progress.error
-        assert script.progress.phase == "failed"
+        message = json.loads((ran.folder / "error.json").read_text())["message"]["message"]
+        assert message == ran.progress.error
+        assert ran.progress.phase == "failed"
 
 
 def test_a_script_that_no_supervisor_started_says_what_to_do() -> None:
