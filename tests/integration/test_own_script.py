@@ -70,6 +70,7 @@ def test_a_script_that_knows_no_supervisor_is_restarted_after_an_exit_and_after_
     assert (ended.kind, ended.rung, ended.generation_after) == (Kind.ERROR, Rung.RESTART, 2)
     assert values(ended.evidence, Code.EXITED)[0]["exit_code"] == 3
     eventually(empty.running(record, 2), 30, "it runs again")
+    assert "last output" in cli("status", world=empty).stdout
     order.write_text("silent")
     hung = recovered(empty, record, 2)
     assert (hung.kind, hung.rung, hung.generation_after) == (Kind.HANG, Rung.RESTART, 3)

@@ -13,7 +13,7 @@ from typing import Any
 
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.memory import Memory
-from supervisor.core.model.spec import RunSpec
+from supervisor.core.model.spec import RunSpec, TrainerSpec
 from supervisor.core.remediation import shutdown
 from supervisor.core.remediation.restore import ENDED
 from supervisor.ports.errors import Fatal, Fenced
@@ -32,10 +32,11 @@ RESUMABLE = ("halted", "stopped")
 def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
     """Returns the problems of the Titan part, and what is changed in its recipe's config, as sentences.
 
-    Runs a process of its own, because only `titan_actor` imports torch. A command of the user's own has no such part.
+    Runs a process of its own, because only `titan_actor` imports torch. A command of the user's own has no such part:
+    what is noted is that its script is not on this machine.
     """
     if spec.trainer.command:
-        return [], []
+        return [], _not_here(spec.trainer)
     record = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0))
     result = subprocess.run(
         programs.command("check"), input=record, capture_output=True, check=False, env=environment.decided(os.environ)
@@ -46,6 +47,12 @@ def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
     except (ValueError, KeyError):
         tail = result.stderr.decode(errors="replace").strip().splitlines()[-3:]
         return [f"the Titan part cannot be checked (exit code {result.returncode}): {' | '.join(tail)}"], []
+
+
+def _not_here(trainer: TrainerSpec) -> list[str]:
+    scripts = [argument for argument in trainer.command if argument.endswith(".py")]
+    missing = [path for script in scripts if not (path := Path(trainer.folder) / script).exists()]
+    return [f"trainer.command: there is no {path} on this machine; each node must have it" for path in missing]
 
 
 def _problem(problem: dict[str, Any]) -> str:

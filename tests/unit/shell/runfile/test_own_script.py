@@ -23,6 +23,11 @@ def test_a_command_starts_in_the_run_files_folder_and_no_titan_config_is_built(t
     spec = parse({"name": "run", "trainer": {**COMMAND, "folder": "code"}, "titan": {"steps": 5}}, base=tmp_path)
     assert spec.trainer.command == ("python", "train.py")
     assert spec.trainer.folder == str(tmp_path / "code")
+    script = tmp_path / "code" / "train.py"
+    missing = f"trainer.command: there is no {script} on this machine; each node must have it"
+    assert client.check_titan(spec) == ([], [missing])
+    script.parent.mkdir()
+    script.touch()
     assert client.check_titan(spec) == ([], [])
 
 
