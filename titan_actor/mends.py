@@ -2,12 +2,13 @@
 
 Each mend names its fault and the upstream version at which it can go. Each has a test that fails without it
 (`tests/titan/test_mends.py`). `IMPORT` mends go in before torchtitan is imported, `CONFIG` mends change the recipe's
-config, and `BUILT` mends change the trainer object. Heal state (heal.py), the loss (replica.py) and the data (data.py)
+config, and `BUILT` mends change the trainer object. `SCRIPT` mends are for scripts of the user's own alone. Heal state (heal.py), the loss (replica.py) and the data (data.py)
 are whole modules and are listed in NOTES.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import os
@@ -65,7 +66,7 @@ class Mend:
     fault: str
     goes: str
     """Upstream change after which it can be removed."""
-    stage: Literal["import", "config", "built"]
+    stage: Literal["import", "config", "built", "script"]
     apply: Callable[[Any], None]
 
 
@@ -311,6 +312,22 @@ def _gloo_abort(_: Any) -> None:
     gloo.mend()
 
 
+def _ddp_hook(_: Any) -> None:
+    import torch
+    import torchft.ddp as ddp
+
+    # torch refuses a hook without these annotations
+    @functools.wraps(ddp.DistributedDataParallel._comm_hook)
+    def wait_here(state: Any, bucket: Any) -> Any:
+        # after the wait the bucket holds the average, or what the step is not committed with
+        state.allreduce(bucket.buffer()).wait()
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    ddp.DistributedDataParallel._comm_hook = staticmethod(wait_here)
+
+
 def _spmd_backend(config: Any) -> None:
     if config.parallelism.spmd_backend == "spmd_types":
         config.parallelism.spmd_backend = "partial_dtensor"
@@ -403,6 +420,13 @@ MENDS = (
         _gloo_abort,
     ),
     Mend(
+        "ddp_hook",
+        "DistributedDataParallel asserts a future that a collective with a lost peer has not got: the survivor ends too",
+        "a torchft whose comm hook survives a collective that raises in wait",
+        "script",
+        _ddp_hook,
+    ),
+    Mend(
         "spmd_backend",
         "the spmd_types backend fails at two or more ranks on torch 2.13",
         "torchtitan and torch versions that work together at two ranks with spmd_types",
@@ -425,6 +449,8 @@ MENDS = (
     ),
 )
 
+OF_TORCHFT = frozenset({"manager_address", "heal_address", "heal_proxy", "heal_pickle", "gloo_abort", "ddp_hook"})
+
 WITHOUT = "SUPERVISOR_WITHOUT_MENDS"
 """Environment variable with the mends to leave out, for the tests that show what each is for."""
 
@@ -442,6 +468,15 @@ def apply() -> None:
     _set_environment()
     for mend in MENDS:
         if mend.stage == "import" and mend.name not in _applied:
+            _applied.add(mend.name)
+            if mend.name not in _without():
+                mend.apply(None)
+
+
+def apply_torchft() -> None:
+    """Applies the mends of TorchFT alone, for a script that uses no TorchTitan."""
+    for mend in MENDS:
+        if mend.name in OF_TORCHFT and mend.name not in _applied:
             _applied.add(mend.name)
             if mend.name not in _without():
                 mend.apply(None)

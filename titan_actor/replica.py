@@ -26,7 +26,7 @@ from torchtitan.trainer import Trainer
 
 from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark, DigestMark, TrainerLaunch
-from titan_actor import address, admission, between_groups, gloo, mends, rehearsal, shares
+from titan_actor import address, admission, between_groups, gloo, mends, peers, rehearsal, shares
 from titan_actor.activity import ActivityFile
 from titan_actor.checkpoint import Checkpoints, Purge, purge
 from titan_actor.compiling import Compiling
@@ -45,10 +45,6 @@ from titan_actor.shares import NoData
 from titan_actor.spike import Spikes
 
 log = logging.getLogger(__name__)
-
-
-class PeersGone(Exception):
-    """The group started to heal from peers, and met none that has trained and is as far as the checkpoint."""
 
 
 def _whose(own_is_finite: bool, groups_is_finite: bool) -> str:
@@ -88,7 +84,7 @@ class ReplicaTrainer(Trainer):
 
     def __init__(self, config: Any, launch: TrainerLaunch, report: Report, ledger: Ledger, control: Control) -> None:
         self.launch, self.report, self.ledger, self.control = launch, report, ledger, control
-        self._saved_before = self._saved()
+        self._saved_before = peers.saved(launch.run_dir)
         self.seconds = Seconds()
         self.heals = Heals(report)
         self.activity = ActivityFile(launch.rank_dir)
@@ -565,23 +561,8 @@ class ReplicaTrainer(Trainer):
         manager._healing = False
 
     def _check_peers(self) -> None:
-        """Raises PeersGone after a first quorum behind the others or the checkpoint: training on would discard their
-        steps. A checkpoint unknown at this start may exist by now: the group's next start looks for it."""
-        launch, manager = self.launch, self.manager
-        if manager.errored() is not None:
-            return
-        step, known = int(manager.current_step()), launch.checkpoint.step if launch.checkpoint is not None else 0
-        if launch.resume == "peers" and step < max(known, 1):
-            raise PeersGone(
-                f"at step {step}, {f'the checkpoint at {known}' if known else 'and the others had trained'}"
-            )
-        saved = self._saved() - self._saved_before if step == 0 else set()
-        if saved:
-            raise PeersGone(f"at step 0, and {min(saved)} was saved while it waited for its first quorum")
-
-    def _saved(self) -> set[str]:
-        """Returns the folders of the run's complete checkpoints."""
-        return {str(folder) for _, folder, mark in listed(self.launch.run_dir) if mark is not None}
+        if self.manager.errored() is None:
+            peers.refuse_behind(self.launch, int(self.manager.current_step()), self._saved_before)
 
     # --- start and checkpoint results ---
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from supervisor.wire import marks
 from supervisor.wire.records import TrainerLaunch, decode, encode
-from titan_actor import mends, trainer
+from titan_actor import mends, process, trainer
 
 LONGEST_MESSAGE = 1 << 18
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
@@ -203,7 +203,7 @@ def _become_trainer(launch: str, output: int, env: dict[str, str], between: int)
         code = trainer.main(launch, warm=True)
     except BaseException:  # noqa: BLE001  (must not run on into the warm process's own loop)
         traceback.print_exc()
-    trainer.leave(code)
+    process.leave(code)
 
 
 def _close(descriptor: int) -> None:

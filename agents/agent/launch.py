@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from agents.agent.names import LighthouseName, TrainerName
 from agents.agent.surroundings import StartFailed
 from agents.shim.settings import Settings
-from supervisor.wire import programs
+from supervisor.wire import environment, programs
 from supervisor.wire.address import free_port
 from supervisor.wire.records import LighthouseDesired, RecordError, TrainerDesired, TrainerLaunch, decode, encode
 
 OUTPUT = "output.log"
 """The file in a process's folder that takes its output."""
+
+HEARTBEAT_FILE = "heartbeat"
+"""The file in a rank's folder that a user's own command may touch."""
 
 
 def rank_name(desired: TrainerDesired, rank: int) -> TrainerName:
@@ -56,6 +61,7 @@ def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str)
             checkpoint=desired.checkpoint,
             resume=desired.resume,
             writer=desired.writer,
+            trainer=desired.trainer,
         )
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / "launch.tmp"
@@ -68,14 +74,38 @@ def trainer_request(settings: Settings, desired: TrainerDesired, rank: int, arou
     name = str(rank_name(desired, rank))
     folder = settings.node_folder / "ranks" / name
     launch = str(folder / "launch.json")
+    request = {"name": name, **around, "folder": str(folder), "log": str(folder / OUTPUT)}
+    if desired.trainer.command:
+        own = _own_command(folder, desired)
+        # the run file's [env] may set these; nothing else of ours
+        free = {key: value for key, value in DEFAULTS.items() if key not in around["env"]}
+        argv = list(desired.trainer.command)
+        # the warm process has imported TorchTitan, which such a program does not use
+        return {**request, "argv": argv, "own": {**free, **own}, "launch": None, "cold": True}
+    return {**request, "argv": programs.command("trainer", launch), "launch": launch, "cold": settings.cold}
+
+
+DEFAULTS = {
+    # `python` is the interpreter that has everstep_trainer; without buffers its output shows that it goes on
+    "PATH": os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))),
+    "PYTHONUNBUFFERED": "1",
+    # TorchFT's native part logs ten lines for each step
+    "RUST_LOG": os.environ.get("RUST_LOG", "warn"),
+}
+"""Variables of a user's own command, unless the run file sets them."""
+
+
+def _own_command(folder: Path, desired: TrainerDesired) -> dict[str, str]:
+    """Returns our variables of a user's own command. Raises OSError if its launch.json is gone."""
+    launch = read_launch(folder)
+    if launch is None:
+        raise OSError(f"{folder / 'launch.json'} cannot be read")
     return {
-        "name": name,
-        "argv": programs.command("trainer", launch),
-        **around,
-        "folder": str(folder),
-        "log": str(folder / OUTPUT),
-        "launch": launch,
-        "cold": settings.cold,
+        **environment.meeting_point(launch),
+        "REPLICA_GROUP_ID": str(launch.group),
+        "NUM_REPLICA_GROUPS": str(launch.groups),
+        environment.LAUNCH: str(folder / "launch.json"),
+        environment.HEARTBEAT: str(folder / HEARTBEAT_FILE),
     }
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import signal
 import sys
@@ -404,7 +405,8 @@ class Agent:
                 if self._view.gates.get(_way(desired)) != (desired.gate, desired.gate_node):
                     await self._forward(desired)
             case Start(desired) if (
-                self._warm == "starting"
+                not desired.trainer.command
+                and self._warm == "starting"
                 and now - self._warm_since < WARM_PATIENCE_S
                 and desired.env == self._warm_env  # otherwise it starts cold, and the warm process starts again
             ):
@@ -429,7 +431,7 @@ class Agent:
         return any(fact.kind in UNUSABLE and fact.subject == own for fact in self._known_facts)
 
     def _hang_limits(self) -> dict[str, HangSpec]:
-        return {_way(trainer): trainer.hang for node in self._wanted.by_run.values() for trainer in node.trainers}
+        return {_way(trainer): _limits(trainer) for node in self._wanted.by_run.values() for trainer in node.trainers}
 
     def _stops_of_our_own(self, awake: float) -> list[Stop]:
         """Returns the agent's own stops: frozen gates, and trainers that neither etcd nor a gate reaches."""
@@ -557,7 +559,7 @@ class Agent:
 
     def _command(self, now: float) -> None:
         for node in self._wanted.by_run.values():
-            for trainer in node.trainers:
+            for trainer in (each for each in node.trainers if not each.trainer.plain):
                 for rank in trainer.ranks:
                     name = str(launch.rank_name(trainer, rank))
                     record = self._view.processes.get(name)
@@ -591,6 +593,13 @@ class Agent:
         current: Health = machine.read(self._settings.node, self._view.disk_free_bytes, self._warm, problems, facts)
         self._reporter.health(current)
         self._exporter.node(self._view, current, standing)
+
+
+def _limits(desired: TrainerDesired) -> HangSpec:
+    """Returns what bounds a step. A command that reports none has the silence that the run file allows."""
+    if not desired.trainer.plain:
+        return desired.hang
+    return dataclasses.replace(desired.hang, at_most_s=desired.trainer.silent_after_s or math.inf)
 
 
 def _way(desired: TrainerDesired) -> str:

@@ -111,6 +111,7 @@ class View:
         files and no state, so it may run in any thread."""
         last = ProgressFile(record.folder)
         last.poll(0.0)
+        last.ended(record.exit_code)
         return self.decode(record), last
 
     def decode(self, record: ProcessRecord) -> ExitObserved:
@@ -145,7 +146,7 @@ class View:
         def see() -> Seen:
             return Seen(
                 news=tuple(name for name, file, _ in ranks if file.poll(now)),
-                activities={name: activity.read(at) for name, _, at in ranks},
+                activities={name: (0, "other") if file.plain else activity.read(at) for name, file, at in ranks},
                 gates={name: said for name, path in gates if (said := _gate(path)) is not None},
                 disk_free_bytes=_disk_free(folder),
             )

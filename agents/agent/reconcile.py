@@ -73,7 +73,9 @@ def reconcile(
     node; empty: unknown.
     """
     known = [(name, record) for record in processes if (name := parse(record.name)) is not None]
-    stops = {stop.name: stop for stop in [*_unwanted(desired, known), *_orphaned_ranks(known)]}
+    stops = {
+        stop.name: stop for stop in [*_drained(desired, known), *_unwanted(desired, known), *_orphaned_ranks(known)]
+    }
     return [
         *stops.values(),
         *_forgettable(desired, known),
@@ -105,6 +107,19 @@ def _unwanted(desired: Mapping[str, NodeDesired], known: _Known) -> Iterator[Sto
         elif isinstance(name, LighthouseName) and _is_to_close(desired[name.run], name):
             yield Stop(record.name, "the supervisor closes it")
         # an older desired generation is a stale record: what runs is newer than its writer knew
+
+
+def _drained(desired: Mapping[str, NodeDesired], known: _Known) -> Iterator[Stop]:
+    """Stops commands that report no steps, where the others end at a common step."""
+    ends = {
+        f"{each.run}.{each.group}.{each.generation}"
+        for node in desired.values()
+        for each in node.trainers
+        if each.trainer.plain and each.stop_at_step is not None
+    }
+    for name, record in known:
+        if isinstance(name, TrainerName) and not record.exited and name.way in ends:
+            yield Stop(record.name, "its group is drained, and it knows no step to end at")
 
 
 def _is_to_close(node: NodeDesired, name: LighthouseName) -> bool:

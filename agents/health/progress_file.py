@@ -1,12 +1,20 @@
-"""Follows a rank's `progress.json`: looked at often, and read only when it has changed."""
+"""Follows a rank's `progress.json`: looked at often, and read only when it has changed.
+
+A user's own command that reports no steps has none. There each growth of its output, or touch of its heartbeat file,
+stands for a commit: it shows that the process lives, and no more (docs/OWN_SCRIPT.md).
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 
-from supervisor.wire.records import Progress, RecordError, decode
+from agents.agent.launch import HEARTBEAT_FILE, OUTPUT, read_launch
+from supervisor.wire.records import Progress, RecordError, TrainerLaunch, decode
+
+SECOND_NS = 10**9
 
 
 class ProgressFile:
@@ -14,7 +22,9 @@ class ProgressFile:
 
     def __init__(self, folder: str) -> None:
         self._path = Path(folder) / "progress.json"
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, ...] | None = None
+        self._launch: TrainerLaunch | None = None
+        """Read for a rank without a progress record."""
         self.newest: Progress | None = None
         self.problem = ""
         self._moved_at: float | None = None
@@ -24,7 +34,7 @@ class ProgressFile:
         try:
             stat = os.stat(self._path)
         except OSError:
-            return False
+            return self._poll_output(now)
         seen = (stat.st_ino, stat.st_mtime_ns)
         if seen == self._seen:
             return False
@@ -41,6 +51,47 @@ class ProgressFile:
             self._moved_at = now
         self.newest = progress
         return True
+
+    @property
+    def plain(self) -> bool:
+        """True if it is the output that is followed."""
+        return self._launch is not None and self._launch.trainer.plain
+
+    def _poll_output(self, now: float) -> bool:
+        self._launch = self._launch or read_launch(self._path.parent)
+        if self._launch is None or not self.plain:
+            return False
+        marks: list[int] = []
+        for name in (OUTPUT, HEARTBEAT_FILE):
+            try:
+                stat = os.stat(self._path.parent / name)
+            except OSError:
+                continue
+            marks += (stat.st_mtime_ns, stat.st_size)
+        if not marks or tuple(marks) == self._seen:
+            return False
+        self._seen, newest_ns, before = tuple(marks), max(marks[::2]), self.newest
+        run = self._launch
+        self.newest = Progress(
+            run=run.run,
+            group=run.group,
+            generation=run.generation,
+            rank=run.rank,
+            pid=0,
+            # the next agent, and the look at its last words, go on from the same files
+            sequence=newest_ns if before is None else max(newest_ns, before.sequence + 1),
+            phase="step",
+            commits=1 if before is None else before.commits + 1,
+            stepped_unix_s=round(newest_ns / 1e9, 1),
+        )
+        self._moved_at = now
+        return True
+
+    def ended(self, exit_code: int | None) -> None:
+        """Notes that a command that reports no steps has ended: with exit code 0 it has finished."""
+        if self.plain and exit_code == 0 and self.newest is not None:
+            # above what another look has counted since: two changes may have one time stamp
+            self.newest = replace(self.newest, phase="finished", sequence=self.newest.sequence + SECOND_NS)
 
     def newer_than(self, other: ProgressFile) -> bool:
         """Returns true if the record read here is the later one."""

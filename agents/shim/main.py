@@ -240,7 +240,8 @@ class Shim:
             request.get("unset", ()),
             (self._settings.address,),
         )
-        mark = {marks.STARTED_BY: marks.mark(name)}
+        own = {str(key): str(value) for key, value in request.get("own", {}).items()}
+        mark = {**own, marks.STARTED_BY: marks.mark(name)}
         await self._records.done(partial(os.makedirs, request["folder"], exist_ok=True))
         # before the process exists: if the shim is killed in between, the next one knows that this name was used
         self._table.put(Child(name, 0, 0, request["folder"]))

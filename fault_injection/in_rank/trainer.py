@@ -6,7 +6,7 @@ import faulthandler
 import sys
 from typing import Any
 
-from titan_actor import mends, trainer
+from titan_actor import mends, process, trainer
 
 
 def obey() -> None:
@@ -31,6 +31,6 @@ if __name__ == "__main__":
     faulthandler.enable()
     if len(sys.argv) != 2:
         print("usage: python -m fault_injection.in_rank.trainer LAUNCH_JSON", file=sys.stderr)
-        trainer.leave(2)
+        process.leave(2)
     obey()
-    trainer.leave(trainer.main(sys.argv[1]))
+    process.leave(trainer.main(sys.argv[1]))

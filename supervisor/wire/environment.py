@@ -10,10 +10,19 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from supervisor.wire.programs import CONTROL_PLANE, PART
 from supervisor.wire.security import VARIABLE
+
+if TYPE_CHECKING:
+    from supervisor.wire.records import TrainerLaunch
+
+LAUNCH = "SUPERVISOR_LAUNCH"
+"""Environment variable of a rank that runs a user's own command: the path of its launch.json."""
+
+HEARTBEAT = "SUPERVISOR_HEARTBEAT"
+"""Environment variable of such a rank: a file that it may touch where its output does not show that it goes on."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -150,6 +159,22 @@ def found(of: Mapping[str, str], does: str) -> list[tuple[list[str], Rule]]:
 def proxies(of: Mapping[str, str]) -> list[str]:
     """Returns the names of the proxies that are set."""
     return [name for name in PROXIES if of.get(name)]
+
+
+def meeting_point(launch: TrainerLaunch) -> dict[str, str]:
+    """Returns the variables by which torch.distributed and TorchFT find a rank's group and its way to the lighthouse."""
+    torchft = launch.torchft
+    return {
+        "RANK": str(launch.rank),
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_RANK": str(launch.local_rank),
+        "MASTER_ADDR": launch.master_address,
+        "MASTER_PORT": str(launch.master_port),
+        "TORCHFT_LIGHTHOUSE": f"http://{launch.lighthouse}",
+        # TorchFT reads whole seconds
+        "TORCHFT_QUORUM_TIMEOUT_SEC": str(-(-torchft.quorum_timeout_ms // 1000)),
+        "TORCHFT_QUORUM_RETRIES": str(torchft.quorum_retries),
+    }
 
 
 def of_process(pid: int) -> dict[str, str]:

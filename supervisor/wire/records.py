@@ -19,7 +19,16 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 
 from supervisor.core.model.measured import Measured
 from supervisor.core.model.observed import SpikeView, StuckView
-from supervisor.core.model.spec import EnvSpec, HangSpec, HooksSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import (
+    EnvSpec,
+    HangSpec,
+    HooksSpec,
+    PolicySpec,
+    RunSpec,
+    TitanSpec,
+    TorchFTSpec,
+    TrainerSpec,
+)
 from supervisor.wire.checks import CheckResult
 
 VERSION = 1
@@ -179,6 +188,7 @@ class TrainerLaunch:
     peer, or is behind `checkpoint` then, exits with PEERS_GONE instead of training from scratch."""
     writer: bool = False
     """True if this group writes the checkpoints."""
+    trainer: TrainerSpec = field(default_factory=TrainerSpec)
 
     @property
     def local_rank(self) -> int:
@@ -561,6 +571,7 @@ class TrainerDesired:
     not start it. Empty: not compared."""
     env: EnvSpec = field(default_factory=EnvSpec)
     hooks: HooksSpec = field(default_factory=HooksSpec)
+    trainer: TrainerSpec = field(default_factory=TrainerSpec)
 
     @property
     def ranks(self) -> range:

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "package", ["supervisor", "agents", "fault_injection", "titan_actor", "dashboards", "benchmarks", "tests"]
+    "package",
+    ["supervisor", "agents", "fault_injection", "titan_actor", "everstep_trainer", "dashboards", "benchmarks", "tests"],
 )
 def test_docstrings_open_plainly_and_use_plain_words(package: str) -> None:
     found = check(ROOT / package)

@@ -14,7 +14,7 @@ from tests.architecture import purity
 
 ROOT = Path(__file__).parents[2]
 CORE = "supervisor/core"
-PACKAGES = ("supervisor", "agents", "titan_actor", "fault_injection", "dashboards", "benchmarks")
+PACKAGES = ("supervisor", "agents", "titan_actor", "everstep_trainer", "fault_injection", "dashboards", "benchmarks")
 
 
 def lint_imports(tree: Path) -> tuple[bool, str]:
@@ -188,6 +188,12 @@ PLANTED_LAYERS = [
         "from supervisor.shell.runfile import parse as runfile",
         "titan_actor is not allowed to import supervisor.shell",
         "titan_actor.cursor -> supervisor.shell.runfile.parse",
+    ),
+    (
+        "everstep_trainer/quorum.py",
+        "import torchtitan",
+        "everstep_trainer is not allowed to import torchtitan",
+        "everstep_trainer.quorum -> torchtitan",
     ),
     (
         "supervisor/shell/dev/prometheus.py",

@@ -82,7 +82,7 @@ STUCK = """
 import ctypes, sys, threading
 from pathlib import Path
 from supervisor.wire.records import TrainerLaunch
-from titan_actor import trainer
+from titan_actor import process
 from titan_actor.commands import Commands
 from titan_actor.control import Control
 from titan_actor.ledger import Ledger
@@ -96,7 +96,7 @@ launch = TrainerLaunch(
 report, control = Report(launch), Control(False)
 report.update()
 ledger = Ledger(Path(folder) / "steps.jsonl", 0.0, generation=1, group=0, rank=0)
-trainer._end_on_term(control, report, ledger, Commands(launch, control))
+process.end_on_term(control, report, ledger, Commands(launch, control))
 threading.Timer(1.0, print, ["ready"], {"flush": True}).start()  # by then the main thread is where it stays
 mutex = ctypes.create_string_buffer(64)
 for _ in range(2):  # a lock that is taken twice: no signal ends that wait

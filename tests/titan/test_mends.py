@@ -27,6 +27,7 @@ PROVED_BELOW = {
     "heal_proxy",
     "heal_pickle",
     "gloo_abort",
+    "ddp_hook",
     "spmd_backend",
     "cuda_graphs",
     "force_sum",
@@ -291,3 +292,29 @@ def test_upstreams_heal_state_is_stale(groups: Groups) -> None:
     code, log = outcome(groups.start(0, groups=1, steps=4, recipe="tests.titan.recipes:that_looks_at_heal_state"))
     assert code == 0, log
     assert "upstream is stale, ours is live" in log
+
+
+def test_ddp_hook(bare: Bare) -> None:
+    """A peer that ends inside the collective makes the wait raise."""
+    code = """
+        import types
+        import torch
+        from titan_actor import mends
+        mends.apply_torchft()
+        from torchft.ddp import DistributedDataParallel
+        from torchft.manager import _ManagedWork
+
+        class Lost:
+            def wait(self):
+                raise RuntimeError("Connection closed by peer")
+
+        errors = []
+        logger = types.SimpleNamespace(exception=print)
+        manager = types.SimpleNamespace(_logger=logger, report_error=errors.append)
+        manager.allreduce = lambda tensor: _ManagedWork(manager, Lost(), tensor)
+        bucket = types.SimpleNamespace(buffer=lambda: torch.ones(2))
+        DistributedDataParallel._comm_hook(manager, bucket).wait()
+        assert len(errors) == 1
+        DistributedDataParallel(manager, torch.nn.Linear(1, 1))  # torch takes the hook
+    """
+    bare.fails_only_without("ddp_hook", code, "assert fut._fut")

@@ -59,11 +59,12 @@ def remember(r: Round, group: GroupMemory, failure: Failure, ranks: tuple[RankVi
 
 
 def forget(r: Round, group: GroupMemory, ranks: tuple[RankView, ...]) -> GroupMemory:
-    """Forgets the last end of a group that has committed a step past it."""
+    """Forgets the last end of a group that has committed a step past it, or has run well where no steps are known."""
     seen = group.seen
     if seen is None or seen.generation == group.generation:
         return group
-    if not any(rank.commits > 0 and rank.step > seen.step for rank in ranks):
+    ran_well = r.spec.trainer.plain and r.now - group.since >= r.spec.policy.healthy_after_s
+    if not ran_well and not any(rank.commits > 0 and rank.step > seen.step for rank in ranks):
         return group
     group = replace(group, seen=None)
     r.set_group(group)

@@ -38,7 +38,8 @@ class DataSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TitanSpec:
-    """The training by TorchTitan: recipe, length, data and checkpoints."""
+    """The training by TorchTitan: recipe, length, data and checkpoints. A command of yours ([trainer]) gets `steps`,
+    `seed` and `checkpoint_interval_steps`; the other keys are refused beside one."""
 
     recipe: str = setting(
         "llama3-debug",
@@ -58,6 +59,29 @@ class TitanSpec:
         0,
         "committed steps between comparisons of replicas, by a hash of parameters, optimizer and learning rate; 0 disables them, because hashing costs time",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSpec:
+    """The program that trains: TorchTitan's trainer, or a command of yours (docs/OWN_SCRIPT.md)."""
+
+    command: tuple[str, ...] = setting(
+        (),
+        'program and arguments of each rank, as ["python", "train.py"]; empty: TorchTitan\'s trainer. `python` is the interpreter that runs the supervisor. It starts in env.directory, or else in the run file\'s folder',
+    )
+    reports: Literal["steps", "output"] = setting(
+        "steps",
+        "steps: the command reports its steps with everstep_trainer. output: it uses no library, and only its exit code and the growth of its output are seen",
+    )
+    silent_after_s: float = setting(
+        0.0,
+        "seconds without a new line of output, or a touch of the file named by SUPERVISOR_HEARTBEAT, after which a command that reports only output hangs; 0: never, since no one knows how often yours writes",
+    )
+
+    @property
+    def plain(self) -> bool:
+        """True for a command that reports no steps."""
+        return self.reports == "output"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +328,10 @@ class EnvSpec:
         'names of the agent\'s own environment that reach the ranks; "WANDB_*" is a prefix. Empty: all do. A list keeps out all others but those of the system, the scheduler and the GPUs',
     )
     unset: tuple[str, ...] = setting((), "names of the agent's own environment that do not reach the ranks")
-    directory: str = setting("", "working directory of the ranks, absolute, on every node; empty: the agent's own")
+    directory: str = setting(
+        "",
+        "working directory of the ranks, absolute, on every node; empty: the agent's own, and for trainer.command the run file's folder",
+    )
 
 
 KEYS = {"pass_": "pass"}
@@ -338,6 +365,7 @@ class RunSpec:
         "forbidden", "allowed: `supervisor chaos run` may break it on purpose; the default protects runs that matter"
     )
     titan: TitanSpec = setting(TitanSpec, "see [titan]")
+    trainer: TrainerSpec = setting(TrainerSpec, "see [trainer]")
     groups: GroupsSpec = setting(GroupsSpec, "see [groups]")
     allocation: AllocationSpec = setting(AllocationSpec, "see [allocation]")
     torchft: TorchFTSpec = setting(TorchFTSpec, "see [torchft]")

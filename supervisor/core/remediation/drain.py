@@ -196,10 +196,13 @@ def _coming(r: RoundView, group: GroupMemory) -> dict[str, str]:
 
 
 def _healthy(r: RoundView, group: GroupMemory) -> bool:
+    if not trains(group, r.incidents):
+        return False
+    if r.spec.trainer.plain:
+        return True  # it is in no quorum, and heals from no one
     gate = group_failure.listening(r.observed)
     return (
-        trains(group, r.incidents)
-        and gate is not None
+        gate is not None
         and gate.admitted.get(group.group) == group.generation
         and gate.hearing.get(group.group) == "beating"
     )

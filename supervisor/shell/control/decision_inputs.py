@@ -74,9 +74,8 @@ def take(observed: Observed, spec: RunSpec, memory: Memory) -> Given:
     """Returns a decision's input, without the parts that no decision reads and that may hold secrets."""
     slurm = replace(spec.allocation.slurm, setup="", agent_command="", flags=())
     titan = TitanSpec(steps=spec.titan.steps, checkpoint_interval_steps=spec.titan.checkpoint_interval_steps)
-    lean = replace(
-        spec, titan=titan, allocation=replace(spec.allocation, slurm=slurm), env=EnvSpec(), hooks=HooksSpec()
-    )
+    allocation, trainer = replace(spec.allocation, slurm=slurm), replace(spec.trainer, command=())
+    lean = replace(spec, titan=titan, trainer=trainer, allocation=allocation, env=EnvSpec(), hooks=HooksSpec())
     body = ascii_json(Input(observed, lean, memory))
     return Given(body, hashlib.sha256(body).hexdigest()[:16])
 

@@ -190,6 +190,7 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         cut_off_stop_s=spec.policy.cut_off_stop_s,
         run_dir=run_dir,
         titan=spec.titan,
+        trainer=spec.trainer,
         torchft=spec.torchft,
         term_grace_s=spec.policy.term_grace_s,
         hang=spec.policy.hang,

@@ -35,8 +35,10 @@ class NotChecked(Exception):
 
 
 def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
-    """Returns the problems of the Titan part, and what is changed in its recipe's config, as sentences. Raises
-    NotChecked."""
+    """Returns the problems of the Titan part, and what is changed in its recipe's config, as sentences. A command of the
+    user's own has no such part: what is noted is that its script is not on this machine. Raises NotChecked."""
+    if spec.trainer.command:
+        return [], _not_here(spec)
     found = _asked_titan(spec)
     if isinstance(found, str):
         return [found], []
@@ -79,6 +81,12 @@ def _asked_titan(spec: RunSpec, *options: str) -> dict[str, Any] | str:
             "everstep[trainer] to check it here; a node that cannot train it says so at its start"
         )
     return found
+
+
+def _not_here(spec: RunSpec) -> list[str]:
+    scripts = [argument for argument in spec.trainer.command if argument.endswith(".py")]
+    missing = [path for script in scripts if not (path := Path(spec.env.directory) / script).exists()]
+    return [f"trainer.command: there is no {path} on this machine; each node must have it" for path in missing]
 
 
 def _problem(problem: dict[str, Any]) -> str:

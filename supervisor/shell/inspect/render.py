@@ -27,7 +27,7 @@ def run(status: RunStatus, now: float) -> RenderableType:
     """Renders a run: two lines for the whole, a row for each group, then problems. `now`: the wall clock."""
     state = status.phase + (" (paused)" if status.paused else "")
     head = Text.assemble(
-        ("run ", "dim"), (status.run, "bold"), ("  ", ""), (state, "bold"), ("  step ", "dim"), str(status.step),
+        ("run ", "dim"), (status.run, "bold"), ("  ", ""), (state, "bold"), *_step(status),
         _ago(status.stepped_unix_s, now), "\n",
         ("leader ", "dim"), status.leader or "none", ("  epoch ", "dim"), str(status.epoch),
         ("  lighthouse ", "dim"), str(status.lighthouse),
@@ -73,6 +73,10 @@ def run(status: RunStatus, now: float) -> RenderableType:
 def _training(g: GroupStatus) -> tuple[str, ...]:
     loss = "-" if g.loss is None else f"{g.loss:.3f}"
     return str(g.step), loss, f"{g.step_s:.2f}", str(g.quorum_id), str(g.participants)
+
+
+def _step(status: RunStatus) -> tuple[tuple[str, str] | str, ...]:
+    return (("  step ", "dim"), str(status.step)) if status.reports_steps else (("  last output", "dim"),)
 
 
 def _ago(unix_s: float, now: float) -> str:

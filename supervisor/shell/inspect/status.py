@@ -109,6 +109,8 @@ class RunStatus:
     """Checkpoint that the newest start from disk took, and those that it passed over; empty if there was none."""
     stepped_unix_s: float = 0.0
     """When the newest step was committed, by its node's clock; 0 if unknown."""
+    reports_steps: bool = True
+    """False for a command of the user's own that does not: `stepped_unix_s` is then the time of its newest output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +211,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         handover_at_step=memory.handover_at_step,
         resumed=say(memory.resumed.said) if memory.resumed is not None else "",
         page=leader_record.page if leader_record is not None else "",
+        reports_steps=not spec.trainer.plain,
         stepped_unix_s=max(account(mirror, spec.name).stepped_unix_s, live_goodput.stepped_unix_s(mirror, spec.name)),
     )
 

@@ -67,7 +67,11 @@ def parse(
     if problems:
         unsafe = not _ranges(spec) and timeouts.unsafe(spec, seen)
         raise RunFileError(problems, timeouts.rows(spec, seen) if unsafe else ())
-    return spec if base is None else dataclasses.replace(spec, titan=_from(base, spec.titan))
+    if base is None:
+        return spec
+    if spec.trainer.command and not spec.env.directory:
+        spec = dataclasses.replace(spec, env=dataclasses.replace(spec.env, directory=str(base.resolve())))
+    return dataclasses.replace(spec, titan=_from(base, spec.titan))
 
 
 OF_PATHS = (
@@ -125,10 +129,38 @@ def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
         )
     if spec.titan.data.source == "folder" and not spec.titan.data.path:
         found.append('titan.data.path = "": source = "folder" needs the path of a folder of text, jsonl or parquet')
-    return found + registry.problems(allocation)
+    return found + _own_script(spec) + registry.problems(allocation)
+
+
+_TITANS_OWN = ("recipe", "overrides", "data", "digest_interval_steps", "checkpoints_kept")
+"""Keys of [titan] that only TorchTitan's trainer reads. The others reach a command of the user's own too."""
+
+
+def _own_script(spec: RunSpec) -> list[str]:
+    """Returns the problems of [trainer], with the keys of [titan] that have no effect beside a command."""
+    trainer, default = spec.trainer, RunSpec(name="")
+    if not trainer.command:
+        keys = [
+            f.name for f in dataclasses.fields(trainer) if getattr(trainer, f.name) != getattr(default.trainer, f.name)
+        ]
+        return [f"trainer.{key}: has no effect without trainer.command: give a command, or remove it" for key in keys]
+    found = [
+        f"titan.{key}: has no effect with trainer.command, since only TorchTitan's trainer reads it: remove it"
+        for key in _TITANS_OWN
+        if getattr(spec.titan, key) != getattr(default.titan, key)
+    ]
+    if not trainer.command[0]:
+        found.append('trainer.command = [""]: begins with the name of a program, as ["python", "train.py"]')
+    if trainer.silent_after_s and not trainer.plain:
+        found.append(
+            'trainer.silent_after_s: has no effect with reports = "steps", since the pace of its steps shows a hang; '
+            'remove it, or set reports = "output"'
+        )
+    return found
 
 
 _AT_LEAST: dict[str, float] = {
+    "trainer.silent_after_s": 0,
     "titan.steps": 1,
     "titan.checkpoint_interval_steps": 1,
     "titan.checkpoints_kept": 1,

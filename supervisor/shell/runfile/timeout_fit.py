@@ -44,7 +44,7 @@ def of_one_like_it(mirror: Mirror, spec: RunSpec) -> tuple[str, Measured]:
 
 def _what(spec: RunSpec) -> tuple[object, ...]:
     """Returns all that decides how long a step takes."""
-    return spec.titan.recipe, spec.titan.overrides, spec.groups.ranks_per_group, spec.allocation.engine
+    return spec.trainer, spec.titan.recipe, spec.titan.overrides, spec.groups.ranks_per_group, spec.allocation.engine
 
 
 def short(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:

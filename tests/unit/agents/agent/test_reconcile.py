@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agents.agent.names import TrainerName, parse
 from agents.agent.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
 from fault_injection.testbed.nodes import RUN, trainer
-from supervisor.core.model.spec import TorchFTSpec
+from supervisor.core.model.spec import TorchFTSpec, TrainerSpec
 from supervisor.wire.records import LighthouseDesired, NodeDesired, ProcessRecord, TrainerDesired
 
 
@@ -196,3 +196,9 @@ def test_whatever_is_wished_no_generation_runs_twice_and_no_two_at_once(wishes, 
         for name, each in table.items():
             if not each.exited and random.random() < 0.2:
                 table[name] = replace(each, exited=True, exit_code=random.choice([0, 1]))
+
+
+def test_a_drained_command_that_reports_no_steps_is_ended_and_another_ends_by_itself() -> None:
+    for reports, expected in (("output", ["toy.0.1.0"]), ("steps", [])):
+        wanted = trainer(trainer=TrainerSpec(command=("x",), reports=reports), stop_at_step=9)  # type: ignore[arg-type]
+        assert stops(reconcile(node(wanted), [process("toy.0.1.0")])) == expected

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from agents.health import exit_decoder
 from agents.health.progress_file import ProgressFile, milestones
-from supervisor.wire.records import CheckpointMark, ProcessRecord, Progress, encode
+from supervisor.core.model.spec import TrainerSpec
+from supervisor.wire.records import CheckpointMark, ProcessRecord, Progress, TrainerLaunch, encode
 from titan_actor.ledger import write_error_file
 
 
@@ -198,3 +200,39 @@ def test_what_is_worth_a_report_at_once() -> None:
         replace(PROGRESS, error="no"),
     ):
         assert milestones(other) != milestones(PROGRESS)
+
+
+def plain(folder: Path, reports: Literal["steps", "output"] = "output") -> ProgressFile:
+    launch = TrainerLaunch(
+        run="r", group=1, generation=2, rank=0, world_size=1, groups=2, min_groups=1, node="n",
+        node_address="127.0.0.1", master_port=1, lighthouse="", run_dir="", rank_dir=str(folder),
+        trainer=TrainerSpec(command=("x",), reports=reports),
+    )  # fmt: skip
+    (folder / "launch.json").write_bytes(encode(launch))
+    return ProgressFile(str(folder))
+
+
+def test_output_and_heartbeat_stand_for_the_steps_of_a_command_that_reports_none(tmp_path: Path) -> None:
+    file = plain(tmp_path)
+    assert not file.poll(0.0)
+    (tmp_path / "output.log").write_text("begins\n")
+    assert file.poll(1.0)
+    assert not file.poll(2.0)
+    assert file.stuck_s(3.0) == 2.0
+    (tmp_path / "heartbeat").touch()
+    assert file.poll(4.0)
+    assert file.newest is not None
+    assert (file.newest.phase, file.newest.commits, file.newest.step) == ("step", 2, 0)
+    last = plain(tmp_path)
+    last.poll(0.0)
+    last.ended(0)
+    assert last.newest is not None
+    assert last.newest.phase == "finished"
+    assert last.newer_than(file)
+
+
+def test_a_command_that_reports_steps_is_not_taken_to_live_by_its_output(tmp_path: Path) -> None:
+    file = plain(tmp_path, "steps")
+    (tmp_path / "output.log").write_text("imports\n")
+    assert not file.poll(1.0)
+    assert file.newest is None

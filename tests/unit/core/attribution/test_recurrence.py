@@ -12,7 +12,7 @@ from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import ControlView
 from supervisor.core.model.reason import Code, Reason
-from supervisor.core.model.spec import FirstRungSpec
+from supervisor.core.model.spec import FirstRungSpec, TrainerSpec
 from supervisor.core.report.words import say
 from supervisor.wire.records import decode, encode
 from tests.helpers.reasons import codes, texts
@@ -629,3 +629,14 @@ def test_a_late_start_names_the_heal_that_fails() -> None:
     w.round(61.0)
     assert w.incident.kind == Kind.START_TIMEOUT
     assert "its heal from 10.0.0.1:43 has failed 3 times" in texts(*w.incident.evidence), w.incident
+
+
+@pytest.mark.parametrize(("ran_s", "halts"), [(1.0, True), (121.0, False)])
+def test_a_command_without_steps_that_ran_well_in_between_has_come_past_its_end(ran_s: float, halts: bool) -> None:
+    w = World(groups=1, spares=1).bring_up()
+    w.spec = replace(w.spec, trainer=TrainerSpec(command=("x",), reports="output"))
+    fails(w, step=0)
+    w.recover(step=0)
+    w.round(ran_s)
+    fails(w, SAME_BUG, step=0)
+    assert (outcome(w) == STOPPED) == halts

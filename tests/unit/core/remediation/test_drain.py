@@ -10,7 +10,7 @@ from supervisor.core import invariants
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.observed import StuckView
 from supervisor.core.model.reason import Code, Reason
-from supervisor.core.model.spec import FirstRungSpec, SlurmSpec
+from supervisor.core.model.spec import FirstRungSpec, SlurmSpec, TrainerSpec
 from supervisor.core.remediation.drain import SUCCESSORS_A_NODE
 from supervisor.core.report.words import say
 from tests.unit.core.world import World
@@ -551,3 +551,15 @@ def test_the_invariants_see_a_group_that_starts_too_early() -> None:
     again = {**w.memory.allocations, "run-a1": replace(w.memory.allocations["run-a1"], successor="run-a9")}
     changed = replace(w.memory, allocations=again)
     assert any(s.startswith("I17") for s in invariants.violations(w.memory, changed, w.observed(), w.spec))
+
+
+@pytest.mark.parametrize("reports", ["steps", "output"])
+def test_a_command_without_a_quorum_needs_no_other_group_to_heal_from(reports: str) -> None:
+    w = world()
+    w.spec = replace(w.spec, trainer=TrainerSpec(command=("x",), reports=reports))  # type: ignore[arg-type]
+    for group in (0, 1):
+        w.hear(group, "absent")
+    drain(w, 1)
+    settle(w)
+    moved = w.group(0).generation == 2
+    assert moved == (reports == "output"), w.waits()

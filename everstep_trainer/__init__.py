@@ -1,0 +1,244 @@
+"""Connects a training script of the user's own with its supervisor: docs/OWN_SCRIPT.md has an example.
+
+    with everstep_trainer.start() as rank:
+        manager = rank.manager(state_dict, load_state_dict)
+        rank.admit()
+        while rank.goes_on(step := manager.current_step()):
+            ...
+            rank.step(step + 1, committed=committed, loss=loss)
+
+The block ends the process. Exit codes: 0 finished or drained, 1 failed (error.json says why), 75 PEERS_GONE, 78
+MISCONFIGURED, 143 TERMINATED; 2 from `start` where no supervisor has started the script.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from supervisor.wire import checkpoints
+from supervisor.wire.activity import Activity
+from supervisor.wire.environment import LAUNCH
+from supervisor.wire.records import (
+    MISCONFIGURED,
+    PEERS_GONE,
+    TERMINATED,
+    CheckpointMark,
+    DigestMark,
+    Progress,
+    RecordError,
+    TrainerLaunch,
+    decode,
+    encode,
+)
+from titan_actor import address, admission, process
+from titan_actor.activity import ActivityFile
+from titan_actor.commands import Commands
+from titan_actor.control import NEVER, Agreement, Control, Wishes
+from titan_actor.ledger import Ledger, born_unix_s
+from titan_actor.peers import PeersGone
+from titan_actor.report import Report
+from titan_actor.seconds import Seconds
+
+
+class Misconfigured(Exception):
+    """The script or its settings are wrong on every machine: the run stops with this error instead of trying others."""
+
+
+def start(path: str = "") -> Rank:
+    """Reads what this rank is, and serves its node's requests from here on. `path`: its launch.json, if not the one that
+    the supervisor names in SUPERVISOR_LAUNCH. Exits 2 if there is none."""
+    path = path or os.environ.get(LAUNCH, "")
+    try:
+        if not path:
+            raise OSError(f"{LAUNCH} is not set")
+        launch = decode(Path(path).read_bytes(), TrainerLaunch)
+    except (OSError, RecordError) as error:
+        print(
+            f"everstep_trainer: {sys.argv[0]} was not started by a supervisor: {error}. Name it in [trainer] command of a "
+            "run file, and launch that",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
+    return Rank(launch)
+
+
+class Rank:
+    """One rank of a replica group. `launch` has its run, group, rank, world size, addresses, folders, steps and seed."""
+
+    def __init__(self, launch: TrainerLaunch) -> None:
+        self.launch = launch
+        where = {"generation": launch.generation, "group": launch.group, "rank": launch.rank}
+        self._ledger = Ledger(Path(launch.rank_dir) / "steps.jsonl", born_unix_s(), **where)
+        process.let_the_node_look()
+        self._ledger.event("start", pid=os.getpid(), warm=False, resume=launch.resume)
+        self._report, self._control = Report(launch), Control(launch.writer)
+        self._activity, self.seconds = ActivityFile(launch.rank_dir), Seconds()
+        self._commands = Commands(launch, self._control)
+        process.end_on_term(self._control, self._report, self._ledger, self._commands)
+        self._report.update()  # from this report on, TERM is handled
+        address.use(launch.node_address)
+        self._agreement: Agreement | None = None
+        self._wishes = Wishes(writer=launch.writer)
+        self._manager: Any = None
+        self.waited_s = 0.0
+        """Seconds of the step in progress that went into waiting for peers; `manager` counts them."""
+
+    # --- before the first step ---
+
+    @property
+    def resumes_from(self) -> Path | None:
+        """Folder of the checkpoint to load; None: begin at step 0, or heal from the others."""
+        launch = self.launch
+        return Path(launch.checkpoint.path) if launch.resume == "disk" and launch.checkpoint is not None else None
+
+    def manager(self, state_dict: Callable[[], Any], load_state_dict: Callable[[Any], None], **options: Any) -> Any:
+        """Returns TorchFT's Manager of this rank, with the run file's timeouts, TorchFT's mends and our reports.
+        `options` go to torchft.Manager; `pg` is a ProcessGroupGloo unless given."""
+        from everstep_trainer import quorum
+
+        self._manager = quorum.manager(self, state_dict, load_state_dict, options)
+        self._commands.abort = self._manager.supervisor_abort
+        return self._manager
+
+    def admit(self, replica_id: str = "") -> None:
+        """Reports that this rank is built, and waits until the gate lets its group into the quorum. Call it after all
+        that is slow. `replica_id`: TorchFT's id of the group, where the Manager is not that of `manager`."""
+        if self._manager is not None:
+            replica_id = str(self._manager._store.get("replica_id").decode())
+        if self.launch.world_size > 1:
+            self._agreement = Agreement(self.launch.rank, self.launch.world_size)
+            self._agreement.any(False)  # all ranks are built
+        self._report.update(phase="built", replica_id=replica_id)
+        self._ledger.event("built", replica_id=replica_id)
+        if self.launch.rank == 0 and replica_id:
+            self._ledger.event("admitted", said=admission.announce(self.launch.lighthouse, replica_id))
+
+    # --- each step ---
+
+    @property
+    def reported(self) -> Progress:
+        """The newest report of this rank, which is all that the supervisor knows of it."""
+        return self._report.progress
+
+    def phase(self, phase: str) -> None:
+        """Reports a phase, as in supervisor.wire.records.Progress."""
+        self._report.phase(phase)
+
+    @contextmanager
+    def during(self, activity: Activity) -> Iterator[None]:
+        """Tells the node's agent what this rank does inside the block: "data", "evaluate", "checkpoint" and the others of
+        supervisor.wire.activity. It bounds these apart from ordinary steps."""
+        part = self.seconds.part(activity) if activity in ("data", "commit", "heal") else nullcontext()
+        with self.seconds.waiting() if activity == "quorum" else part, self._activity.during(activity):
+            yield
+
+    def digest(self, step: int, value: str) -> None:
+        """Reports a hash of this rank's state after a committed step: the history's checkers compare the groups'."""
+        self._report.update(digest=DigestMark(step=step, value=value))
+        self._ledger.event("digest", step=step, value=value)
+
+    def step(self, step: int, committed: bool = True, loss: float | None = None, **more: Any) -> None:
+        """Reports an attempt at a step: `step` is the number of committed ones so far, `loss` the mean over all groups.
+        `more` goes into its line of steps.jsonl; quorum_id, participants and healed also to the supervisor. Takes in what
+        the supervisor wishes: all ranks of the group obey it at this step."""
+        wishes = self._control.take()
+        self._wishes = self._agreement.on(wishes) if self._agreement is not None else wishes
+        manager, before, parts = self._manager, self._report.progress, self.seconds.total()
+        if manager is not None:
+            mine = {"participants": manager.num_participants(), "participating_rank": manager.participating_rank()}
+            more = {**mine, "quorum_id": int(manager._quorum_id), "healed": manager.supervisor_healed, **more}
+            manager.supervisor_healed = False
+        took = self._ledger.step(parts, step=step, committed=committed, loss=loss, **more)
+        self._report.update(
+            phase="draining" if self._wishes.stop_at < NEVER else "step",
+            step=step,
+            commits=before.commits + committed,
+            stepped_unix_s=round(time.time(), 1) if committed else before.stepped_unix_s,
+            failed_commits=before.failed_commits + (not committed),
+            loss=before.loss if loss is None else loss,
+            step_s=took,
+            compute_s=max(0.0, took - sum(parts.values()) - self.waited_s),
+            data_s=parts["data"],
+            seconds=self._ledger.seconds if self.launch.rank == 0 else {},
+            healed=before.healed or bool(more.get("healed")),
+            quorum_id=more.get("quorum_id", -1),
+            participants=more.get("participants", 0),
+        )
+        self.seconds.begin()
+        self.waited_s = 0.0
+
+    def goes_on(self, step: int) -> bool:
+        """Returns false once `step` committed steps are enough: those of the run file, or a drain's. All ranks of the
+        group get the same answer."""
+        return step < min(self.launch.titan.steps, self._wishes.stop_at)
+
+    def checkpoint_due(self, step: int) -> bool:
+        """Returns true if this group writes the checkpoints, and one is due after this step: at the interval, and at the
+        end, unless SIGTERM leaves no time for it. Ask on every rank."""
+        due = step % self.launch.titan.checkpoint_interval_steps == 0
+        if due or not self._wishes.writer or self.goes_on(step):
+            return due and self._wishes.writer
+        in_haste = self._control.in_haste
+        return not (self._agreement.any(in_haste) if self._agreement is not None else in_haste)
+
+    @contextmanager
+    def checkpoint(self, step: int) -> Iterator[Path]:
+        """Yields the folder of a checkpoint, which is complete once rank 0 has left the block."""
+        launch, started = self.launch, time.time()
+        mark = CheckpointMark(step=step, path="", group=launch.group, generation=launch.generation)
+        folder = checkpoints.folder_of(launch.run_dir) / checkpoints.name_of(mark)
+        folder.mkdir(parents=True, exist_ok=True)
+        with self.during("checkpoint"):
+            yield folder
+        self._ledger.note("checkpoint_end", start=started, complete=True, error="", path=str(folder))
+        if launch.rank == 0:
+            self.checkpoint_written(replace(mark, path=str(folder)))
+
+    def checkpoint_written(self, mark: CheckpointMark) -> None:
+        """Marks a checkpoint's folder as complete, and reports it."""
+        (Path(mark.path) / "marker").write_bytes(encode(mark))
+        (Path(mark.path) / "marker").rename(Path(mark.path) / checkpoints.MARKER)
+        self._report.update(checkpoint=mark)
+
+    # --- the end ---
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None = None) -> NoReturn:
+        """Ends the process with the exit code by which the supervisor knows how. It does not wait for native threads, which
+        may hang on a lost peer."""
+        step = self._report.progress.step
+        if isinstance(error, SystemExit) and error.code is None:
+            error = None
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            process.leave(error.code)
+        if isinstance(error, PeersGone):
+            print(f"no peers to heal from: {error}", file=sys.stderr)
+            self._last("failed", "peers_gone", PEERS_GONE, error=f"no peers to heal from: {error}")
+        if error is not None:
+            process.fail(self.launch, self._report, self._ledger, error)
+            process.leave(MISCONFIGURED if isinstance(error, Misconfigured) else 1)
+        if self._manager is not None:
+            self._manager.shutdown(wait=False)
+        if self._control.in_haste:
+            self._last("failed", "terminated", TERMINATED, error="ended by SIGTERM", step=step)
+        self._last("finished", "finished", 0, step=step)
+
+    def _last(self, phase: str, event: str, code: int, **changes: Mapping[str, Any] | Any) -> NoReturn:
+        self._report.update(phase=phase, **changes)
+        self._ledger.event(event, **changes)
+        self._commands.close()
+        self._ledger.close()
+        process.leave(code)

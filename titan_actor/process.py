@@ -1,0 +1,77 @@
+"""Starts and ends a rank's process as its node expects it: readable by the node's agent, ended by SIGTERM, with the
+reason of a failure in its files. Shared by TorchTitan's trainer and a script of the user's own (everstep_trainer)."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import traceback
+from typing import NoReturn
+
+from supervisor.wire.records import TERMINATED, TrainerLaunch
+from titan_actor.commands import Commands
+from titan_actor.control import Control
+from titan_actor.ledger import Ledger, told, write_error_file
+from titan_actor.report import Report
+
+log = logging.getLogger(__name__)
+
+SHIM_PID = "SUPERVISOR_SHIM_PID"
+_PR_SET_PTRACER = 0x59616D61
+
+WAITING = ("starting", "built", "quorum")
+"""Phases in which SIGTERM ends the process at once: there is no step to finish, and the main thread may not react."""
+
+
+def let_the_node_look() -> None:
+    """Lets processes started by the shim read this process's stack, as the agent does when it hangs. Yama's
+    ptrace_scope 1 allows that only to ancestors. Without Yama this does nothing."""
+    shim = os.environ.get(SHIM_PID, "")
+    if shim.isdigit():
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(int(shim)), 0, 0, 0)
+
+
+def end_on_term(control: Control, report: Report, ledger: Ledger, commands: Commands) -> None:
+    """Has SIGTERM end the process after the current step, without a last checkpoint; while waiting, at once. Either way
+    the exit code is TERMINATED, because the run is not finished."""
+
+    def on_term(number: int, frame: object) -> None:
+        control.in_haste = True
+        control.drain(None)
+
+    def end_if_waiting() -> None:
+        # in a thread: the main thread may be inside a native call, in which no handler runs, or in the middle of
+        # writing the very file that is written here
+        control.in_haste = True
+        control.drain(None)
+        if report.progress.phase in WAITING:
+            report.update(phase="failed", error="ended by SIGTERM while waiting")
+            ledger.event("terminated", step=report.progress.step)
+            leave(TERMINATED)
+
+    commands.on_term = end_if_waiting
+    signal.signal(signal.SIGTERM, on_term)
+
+
+def fail(launch: TrainerLaunch, report: Report, ledger: Ledger, error: BaseException, trace: bool = True) -> None:
+    """Reports what ended the process: in its log, in error.json, in its progress and in its ledger."""
+    text = told(error)
+    print(f"trainer failed: {text}", file=sys.stderr)
+    if trace:
+        traceback.print_exc()
+    try:
+        write_error_file(launch.rank_dir, error, traceback.format_exc())
+    except OSError as full:
+        log.warning("error.json is not written: %s", full)
+    report.update(phase="failed", error=text[:2000], numerics=getattr(error, "whose", ""))
+    ledger.event("failed", error=text[:2000])
+
+
+def leave(code: int) -> NoReturn:
+    """Ends without the interpreter's shutdown, which waits for native threads that may hang on a lost peer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
