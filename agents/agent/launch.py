@@ -71,18 +71,22 @@ def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str)
 
 def trainer_request(settings: Settings, desired: TrainerDesired, rank: int, around: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of the shim's spawn request for a rank. `around`: as `surroundings.fields` returns them."""
-    name = str(rank_name(desired, rank))
-    folder = settings.node_folder / "ranks" / name
-    launch = str(folder / "launch.json")
-    request = {"name": name, **around, "folder": str(folder), "log": str(folder / OUTPUT)}
+    request = {**_of_rank(settings, desired, rank), **around}
+    launch = f"{request['folder']}/launch.json"
     if desired.trainer.command:
-        own = _own_command(folder, desired)
+        own = _own_command(Path(request["folder"]), desired)
         # the run file's [env] may set these; nothing else of ours
         free = {key: value for key, value in DEFAULTS.items() if key not in around["env"]}
         argv = list(desired.trainer.command)
         # the warm process has imported TorchTitan, which such a program does not use
         return {**request, "argv": argv, "own": {**free, **own}, "launch": None, "cold": True}
     return {**request, "argv": programs.command("trainer", launch), "launch": launch, "cold": settings.cold}
+
+
+def _of_rank(settings: Settings, desired: TrainerDesired, rank: int) -> dict[str, Any]:
+    name = str(rank_name(desired, rank))
+    folder = settings.node_folder / "ranks" / name
+    return {"name": name, "folder": str(folder), "log": str(folder / OUTPUT), "env": {}}
 
 
 DEFAULTS = {
@@ -112,7 +116,7 @@ def _own_command(folder: Path, desired: TrainerDesired) -> dict[str, str]:
 def failed_request(settings: Settings, desired: TrainerDesired, rank: int, failed: StartFailed) -> dict[str, Any]:
     """Returns the request for a process in the place of a rank whose start has failed: it says why, and exits. So all
     that follows is as for a rank that fails by itself. Writes its error file."""
-    request = trainer_request(settings, desired, rank, {"env": {}})
+    request = _of_rank(settings, desired, rank)
     folder = Path(request["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "error.json").write_text(json.dumps({"message": str(failed)}))
