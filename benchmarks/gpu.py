@@ -1,4 +1,4 @@
-"""What one CUDA device shows: `python -m benchmarks.gpu [--dry-run] [--results FILE]`.
+"""Measures what one CUDA device shows: `python -m benchmarks.gpu [--dry-run] [--results FILE]`.
 
 One system (`supervisor up`, two nodes that share the device) trains, one run after the other:
 

@@ -31,7 +31,7 @@ def problems(titan: TitanSpec, groups: GroupsSpec) -> Lines:
 
 def looked_at(titan: TitanSpec, groups: GroupsSpec, here: bool = False) -> tuple[Lines, Lines]:
     """Returns all problems of a spec, and what is changed in its recipe's config: key, before, after, reason. `here`:
-    the run is to train on this machine, whose memory is known."""
+    the run trains on this machine, whose memory is known."""
     mends.apply()
     from titan_actor import config, fit, memory
 

@@ -15,7 +15,7 @@ Standing = Literal["honoured", "ours", "refused"]
 
 @dataclass(frozen=True)
 class Row:
-    """What becomes of the fields of one name. `unless`: the value with which a refused field does nothing."""
+    """The fate of all fields of one name. `unless`: the value with which a refused field does nothing."""
 
     standing: Standing
     note: str = ""

@@ -1,7 +1,7 @@
 """Stands in for what TorchTitan 0.3.0 takes from newer versions of torch, where only torch 2.11 is installed.
 
 `benchmarks.gpu` puts this folder on PYTHONPATH there and says so in its figures: it is for measuring, not for training.
-Python imports it at every start, so it imports torch itself only when somebody else does.
+Python imports it at every start, so it imports torch itself only when another module does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of each field of TorchTitan's config: the table is complete, and what it calls honoured is."""
+"""The table of TorchTitan's fields is complete, and what it calls honoured is."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_every_command_has_an_example_that_begins_with_it() -> None:
     modules = (hosts_commands, init, launch, look, runs, system)
     registered = [c for m in modules for c in m.commands.registered_commands if c.callback]
     names = {c.name or c.callback.__name__.replace("_", "-"): c.epilog for c in registered if c.callback}
-    assert {*names, "policy", "ledger"} == {name for _, name, _, _ in cli.COMMANDS}
+    assert {*names, "config", "policy", "ledger"} == {name for _, name, _, _ in cli.COMMANDS}
     wrong = {n: epilog for n, epilog in names.items() if not (epilog or "").startswith(f"Example: supervisor {n}")}
     assert not wrong
 
