@@ -43,6 +43,11 @@ def looked_at(titan: TitanSpec, groups: GroupsSpec, here: bool = False) -> tuple
     ranks = groups.ranks_per_group
     if here and not found and (why := memory.problem(built, ranks, groups.count * ranks)):
         found = [config.Problem("groups.ranks_per_group", ranks, why)]
+    if here and not found and not mends.on_gpu():
+        try:
+            fit.refuse_on_cpu(built)
+        except fit.NotOnCpu as error:
+            found = [config.Problem("titan.recipe", titan.recipe, str(error))]
     return [dataclasses.asdict(problem) for problem in found], [dataclasses.asdict(change) for change in changes]
 
 

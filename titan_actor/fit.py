@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ class NotOnCpu(ValueError):
 
 def refuse_on_cpu(config: Any) -> None:
     """Raises NotOnCpu with the reason and what to do."""
+    from torchtitan.models.common.attention import VarlenAttention
     from torchtitan.models.common.token_dispatcher import (
         DeepEPTokenDispatcher,
         HybridEPTokenDispatcher,
@@ -25,6 +27,10 @@ def refuse_on_cpu(config: Any) -> None:
 
     if config.compile.enable_async_tensor_parallel and config.parallelism.tensor_parallel_degree > 1:
         raise NotOnCpu("compile.enable_async_tensor_parallel needs GPUs, and this node has none: set it to false")
+    if any(config.model_spec.model.traverse(VarlenAttention.Config)):
+        raise NotOnCpu(
+            f"the varlen attention of {config.model_spec.name} needs GPUs, and this node has none: take a recipe with flex attention"
+        )
     degree = config.parallelism.expert_parallel_degree
     for kind in (DeepEPTokenDispatcher, HybridEPTokenDispatcher, MinimalAsyncEPTokenDispatcher):
         if degree > 1 and any(config.model_spec.model.traverse(kind.Config)):
@@ -41,7 +47,17 @@ def problems(config: Any, titan: TitanSpec, groups: GroupsSpec) -> list[Problem]
     if not found:
         found += _batch(config, groups)
         found += filter(None, (empty_share(config, titan.data, groups.count, groups.ranks_per_group),))
+    if not found:
+        found += _model(config)
     return [*found, *filter(None, (vocabulary_problem(config),))]
+
+
+def _model(config: Any) -> Iterator[Problem]:
+    """Asks the model's own config about the rest, as TorchTitan's trainer does before it builds the model."""
+    try:
+        copy.deepcopy(config.model_spec.model).update_from_config(config=config)
+    except (NotImplementedError, ValueError) as error:
+        yield Problem("titan.recipe", config.model_spec.name, str(error))
 
 
 def data_parallel(parallelism: Any, ranks: int) -> int:

@@ -94,7 +94,7 @@ def looked_at(recipe: str, config: Any) -> dict[str, Any]:
         missing = getattr(config, "name", None) or ("torchao" if "torchao" in str(config) else "")
         return {"outcome": "needs", "what": missing or str(config)}
     spec = TitanSpec(recipe=recipe, overrides=SMALL, data=DataSpec(source="python-stdlib"))
-    problems, changes = check.looked_at(spec, GroupsSpec())
+    problems, changes = check.looked_at(spec, GroupsSpec(), here=True)
     if problems:
         return {"outcome": "refused", "what": "; ".join(f"{one['key']}: {one['message']}" for one in problems)}
     return {"outcome": "checked", "changes": [change["key"] for change in changes]}

@@ -411,3 +411,23 @@ def test_a_model_larger_than_the_memory_here_is_refused() -> None:
     (found,) = check.looked_at(spec, groups, here=True)[0]
     assert found["key"] == "groups.ranks_per_group"
     assert "at least" in str(found["message"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("llama3.config_registry:llama3_debugmodel_varlen_attn", "needs GPUs"),
+        ("deepseek_v3.config_registry:deepseek_v3_debugmodel_hybridep", "expert_parallel_degree > 1"),
+    ],
+)
+def test_a_stock_config_that_cannot_train_here_is_refused_by_the_check(recipe: str, reason: str) -> None:
+    from titan_actor import check
+
+    spec = TitanSpec(
+        recipe=f"torchtitan.models.{recipe}",
+        data=DataSpec(source="python-stdlib"),
+        overrides={"validator.enable": False},
+    )
+    (problem,) = check.looked_at(spec, GroupsSpec(), here=not mends.on_gpu())[0]
+    assert problem["key"] == "titan.recipe"
+    assert reason in str(problem["message"])
