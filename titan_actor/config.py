@@ -33,6 +33,9 @@ RESERVED = {
 }
 """Fields that a key of the run file sets: an override would conflict with it."""
 
+SEMI_SYNC = "fault_tolerance.semi_sync_method"
+"""DiLoCo or LocalSGD."""
+
 OF_DATA = ("dataloader.dataset", "dataloader.dataset_path")
 """Fields that `titan.data` sets, unless its source is the recipe's own."""
 
@@ -120,10 +123,12 @@ def _resolved(titan: TitanSpec, stages: _Stages) -> Any:
         near = _nearest(titan.recipe, list(recipes.SHIPPED))
         raise ConfigError([Problem("titan.recipe", titan.recipe, str(error), near)]) from error
     stages.after("recipe", made)
-    config = trainer_config(made, stages.changes)
+    overrides = dict(titan.overrides)
+    problems = list(filter(None, [_semi_sync(made, overrides.pop(SEMI_SYNC, None))]))
+    config = trainer_config(made)
     stages.after("supervisor", config)
     reserved = RESERVED | dict.fromkeys(() if titan.data.source == "recipe" else OF_DATA, "titan.data")
-    problems = [found for key, value in titan.overrides.items() if (found := _override(config, key, value, reserved))]
+    problems += [found for key, value in overrides.items() if (found := _override(config, key, value, reserved))]
     problems += _data(config, titan.data)
     config.training.steps, config.debug.seed = titan.steps, titan.seed
     stages.after("run file", config)
@@ -136,6 +141,15 @@ def _resolved(titan: TitanSpec, stages: _Stages) -> Any:
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _semi_sync(made: Any, chosen: Any) -> Problem | None:
+    """Returns a problem if groups are to average their gradients more rarely than at every step."""
+    method = getattr(getattr(made, "fault_tolerance", None), "semi_sync_method", None)
+    if chosen == "none" or (method is None and chosen is None):
+        return None
+    message = 'groups average their gradients at every step here: set it to "none" to train so'
+    return Problem(f"titan.overrides.{SEMI_SYNC}", chosen or method, message)
 
 
 def _own_checks(config: Any) -> Iterator[Problem]:

@@ -23,17 +23,13 @@ class Change:
     reason: str
 
 
-def trainer_config(made: Any, changes: list[Change]) -> Any:
+def trainer_config(made: Any) -> Any:
     """Returns the config of TorchTitan's ordinary trainer for that of its trainer for TorchFT; any other as it is."""
     from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
     from torchtitan.trainer import Trainer
 
     if type(made) is FaultTolerantTrainer.Config:
-        torchft = made.fault_tolerance
         made = Trainer.Config(**{f.name: getattr(made, f.name) for f in dataclasses.fields(Trainer.Config)})
-        if torchft.semi_sync_method is not None:
-            reason = "groups average their gradients at every step"
-            changes.append(Change("fault_tolerance.semi_sync_method", torchft.semi_sync_method, None, reason))
     return made
 
 

@@ -33,6 +33,7 @@ SMALL = {
     "profiler.enable_profiling": False,
     "comm.trace_buf_size": 0,
     "comm.train_timeout_seconds": 60,
+    "fault_tolerance.semi_sync_method": "none",
 }
 """A debug model of theirs at a size that a shared core trains."""
 

@@ -301,6 +301,7 @@ def test_what_trains_on_gpus_alone_is_refused_on_a_cpu() -> None:
             built(
                 overrides={
                     "parallelism.tensor_parallel_degree": 2,
+                    "compile.enable": True,
                     "compile.enable_async_tensor_parallel": True,
                 }
             )
@@ -431,3 +432,11 @@ def test_a_stock_config_that_cannot_train_here_is_refused_by_the_check(recipe: s
     (problem,) = check.looked_at(spec, GroupsSpec(), here=not mends.on_gpu())[0]
     assert problem["key"] == "titan.recipe"
     assert reason in str(problem["message"])
+
+
+def test_semi_synchronous_training_is_refused_unless_it_is_switched_off() -> None:
+    recipe = "torchtitan.experiments.torchft.llama3.config_registry:llama3_torchft_debugmodel"
+    data = DataSpec(source="python-stdlib")
+    (problem,) = problems(recipe=recipe, data=data, overrides={"validator.enable": False})
+    assert problem.key == "titan.overrides.fault_tolerance.semi_sync_method"
+    built(recipe=recipe, data=data, overrides={"validator.enable": False, "fault_tolerance.semi_sync_method": "none"})
