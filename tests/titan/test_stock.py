@@ -5,13 +5,22 @@ from __future__ import annotations
 import pytest
 
 from tests.titan.groups import Groups
-from tests.titan.stock_configs import train
+from tests.titan.stock_configs import EXPERIMENTS, train
 
-DAY = ("torchtitan.models.llama3.config_registry:llama3_debugmodel",)
-NIGHT = (
-    "torchtitan.models.deepseek_v3.config_registry:deepseek_v3_debugmodel",
-    "torchtitan.models.qwen3.config_registry:qwen3_debugmodel",
+MODELS = "torchtitan.models"
+DAY = (
+    f"{MODELS}.llama3.config_registry:llama3_debugmodel",
+    f"{MODELS}.llama3.config_registry:llama3_debugmodel_ce_loss",
+    f"{MODELS}.deepseek_v3.config_registry:deepseek_v3_debugmodel",
+    f"{MODELS}.deepseek_v3.config_registry:deepseek_v3_debugmodel_mtp",
+    EXPERIMENTS + ":llama3_torchft_debugmodel",
 )
+NIGHT = (
+    f"{MODELS}.qwen3.config_registry:qwen3_debugmodel",
+    f"{MODELS}.qwen3.config_registry:qwen3_moe_debug",
+    f"{MODELS}.qwen3.config_registry:qwen3_debugmodel_moe_param_groups",
+)
+"""Their vocabularies of 152,000 tokens make steps long."""
 
 
 @pytest.mark.parametrize("recipe", [*DAY, *(pytest.param(name, marks=pytest.mark.long) for name in NIGHT)])
