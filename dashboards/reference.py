@@ -206,8 +206,9 @@ check passes were trained for {steps} steps at batch 2 of 64 tokens; one of the 
 back by a heal, and ended with the same digests as the other.
 
 - **trained**: with the number of steps that both groups made together after the kill.
-- **checked**: it is not debug-sized, and `supervisor validate` finds nothing wrong.
-- **refused**: with what `supervisor validate` says. A larger model's tokenizer is not in TorchTitan's wheel.
+- **checked**: it is not debug-sized, and `supervisor validate` finds nothing wrong with it in groups of eight ranks, at 8192 tokens, with Everstep's
+  tokenizer: the larger models' own are not in TorchTitan's wheel.
+- **refused**: with what `supervisor validate` says.
 - **needs**: a package or device that was not there.
 - **fails**: at its start or in training, with TorchTitan's or torch's own words.
 

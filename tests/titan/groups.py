@@ -166,7 +166,7 @@ class Rank:
     def step(self) -> int:
         return self.progress.step if self.progress else 0
 
-    def reached(self, step: int, commits: int = 0) -> None:
+    def reached(self, step: int, commits: int = 0, within_s: float = STEPS_WITHIN_S) -> None:
         """Waits until `step` is committed, and this process has committed `commits` steps."""
 
         def there() -> bool:
@@ -174,7 +174,7 @@ class Rank:
             assert self.running or (progress and progress.step >= step), f"{self.log()[-3000:]}"
             return progress is not None and progress.step >= step and progress.commits >= commits
 
-        eventually(there, STEPS_WITHIN_S, f"step {step} of group {self.launch.group}")
+        eventually(there, within_s, f"step {step} of group {self.launch.group}")
 
     def lines(self, *kinds: str) -> list[dict[str, Any]]:
         text = (self.folder / "steps.jsonl").read_text() if (self.folder / "steps.jsonl").exists() else ""

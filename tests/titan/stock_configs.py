@@ -22,6 +22,7 @@ from fault_injection.sim.lane import commit
 from supervisor.core.model.spec import DataSpec, GroupsSpec, TitanSpec
 from tests.titan.groups import Groups, Lighthouse, Warm, assert_equal_digests
 from titan_actor import mends
+from titan_actor.lift import TOKENIZER
 
 RESULTS = Path("benchmarks/results/titan_configs.json")
 
@@ -38,6 +39,9 @@ SMALL = {
 """A debug model of theirs at a size that a shared core trains."""
 
 STEPS = 20
+WITHIN_S = 300.0
+"""Deadline of a part of the training: a vocabulary of 152,000 tokens makes a step take seconds."""
+
 EXPERIMENTS = "torchtitan.experiments.torchft.llama3.config_registry"
 
 
@@ -49,10 +53,12 @@ def keeps(recipe: str) -> dict[str, Any]:
 def train(groups: Groups, recipe: str) -> int:
     """Trains two groups, kills one in the middle, and returns how many steps it took with the other once it was back."""
     survivor, lost = groups.start(0, **keeps(recipe)), groups.start(1, **keeps(recipe))
-    lost.reached(5, commits=2)
+    lost.reached(5, commits=2, within_s=WITHIN_S)
     lost.kill()
     back = groups.start(1, generation=2, resume="peers", **keeps(recipe))
-    assert [survivor.exit_code(180), back.exit_code(180)] == [0, 0], survivor.log()[-1500:] + back.log()[-1500:]
+    assert [survivor.exit_code(WITHIN_S), back.exit_code(WITHIN_S)] == [0, 0], (
+        survivor.log()[-1500:] + back.log()[-1500:]
+    )
     assert_equal_digests(survivor, back)
     joint = [line for line in back.lines("step") if line["committed"] and line["participants"] == 2]
     assert joint, "it trained with the other after its kill"
@@ -94,8 +100,11 @@ def looked_at(recipe: str, config: Any) -> dict[str, Any]:
     if isinstance(config, Exception):
         missing = getattr(config, "name", None) or ("torchao" if "torchao" in str(config) else "")
         return {"outcome": "needs", "what": missing or str(config)}
-    spec = TitanSpec(recipe=recipe, overrides=SMALL, data=DataSpec(source="python-stdlib"))
-    problems, changes = check.looked_at(spec, GroupsSpec(), here=True)
+    debug = "debug" in recipe
+    # of a larger model its own tokenizer is not in the wheel, and it is for nodes of eight GPUs
+    overrides = SMALL if debug else {**SMALL, "hf_assets_path": str(TOKENIZER), "training.seq_len": 8192}
+    spec = TitanSpec(recipe=recipe, overrides=overrides, data=DataSpec(source="python-stdlib"))
+    problems, changes = check.looked_at(spec, GroupsSpec(ranks_per_group=1 if debug else 8), here=debug)
     if problems:
         return {"outcome": "refused", "what": "; ".join(f"{one['key']}: {one['message']}" for one in problems)}
     return {"outcome": "checked", "changes": [change["key"] for change in changes]}
