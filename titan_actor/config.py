@@ -36,6 +36,9 @@ RESERVED = {
 SEMI_SYNC = "fault_tolerance.semi_sync_method"
 """DiLoCo or LocalSGD."""
 
+SYNONYMS = {"learning_rate": "lr", "max_steps": "steps"}
+"""Names of other programs -> TorchTitan's."""
+
 OF_DATA = ("dataloader.dataset", "dataloader.dataset_path")
 """Fields that `titan.data` sets, unless its source is the recipe's own."""
 
@@ -239,7 +242,7 @@ def _override(config: Any, key: str, value: Any, reserved: dict[str, str]) -> Pr
         return None
     for name, instead in reserved.items():
         if _below(key, (name,)):
-            return Problem(place, value, f"is not an override: set {instead}", instead if "." in instead else "")
+            return Problem(place, value, f"is not an override: set {instead}")
     if key.startswith("optimizer.") and (groups := _optimizers_with(config, key.removeprefix("optimizer."))):
         leaf = key.removeprefix("optimizer.")
         owners: list[Any] = list(groups)
@@ -252,8 +255,17 @@ def _override(config: Any, key: str, value: Any, reserved: dict[str, str]) -> Pr
         owners = [owner]
         hint = _types(owner).get(leaf)
     if hint is None:
-        near = _nearest(key, [path for path in _paths(config) if not _below(path, reserved)])
-        return Problem(place, value, f"{key!r} = {value!r}: no such field", f"titan.overrides.{near}" if near else "")
+        near = _nearest(key, list(_paths(config)))
+        of_all = near.rpartition(".")[2]
+        if (
+            "param_groups" not in key
+            and near.startswith("optimizer.param_groups.")
+            and _optimizers_with(config, of_all)
+        ):
+            near = f"optimizer.{of_all}"
+        ours = next((instead for name, instead in reserved.items() if near and _below(near, (name,))), "")
+        nearest = ours or (f"titan.overrides.{near}" if near else "")
+        return Problem(place, value, f"{key!r} = {value!r}: no such field", nearest)
     if not _fits(value, hint):
         return Problem(place, value, f"{key!r} = {value!r}: expected {_named(hint)}, not {type(value).__name__}")
     for owner in owners:
@@ -324,12 +336,21 @@ def _below(path: str, names: Iterable[str]) -> bool:
 
 
 def _nearest(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if not close and "." in key:
-        # a correct leaf in the wrong place scores low on the whole path
-        leaves = {name.rpartition(".")[2]: name for name in known}
-        close = [leaves[leaf] for leaf in difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.8)]
-    return close[0] if close else ""
+    """Returns the known path that a key most likely means: one with the same last part, or else one that is written
+    much like it."""
+    section, _, leaf = key.rpartition(".")
+    leaf = SYNONYMS.get(leaf, leaf)
+    leaves: dict[str, str] = {}
+    for path in known:
+        leaves.setdefault(path.rpartition(".")[2], path)
+    here = {path.rpartition(".")[2]: path for path in known if path.rpartition(".")[0] == section}
+    if leaf in leaves:
+        return here.get(leaf, leaves[leaf])
+    if close := difflib.get_close_matches(leaf, here, n=1, cutoff=0.8):
+        return here[close[0]]
+    if close := difflib.get_close_matches(key, known, n=1, cutoff=0.8):
+        return close[0]
+    return next((leaves[one] for one in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.8)), "")
 
 
 def _fields(owner: Any) -> dict[str, Any]:

@@ -73,6 +73,10 @@ def test_the_spec_sets_steps_seed_and_data() -> None:
         ("seq_len", 64, "titan.overrides.training.seq_len"),
         ("lr_scheduler.warmup", 2, "titan.overrides.lr_scheduler.warmup_steps"),
         ("training.seq_len.more", 2, "titan.overrides.training.seq_len"),
+        ("training.dataset", "c4", "titan.overrides.dataloader.dataset"),
+        ("training.stps", 4, "titan.steps"),
+        ("optimizer.learning_rate", 0.1, "titan.overrides.optimizer.lr"),
+        ("profiling.enable_profiling", True, "titan.overrides.profiler.enable_profiling"),
         ("zzzz", 1, ""),
     ],
 )
