@@ -3,7 +3,7 @@
 One system (`supervisor up`, two nodes that share the device) trains, one run after the other:
 
 1. *kill*: two groups of TorchTitan's own debug model; a rank is killed, and its group is forked from a warm process;
-2. *compiled*: two groups of the same with `torch.compile`, bfloat16 and FlashAttention;
+2. *compiled*: two groups of the same with `torch.compile`, bfloat16 and flex attention;
 3. *step time*: 100 steps of one group, in turn with TorchTitan's own trainer without Everstep, three times each.
 
 Each part has its own time limit, and its figures are written as soon as it ends: what a later one breaks does not lose

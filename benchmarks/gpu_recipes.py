@@ -16,7 +16,7 @@ def stock() -> Any:
 
 
 def compiled() -> Any:
-    """`llama3_debugmodel_varlen_attn`: the same with `torch.compile` and FlashAttention (`varlen`), which only CUDA has."""
+    """The same with `torch.compile`. FlashAttention (`varlen`) needs the package flash_attn_interface on Hopper GPUs."""
     from torchtitan.models.llama3 import config_registry
 
     config = _here(config_registry.llama3_debugmodel_ce_loss())

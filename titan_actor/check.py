@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import sys
+from pathlib import Path
 
 from supervisor.core.model.spec import GroupsSpec, TitanSpec
 from supervisor.wire.records import RecordError, RunRecord, decode
@@ -43,6 +44,10 @@ def looked_at(titan: TitanSpec, groups: GroupsSpec, here: bool = False) -> tuple
     ranks = groups.ranks_per_group
     if here and not found and (why := memory.problem(built, ranks, groups.count * ranks)):
         found = [config.Problem("groups.ranks_per_group", ranks, why)]
+    weights = built.checkpoint.initial_load_path or ""
+    if here and weights.startswith("/") and not Path(weights).is_dir():
+        key = "titan.overrides.checkpoint.initial_load_path"
+        found.append(config.Problem(key, weights, "there is no such folder on this machine"))
     if here and not found and not mends.on_gpu():
         try:
             fit.refuse_on_cpu(built)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Union
 
 from supervisor.core.model.spec import DataSpec, TitanSpec
 from supervisor.wire.records import TrainerLaunch
+from supervisor.wire.titan_names import renamed
 from titan_actor import data, fields, mends, recipes
 from titan_actor.lift import Change, lift, trainer_config
 
@@ -24,6 +25,8 @@ RESERVED = {
     "training.steps": "titan.steps",
     "debug.seed": "titan.seed",
     "dump_folder": "the run's own folder",
+    "model_spec.name": "titan.recipe",
+    "model_spec.flavor": "titan.recipe",
     "fault_tolerance": "groups and torchft",
     **{
         f"checkpoint.{name}": "titan.checkpoint_interval_steps and titan.checkpoints_kept"
@@ -208,7 +211,7 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
         validated = config.validator.dataloader
         if config.validator.enable and type(validated) is HuggingFaceTextDataLoader.Config:
             why = _not_here(validated, DATASETS)
-            hint = "set titan.overrides.validator.enable = false, or validator.dataloader.dataset_path"
+            hint = "set titan.overrides.validator.enable = false, or take the data set c4_test with a dataset_path of yours"
             return [Problem("titan.overrides.validator.dataloader", validated.dataset, f"{why}: {hint}")] if why else []
     except (data.DataError, OSError) as error:
         return [Problem("titan.data.path", spec.path, str(error))]
@@ -218,8 +221,10 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
 def _not_here(loader: Any, known: Any) -> str:
     """Explains why a data set of TorchTitan's cannot be read by the ranks; empty: it may be there."""
     if loader.dataset not in known:
-        return ""
-    path = loader.dataset_path or known[loader.dataset].path
+        return f"there is no data set {loader.dataset!r}; TorchTitan knows {', '.join(sorted(known))}"
+    path, usual = loader.dataset_path or known[loader.dataset].path, known[loader.dataset].path
+    if Path(path).exists() and not usual.startswith(ASSETS):
+        return f"{loader.dataset!r} is laid out as {usual} of the Hugging Face hub, and {path} is a folder here"
     if Path(path).exists():
         return ""
     if path.startswith(ASSETS):
@@ -255,7 +260,8 @@ def _override(config: Any, key: str, value: Any, reserved: dict[str, str]) -> Pr
         owners = [owner]
         hint = _types(owner).get(leaf)
     if hint is None:
-        near = _nearest(key, list(_paths(config)))
+        paths = list(_paths(config))
+        near = renamed(key) if renamed(key) in paths else _nearest(key, paths)
         of_all = near.rpartition(".")[2]
         if (
             "param_groups" not in key
@@ -267,7 +273,7 @@ def _override(config: Any, key: str, value: Any, reserved: dict[str, str]) -> Pr
         nearest = ours or (f"titan.overrides.{near}" if near else "")
         return Problem(place, value, f"{key!r} = {value!r}: no such field", nearest)
     if not _fits(value, hint):
-        return Problem(place, value, f"{key!r} = {value!r}: expected {_named(hint)}, not {type(value).__name__}")
+        return Problem(place, value, f"{key!r} = {value!r}: expected {_named(hint)}{_kind(value, hint)}")
     for owner in owners:
         if isinstance(owner, list):
             owner[int(leaf)] = value
@@ -409,6 +415,10 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint in (int, bool, str, list, dict):
         return type(value) is hint
     return False
+
+
+def _kind(value: Any, hint: Any) -> str:
+    return "" if typing.get_origin(hint) is Literal else f", not {type(value).__name__}"
 
 
 def _named(hint: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,8 @@ def refuse_on_cpu(config: Any) -> None:
 
     if config.compile.enable_async_tensor_parallel and config.parallelism.tensor_parallel_degree > 1:
         raise NotOnCpu("compile.enable_async_tensor_parallel needs GPUs, and this node has none: set it to false")
+    if config.profiler.enable_memory_snapshot:
+        raise NotOnCpu("profiler.enable_memory_snapshot needs GPUs, and this node has none: set it to false")
     if any(config.model_spec.model.traverse(VarlenAttention.Config)):
         raise NotOnCpu(
             f"the varlen attention of {config.model_spec.name} needs GPUs, and this node has none: take a recipe with flex attention"
@@ -43,13 +46,47 @@ def refuse_on_cpu(config: Any) -> None:
 
 def problems(config: Any, titan: TitanSpec, groups: GroupsSpec) -> list[Problem]:
     """Returns every way in which the config does not fit."""
-    found = [*_degrees(config.parallelism, groups.ranks_per_group), *_sequence(config), *_pipeline(config)]
+    found = [
+        *_ranges(config, titan),
+        *_degrees(config.parallelism, groups.ranks_per_group),
+        *_sequence(config),
+        *_pipeline(config),
+    ]
     if not found:
         found += _batch(config, groups)
         found += filter(None, (empty_share(config, titan.data, groups.count, groups.ranks_per_group),))
     if not found:
         found += _model(config)
     return [*found, *filter(None, (vocabulary_problem(config),))]
+
+
+def _ranges(config: Any, titan: TitanSpec) -> Iterator[Problem]:
+    """Looks at numbers and names that TorchTitan takes unchecked."""
+    for key, least in LEAST.items():
+        owner = config
+        for name in key.split("."):
+            owner = getattr(owner, name, least)
+        if isinstance(owner, int) and owner < least:
+            yield Problem(f"titan.overrides.{key}", owner, f"must be at least {least}")
+    total = config.lr_scheduler.total_steps
+    if total is not None and total < titan.steps:
+        message = f"ends before titan.steps = {titan.steps}, and the learning rate would go on below zero: leave it out"
+        yield Problem("titan.overrides.lr_scheduler.total_steps", total, message)
+    for name in config.compile.components:
+        if name not in ("model", "loss"):
+            yield Problem("titan.overrides.compile.components", name, "TorchTitan compiles 'model' and 'loss' alone")
+    if config.metrics.enable_wandb and importlib.util.find_spec("wandb") is None:
+        yield Problem("titan.overrides.metrics.enable_wandb", True, "the package wandb is not installed here")
+
+
+LEAST = {
+    "training.local_batch_size": 1,
+    "training.seq_len": 1,
+    "dataloader.num_workers": 0,
+    "lr_scheduler.warmup_steps": 0,
+    "metrics.log_freq": 1,
+}
+"""Least values of numbers."""
 
 
 def _model(config: Any) -> Iterator[Problem]:

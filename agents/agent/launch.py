@@ -77,7 +77,8 @@ def trainer_request(settings: Settings, desired: TrainerDesired, rank: int, arou
         own = _own_command(Path(request["folder"]), desired)
         # the run file's [env] may set these; nothing else of ours
         free = {key: value for key, value in DEFAULTS.items() if key not in around["env"]}
-        argv = list(desired.trainer.command)
+        # where there is no such program, env says so and exits with 127: a failed start as any other
+        argv = ["env", *desired.trainer.command]
         # the warm process has imported TorchTitan, which such a program does not use
         return {**request, "argv": argv, "own": {**free, **own}, "launch": None, "cold": True}
     return {**request, "argv": programs.command("trainer", launch), "launch": launch, "cold": settings.cold}

@@ -27,7 +27,7 @@ def read_run_file(file: Path, name: str) -> RunSpec:
 
 
 Given = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="RUN.toml | --module M --config C [--KEY VALUE ...] [KEY=VALUE ...]",
         help="The run file (docs/RUN_FILE.md); or what TorchTitan's command line takes (--training.steps 1000), with "
@@ -41,13 +41,14 @@ FOREIGN = {"ignore_unknown_options": True}
 """Context of commands that take TorchTitan's options."""
 
 
-def read_given(given: list[str], module: str, config: str, name: str) -> tuple[Path, RunSpec]:
+def read_given(given: list[str] | None, module: str, config: str, name: str) -> tuple[Path, RunSpec]:
     """Reads a run file, or makes one of TorchTitan's options. Returns what errors are of, and the spec. Exits 2 with all
     problems."""
     from supervisor.shell.runfile import parse, titan_command
 
+    given = given or []
     if module or config or any(one.startswith(f"--{titan_command.JOB_FILE}") for one in given):
-        what = Path(f"--module {module} --config {config}" if module else f"--{titan_command.JOB_FILE}")
+        what = Path(f"--module {module} --config {config}" if module else " ".join(given[:2]))
         if bool(module) != bool(config):
             print_line("supervisor: give --module and --config together", err=True)
             raise typer.Exit(2)
@@ -81,7 +82,7 @@ def check_titan(file: Path, spec: RunSpec) -> bool:
     from supervisor.shell.runfile import parse
 
     try:
-        with doing("checking the config with TorchTitan"):
+        with doing("checking the command" if spec.trainer.command else "checking the config with TorchTitan"):
             problems, changes = client.check_titan(spec)
     except client.NotChecked as why:
         print_line(f"supervisor: {file}: {why}", err=True)

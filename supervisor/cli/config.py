@@ -29,7 +29,7 @@ def about() -> None:
     "show", context_settings=FOREIGN, epilog="Example: supervisor config show examples/debug.toml --changed"
 )
 def show_config(
-    given: Given,
+    given: Given = None,
     module: Module = "",
     config: Config = "",
     changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the recipe's own.")] = False,
@@ -40,6 +40,9 @@ def show_config(
     from supervisor.shell.runfile import parse
 
     file, spec = read_given(given, module, config, "")
+    if spec.trainer.command:
+        print_line(f"supervisor: {file}: trainer.command has no config of TorchTitan's", err=True)
+        raise typer.Exit(2)
     try:
         with doing("asking TorchTitan for the config"):
             problems, settings = client.titan_settings(spec)

@@ -41,7 +41,7 @@ Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the r
 
 @commands.command(context_settings=FOREIGN, epilog="Example: supervisor validate examples/debug.toml")
 def validate(
-    given: Given,
+    given: Given = None,
     module: Module = "",
     config: Config = "",
     name: Name = "",
@@ -56,7 +56,7 @@ def validate(
 
 @commands.command(context_settings=FOREIGN, epilog="Example: supervisor launch examples/debug.toml --follow")
 def launch(
-    given: Given,
+    given: Given = None,
     module: Module = "",
     config: Config = "",
     name: Name = "",

@@ -444,3 +444,37 @@ def test_semi_synchronous_training_is_refused_unless_it_is_switched_off() -> Non
     (problem,) = problems(recipe=recipe, data=data, overrides={"validator.enable": False})
     assert problem.key == "titan.overrides.fault_tolerance.semi_sync_method"
     built(recipe=recipe, data=data, overrides={"validator.enable": False, "fault_tolerance.semi_sync_method": "none"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("training.local_batch_size", 0),
+        ("training.seq_len", -4),
+        ("lr_scheduler.warmup_steps", -1),
+        ("lr_scheduler.total_steps", 80),
+        ("metrics.log_freq", 0),
+        ("dataloader.num_workers", -1),
+    ],
+)
+def test_numbers_that_torchtitan_takes_unchecked(key: str, value: int) -> None:
+    from titan_actor import check
+
+    found = check.looked_at(TitanSpec(recipe=RECIPE, steps=150, overrides={key: value}), GroupsSpec())[0]
+    assert [problem["key"] for problem in found][:1] == [f"titan.overrides.{key}"]
+
+
+def test_names_that_torchtitan_takes_unchecked() -> None:
+    from titan_actor import check
+
+    (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides={"compile.components": ["mdel"]}), GroupsSpec())[0]
+    assert found["value"] == "mdel"
+    weights = {"checkpoint.initial_load_path": "/nope"}
+    assert check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec())[0] == []
+    (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec(), here=True)[0]
+    assert found["value"] == "/nope"
+    stock = "torchtitan.models.llama3.config_registry:llama3_debugmodel"
+    (problem,) = problems(recipe=stock, overrides={"dataloader.dataset": "mine", "validator.enable": False})
+    assert "c4_test" in problem.message
+    (problem,) = problems(overrides={"model_spec.flavor": "8B"})
+    assert "titan.recipe" in problem.message

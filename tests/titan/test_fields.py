@@ -1,4 +1,4 @@
-"""The table of TorchTitan's fields is complete, and what it calls honoured is."""
+"""The table of TorchTitan's fields is complete; profiles, metrics and weights, which it calls honoured, are."""
 
 from __future__ import annotations
 

@@ -15,42 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.shell.runfile.parse import RunFileError, nearest_name
+from supervisor.wire.titan_names import OUR_KEYS, renamed
 
 JOB_FILE = "job.config_file"
-
-OUR_KEYS: Mapping[str, str] = {
-    "training.steps": "titan.steps",
-    "debug.seed": "titan.seed",
-    "training.seed": "titan.seed",
-    "checkpoint.interval": "titan.checkpoint_interval_steps",
-    "checkpoint.keep_latest_k": "titan.checkpoints_kept",
-    "fault_tolerance.group_size": "groups.count",
-    "fault_tolerance.min_replica_size": "groups.min_groups",
-}
-"""TorchTitan's name -> the run file's key."""
-
-MOVED: Mapping[str, str] = {
-    "activation_checkpoint.mode": "activation_checkpoint",
-    "model.hf_assets_path": "hf_assets_path",
-    "model.tokenizer_path": "hf_assets_path",
-    "training.batch_size": "training.local_batch_size",
-    "training.compile": "compile.enable",
-    "training.dataset": "dataloader.dataset",
-    "training.deterministic": "debug.deterministic",
-    "training.warmup_steps": "lr_scheduler.warmup_steps",
-    "lr_scheduler.lr_min": "lr_scheduler.min_lr_factor",
-    "optimizer.name": "optimizer.param_groups.0.optimizer_name",
-    "validation.enable": "validator.enable",
-    "validation.freq": "validator.freq",
-    "validation.steps": "validator.steps",
-    "validation.dataset": "validator.dataloader.dataset",
-    "validation.dataset_path": "validator.dataloader.dataset_path",
-}
-"""A name of 2025 -> TorchTitan 0.3's."""
-
-MOVED_SECTIONS: Mapping[str, str] = {"profiling": "profiler"}
-
-TO_PARALLELISM = re.compile(r"training\.((?:data|tensor|pipeline|context|expert)_parallel_.*)")
+OVERRIDES = "titan.overrides."
 
 LEFT_OUT: Mapping[str, str] = {
     "dump_folder": "the run's folder is HOME/NAME (`--home`, `--name`), and TorchTitan's own files are in `titan` there",
@@ -90,6 +58,8 @@ def from_arguments(module: str, config: str, arguments: Sequence[str], name: str
     job_file = settings.pop(JOB_FILE, None)
     typed = set(settings)
     folders = [Path()]
+    if job_file is True:
+        raise RunFileError([f"--{JOB_FILE} needs the path of a job file"])
     if job_file is not None:
         path = Path(str(job_file))
         settings = _job(path) | settings
@@ -110,7 +80,13 @@ def from_arguments(module: str, config: str, arguments: Sequence[str], name: str
     if overrides:
         _put(found.body, "titan.overrides", overrides)
     for key, value in ours.items():
-        _put(found.body, key, value)
+        problems += [
+            f"{key} = {value!r}: it is given as --{name} too" for name in settings if OUR_KEYS.get(name) == key
+        ]
+        if key.startswith(OVERRIDES):
+            found.body.setdefault("titan", {}).setdefault("overrides", {})[key.removeprefix(OVERRIDES)] = value
+        else:
+            _put(found.body, key, value)
     found.body.setdefault("name", nearest_name(name))
     groups, allocation = found.body.get("groups", {}), found.body.setdefault("allocation", {})
     if "count" in groups and "nodes" not in allocation:
@@ -133,11 +109,11 @@ def _split(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], li
             given = [value] if equals else values[::-1]
             if not given and leaf.startswith("no_"):
                 leaf, given = leaf.removeprefix("no_"), ["false"]
-            titan[f"{section}.{leaf}" if section else leaf] = _value(given)
+            titan.setdefault(f"{section}.{leaf}" if section else leaf, _value(given))  # the last one counts
             values = []
         elif re.fullmatch(r"[a-z_]+(\.[A-Za-z0-9_]+)*=.*", argument, re.DOTALL):
             key, _, value = argument.partition("=")
-            ours[key] = _value([value])
+            ours.setdefault(key, _value([value]))
         else:
             values.append(argument)
     if values:
@@ -214,10 +190,7 @@ def _translate(
 
 
 def _override(key: str, value: Any, folders: Sequence[Path], lines: list[str], overrides: dict[str, Any]) -> None:
-    section, _, leaf = key.partition(".")
-    new = MOVED.get(key, f"{MOVED_SECTIONS.get(section, section)}.{leaf}" if leaf else key)
-    if parallel := TO_PARALLELISM.fullmatch(key):
-        new = f"parallelism.{parallel[1]}"
+    new = renamed(key)
     if new == "hf_assets_path":
         folder = _found(value, folders)
         # the tokenizer was a file once

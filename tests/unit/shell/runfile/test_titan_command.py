@@ -124,3 +124,18 @@ def test_relative_paths_are_those_of_the_run_file(tmp_path: Path) -> None:
         "hf_assets_path": str(tmp_path / "words"),
         "dataloader.dataset_path": "allenai/c4",
     }
+
+
+def test_the_last_of_a_repeated_option_counts_and_two_ways_to_say_one_thing_do_not() -> None:
+    given = ["--training.steps", "1000", "groups.count=2", "--training.steps", "5", "groups.count=4"]
+    made = from_arguments("llama3", "llama3_8b", given)
+    assert made.body["titan"]["steps"] == 5
+    assert made.body["groups"]["count"] == 4
+    with pytest.raises(parse.RunFileError) as refused:
+        from_arguments("llama3", "llama3_8b", ["--training.steps", "5", "titan.steps=9"])
+    assert any("training.steps" in problem for problem in refused.value.problems)
+
+
+def test_an_override_may_be_given_by_its_key_in_the_run_file() -> None:
+    made = from_arguments("llama3", "llama3_8b", ["titan.overrides.training.seq_len=7"])
+    assert made.body["titan"]["overrides"] == {"training.seq_len": 7}
