@@ -66,6 +66,7 @@ class Hooks:
         self._failed: dict[str, str] = {}
         """Run -> why its hook `after` failed when it left this node last."""
         self._news = asyncio.Event()
+        self._stopping = False
 
     def take(self, record: ProcessRecord) -> bool:
         """Takes in what the shim reports of a process; false if that is no hook."""
@@ -87,6 +88,8 @@ class Hooks:
         now. None: the generation is not `wanted` any more. Raises StartFailed."""
         run, hooks = desired.run, desired.hooks
         async with self._locks[run]:
+            if self._stopping or not wanted():
+                return None  # it would be another stay, in which the run never trains
             self._failed.pop(run, None)
             around = await self._files.done(partial(surroundings.fields, desired.env, self._settings.node))
             if not (hooks.before or hooks.after):
@@ -114,6 +117,7 @@ class Hooks:
     def look(self, wanted: Mapping[str, NodeDesired], busy: Collection[str], stopping: bool) -> None:
         """Begins the hook `after` of each run that has left this node. `busy`: runs with ranks here. `stopping`: the
         node ends, and so all runs leave it. Else a run without a record in `wanted` is unknown, and stays."""
+        self._stopping = stopping
         for run, stay in self._stays.items():
             there = wanted.get(run)
             leaves = stopping or (there is not None and not there.trainers)

@@ -169,7 +169,8 @@ def test_a_hook_of_a_start_that_is_withdrawn_is_killed(nodes: Nodes, store: Stor
 
 def test_a_node_that_ends_runs_the_hook_after_within_its_grace(nodes: Nodes, store: Store, tmp_path: Path) -> None:
     told = tmp_path / "told"
-    slow, quick = (hook(f"echo begun >>{told}", f"sleep {s}", f"echo done >>{told}") for s in (1000, 0.2))
+    # the sleep may get the signal before its shell, which would go on
+    slow, quick = (hook("set -e", f"echo begun >>{told}", f"sleep {s}", f"echo done >>{told}") for s in (1000, 0.2))
     for after, said, options in ((quick, ["begun", "done"], ()), (slow, ["begun"], ("--grace-s=0.3",))):
         told.unlink(missing_ok=True)
         node = nodes.cold(f"n{len(options)}", *options)
