@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from supervisor.core.model.spec import GroupsSpec, TitanSpec
@@ -30,9 +31,11 @@ def problems(titan: TitanSpec, groups: GroupsSpec) -> Lines:
     return looked_at(titan, groups)[0]
 
 
-def looked_at(titan: TitanSpec, groups: GroupsSpec, here: bool = False) -> tuple[Lines, Lines]:
+def looked_at(
+    titan: TitanSpec, groups: GroupsSpec, here: bool = False, files: Collection[str] = ()
+) -> tuple[Lines, Lines]:
     """Returns all problems of a spec, and what is changed in its recipe's config: key, before, after, reason. `here`:
-    the run trains on this machine, whose memory is known."""
+    the run trains on this machine, whose memory is known. `files`: names of secrets that the ranks have."""
     mends.apply()
     from titan_actor import config, fit, memory
 
@@ -40,7 +43,7 @@ def looked_at(titan: TitanSpec, groups: GroupsSpec, here: bool = False) -> tuple
         built, changes = config.resolved(titan)
     except config.ConfigError as error:
         return [dataclasses.asdict(problem) for problem in error.problems], []
-    found = fit.problems(built, titan, groups)
+    found = fit.problems(built, titan, groups, files)
     ranks = groups.ranks_per_group
     if here and not found and (why := memory.problem(built, ranks, groups.count * ranks)):
         found = [config.Problem("groups.ranks_per_group", ranks, why)]
@@ -67,7 +70,11 @@ def main() -> int:
         print(f"stdin is not a RunRecord: {error}", file=sys.stderr)
         return 2
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    found, changes = ([], []) if missing else looked_at(spec.titan, spec.groups, here=spec.allocation.engine == "local")
+    found, changes = (
+        ([], [])
+        if missing
+        else looked_at(spec.titan, spec.groups, here=spec.allocation.engine == "local", files=spec.env.files)
+    )
     told: dict[str, object] = {"problems": found, "changes": changes, "missing": missing}
     if "--show" in sys.argv[1:] and not found and not missing:
         from titan_actor import config

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,10 +46,10 @@ def refuse_on_cpu(config: Any) -> None:
             )
 
 
-def problems(config: Any, titan: TitanSpec, groups: GroupsSpec) -> list[Problem]:
-    """Returns every way in which the config does not fit."""
+def problems(config: Any, titan: TitanSpec, groups: GroupsSpec, files: Collection[str] = ()) -> list[Problem]:
+    """Returns every way in which the config does not fit. `files`: names of secrets that the ranks have."""
     found = [
-        *_ranges(config, titan),
+        *_ranges(config, titan, files),
         *_degrees(config.parallelism, groups.ranks_per_group),
         *_sequence(config),
         *_pipeline(config),
@@ -60,7 +62,13 @@ def problems(config: Any, titan: TitanSpec, groups: GroupsSpec) -> list[Problem]
     return [*found, *filter(None, (vocabulary_problem(config),))]
 
 
-def _ranges(config: Any, titan: TitanSpec) -> Iterator[Problem]:
+def _has_wandb_key(files: Collection[str]) -> bool:
+    if "WANDB_API_KEY" in files or os.environ.get("WANDB_API_KEY"):
+        return True
+    return os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun") or (Path.home() / ".netrc").exists()
+
+
+def _ranges(config: Any, titan: TitanSpec, files: Collection[str]) -> Iterator[Problem]:
     """Looks at numbers and names that TorchTitan takes unchecked."""
     for key, least in LEAST.items():
         owner = config
@@ -77,6 +85,12 @@ def _ranges(config: Any, titan: TitanSpec) -> Iterator[Problem]:
             yield Problem("titan.overrides.compile.components", name, "TorchTitan compiles 'model' and 'loss' alone")
     if config.metrics.enable_wandb and importlib.util.find_spec("wandb") is None:
         yield Problem("titan.overrides.metrics.enable_wandb", True, "the package wandb is not installed here")
+    elif config.metrics.enable_wandb and not _has_wandb_key(files):
+        message = (
+            "there is no key of W&B, and training would go on without it: name its file as WANDB_API_KEY in [env.files], "
+            'or set WANDB_MODE = "offline" in [env.set]'
+        )
+        yield Problem("titan.overrides.metrics.enable_wandb", True, message)
 
 
 LEAST = {

@@ -478,3 +478,17 @@ def test_names_that_torchtitan_takes_unchecked() -> None:
     assert "c4_test" in problem.message
     (problem,) = problems(overrides={"model_spec.flavor": "8B"})
     assert "titan.recipe" in problem.message
+
+
+def test_metrics_that_would_go_nowhere_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from titan_actor import check
+
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    spec = TitanSpec(recipe=RECIPE, overrides={"metrics.enable_wandb": True})
+    (found,) = check.looked_at(spec, GroupsSpec())[0]
+    assert "WANDB_API_KEY" in str(found["message"])
+    assert check.looked_at(spec, GroupsSpec(), files=["WANDB_API_KEY"])[0] == []
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert check.looked_at(spec, GroupsSpec())[0] == []
