@@ -41,7 +41,13 @@ def _varlen(module: ModuleType) -> None:
     module.varlen_attn = varlen_attn  # type: ignore[attr-defined]
 
 
+def _version(module: ModuleType) -> None:
+    # elsewhere a trainer with this torch says so and does not start
+    module.FITS["torch"] = ("2.11", "2.15")
+
+
 STAND_INS = {
+    "supervisor.wire.version": _version,
     "torch.distributed.fsdp": _fsdp,
     "torch.nn.attention.flex_attention": _flex,
     "torch.nn.attention.varlen": _varlen,

@@ -9,7 +9,7 @@ from importlib.metadata import version as version_of
 DISTRIBUTION = "everstep"
 """Its name in `pyproject.toml`, and for pip."""
 
-FITS = {"torch": ("2.11", "2.15"), "torchft": ("0.2", "0.3"), "torchtitan": ("0.3", "0.4")}
+FITS = {"torch": ("2.13", "2.15"), "torchft": ("0.2", "0.3"), "torchtitan": ("0.3", "0.4")}
 """Package of a trainer -> the oldest version that fits, and the first that does not. As in `pyproject.toml`."""
 
 EXTRAS = {"jinja2": "demo", "pynvml": "trainer", "torch": "trainer", "torchft": "trainer", "torchtitan": "trainer"}
