@@ -12,7 +12,7 @@ from supervisor.core.model.spec import DataSpec
 from supervisor.wire.records import MISCONFIGURED
 from tests.titan import hanging
 from tests.titan.groups import Groups, Rank, assert_equal_digests, complete
-from tests.titan.test_stock import SMALL
+from tests.titan.stock_configs import SMALL
 
 pytestmark = pytest.mark.trainers
 

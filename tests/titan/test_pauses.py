@@ -58,7 +58,9 @@ def trainer(tmp_path: Path) -> Any:
     made.at = 0
     made.ft_manager = SimpleNamespace(manager=SimpleNamespace(current_step=lambda: made.at))
     made.launch = SimpleNamespace(titan=SimpleNamespace(checkpoint_interval_steps=0, digest_interval_steps=0))
-    made.config = SimpleNamespace(validator=SimpleNamespace(enable=True))
+    made.config = SimpleNamespace(
+        validator=SimpleNamespace(enable=True), checkpoint=SimpleNamespace(last_save_in_hf=False)
+    )
     made.report = SimpleNamespace(phase=lambda phase: None)
     made.cursor = SimpleNamespace(live=lambda: None)
     made.activity, made.ledger = ActivityFile(tmp_path), Ledger(tmp_path / "steps.jsonl", time.time())
@@ -101,9 +103,9 @@ def test_torchtitans_own_validator_evaluates_there(trainer: Any, monkeypatch: py
 
     from titan_actor import config as configs
 
-    overrides = {"validator.enable": True, "validator.freq": 3, "validator.steps": 2}
+    overrides = {"validator.freq": 3, "validator.steps": 2}
     config = configs.from_spec(TitanSpec(recipe="llama3-debug-small", overrides=overrides))
-    config.validator.dataloader.dataset = config.dataloader.dataset
+    config.validator.enable, config.validator.dataloader.dataset = True, config.dataloader.dataset
     dims = ParallelDims.from_config(config.parallelism, 1)
     config.model_spec.model.update_from_config(config=config)
     model = config.model_spec.model.build()
