@@ -218,8 +218,10 @@ def _late(stay: Stay) -> str:
 
 
 def _code(record: ProcessRecord) -> int:
+    if record.told:
+        return LATE  # also where a shell ended by itself, because its child had got the signal before it
     if record.exit_code is None:
-        return LATE if record.told else 128 + (record.signal or 0)
+        return 128 + (record.signal or 0)
     return 1 if record.exit_code in OF_A_RANK else record.exit_code
 
 
