@@ -24,9 +24,10 @@ class Wanted:
     problems: tuple[str, ...] = ()
 
     def has(self, desired: TrainerDesired) -> bool:
-        """Returns true if this generation is desired here."""
+        """Returns true if this generation is desired here, and may start."""
         node, way = self.by_run.get(desired.run), (desired.group, desired.generation)
-        return node is not None and any((trainer.group, trainer.generation) == way for trainer in node.trainers)
+        there = () if node is None else node.trainers
+        return any((trainer.group, trainer.generation) == way and not trainer.hold for trainer in there)
 
 
 def anew(store: Store, node: str) -> Wanted:

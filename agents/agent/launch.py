@@ -38,7 +38,8 @@ def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str)
     """Writes launch.json for every rank of a generation. One that an agent wrote before it died stays."""
     folders = [settings.node_folder / "ranks" / str(rank_name(desired, rank)) for rank in desired.ranks]
     written = [launch for launch in map(read_launch, folders) if launch is not None]
-    master_port = written[0].master_port if written else free_port(settings.address)
+    store, _, port = desired.store.rpartition(":")
+    master_port = written[0].master_port if written else int(port) if port else free_port(settings.address)
     for rank, folder in zip(desired.ranks, folders, strict=True):
         if read_launch(folder) is not None:
             continue
@@ -53,6 +54,9 @@ def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str)
             node=settings.node,
             node_address=settings.address,
             master_port=master_port,
+            store=store,
+            first_rank=desired.first_rank,
+            ranks_here=len(desired.ranks),
             lighthouse=lighthouse,
             run_dir=desired.run_dir,
             rank_dir=str(folder),

@@ -72,6 +72,8 @@ once. Without the shim's report this is an upgrade of the agent; with it, the ag
 end."""
 CLEAN_WITHIN_S = 10.0
 """Seconds that an exit with code 0 waits for the rank's files: without its note that it is finished it is a failure."""
+PINGS = 5
+"""Signs of life of a group's node within a heartbeat timeout: as TorchFT's own, some may be late."""
 LONGEST_TURN_S = 0.5
 """The most seconds between two turns that count against a process: the agent itself may have been frozen."""
 
@@ -452,7 +454,7 @@ class Agent:
         parsed = parse(stop.name)
         assert parsed is not None
         sent = self._terms.get(stop.name)
-        grace_s = self._graces.get(parsed.run, PolicySpec().term_grace_s)
+        grace_s = self._graces.get(parsed.run, PolicySpec().term_grace_s) if stop.grace_s is None else stop.grace_s
         if stop.name in self._killed:
             return
         beyond_term = self._view.beyond_term(stop.name)
@@ -495,6 +497,7 @@ class Agent:
             generation=desired.generation,
             gate=desired.gate,
             gate_node=desired.gate_node,
+            **_pings(desired),
         )
         reach("agent.after_forward")
         self._view.gates[_way(desired)] = (desired.gate, desired.gate_node)
@@ -521,6 +524,7 @@ class Agent:
             await self._files.done(partial(launch.write_launches, self._settings, desired, f"127.0.0.1:{port}"))
             for rank in ranks:
                 await self._spawn(launch.trainer_request(self._settings, desired, rank, around))
+            self._view.used(desired.store)
         finally:
             self._view.announced -= names
 
@@ -600,6 +604,12 @@ def _limits(desired: TrainerDesired) -> HangSpec:
     if not desired.trainer.plain:
         return desired.hang
     return dataclasses.replace(desired.hang, at_most_s=desired.trainer.silent_after_s or math.inf)
+
+
+def _pings(desired: TrainerDesired) -> dict[str, float]:
+    """Returns how often the gate is asked, if it listens to each node of the group: several times within a heartbeat
+    timeout."""
+    return {"ping_every_s": desired.torchft.heartbeat_timeout_ms / 1000 / PINGS} if desired.nodes > 1 else {}
 
 
 def _way(desired: TrainerDesired) -> str:

@@ -25,6 +25,7 @@ from supervisor.core.model.measured import NOTHING, Measured
 from supervisor.core.model.observed import StuckView
 from supervisor.core.model.spec import HangSpec
 from supervisor.wire import activity
+from supervisor.wire.address import free_port
 from supervisor.wire.records import (
     ExitObserved,
     LighthouseObserved,
@@ -57,6 +58,7 @@ class View:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._store = _free_store(settings)
         self.processes: dict[str, ProcessRecord] = {}
         self.progress: dict[str, ProgressFile] = {}
         self._exits: dict[str, ExitObserved] = {}
@@ -288,7 +290,13 @@ class View:
             trainers=tuple(trainers),
             lighthouses=tuple(lighthouses),
             leaving=self.leaving,
+            store=self._store,
         )
+
+    def used(self, store: str) -> None:
+        """Notes the store of a generation that was started: if it is this node's, the next one gets another port."""
+        if store == self._store:
+            self._store = _free_store(self._settings)
 
     def milestones(self) -> Hashable:
         """Returns a value that changes when something is worth a report at once."""
@@ -302,6 +310,7 @@ class View:
             tuple(sorted((name, rank.why, name in self._for_good) for name, rank in self._stopped.items() if rank.why)),
             self.announced,
             self.leaving,
+            self._store,
         )
 
     def _trainer(self, name: TrainerName, record: ProcessRecord) -> TrainerObserved:
@@ -367,3 +376,14 @@ def _disk_free(folder: Path) -> int:
 def kind(name: str) -> str:
     """Returns `trainer` or `lighthouse`, for metrics."""
     return "lighthouse" if isinstance(parse(name), LighthouseName) else "trainer"
+
+
+def _free_store(settings: Settings) -> str:
+    """Returns an address at which the ranks of a group can meet; empty where they never do, or no port is free."""
+    if settings.role != "trainer":
+        return ""
+    try:
+        return f"{settings.address}:{free_port(settings.address)}"
+    except OSError as error:
+        log.warning("no port is free for a group to meet at: %s", error)
+        return ""

@@ -49,6 +49,8 @@ class Stop:
     name: str
     why: str
     at_once: bool = False
+    grace_s: float | None = None
+    """Seconds from TERM to KILL; None: `policy.term_grace_s`."""
     cut_off_s: float | None = None
     """`policy.cut_off_stop_s`, if it is the reason; None: another one is."""
 
@@ -59,6 +61,10 @@ class Forget:
 
     name: str
 
+
+BROKEN_GRACE_S = 1.0
+"""Seconds from TERM to KILL of a rank of an older generation of a group on several nodes. It may be inside a collective
+with a rank that is lost, where no signal is handled; its step cannot be committed any more."""
 
 Action = Start | NotOurs | StartLighthouse | Forward | Stop | Forget
 
@@ -103,10 +109,15 @@ def _unwanted(desired: Mapping[str, NodeDesired], known: _Known) -> Iterator[Sto
         if wanted is None:
             yield Stop(record.name, "it must not run on this node")
         elif wanted > name.generation:
-            yield Stop(record.name, f"generation {wanted} replaces it")
+            grace_s = BROKEN_GRACE_S if _is_on_several(desired[name.run], name) else None
+            yield Stop(record.name, f"generation {wanted} replaces it", grace_s=grace_s)
         elif isinstance(name, LighthouseName) and _is_to_close(desired[name.run], name):
             yield Stop(record.name, "the supervisor closes it")
         # an older desired generation is a stale record: what runs is newer than its writer knew
+
+
+def _is_on_several(node: NodeDesired, name: Name) -> bool:
+    return isinstance(name, TrainerName) and any(t.nodes > 1 for t in node.trainers if t.group == name.group)
 
 
 def _drained(desired: Mapping[str, NodeDesired], known: _Known) -> Iterator[Stop]:
@@ -172,7 +183,7 @@ def _trainer(trainer: TrainerDesired, known: _Known, allocation: str) -> Iterato
         yield Forward(trainer)  # also for one that has ended: a new gate must hear that it is gone
     missing = tuple(rank for rank in trainer.ranks if rank not in own)
     # a generation is started once: when one rank has exited, the missing ones are not started any more
-    if not missing or any(record.exited for record in own.values()):
+    if trainer.hold or not missing or any(record.exited for record in own.values()):
         return
     # a host may be granted again under its name before the supervisor withdraws the last allocation's record
     if allocation and trainer.allocation and trainer.allocation != allocation:

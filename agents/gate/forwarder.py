@@ -71,6 +71,7 @@ class Forward:
     outward: set[asyncio.StreamWriter] = field(default_factory=set)
     """Connections to the gate that may still be open."""
     probe: asyncio.Task[None] | None = None
+    ping_every_s: float = PING_EVERY_S
 
     @property
     def port(self) -> int:
@@ -96,16 +97,27 @@ class Forwarder:
         self._files = Reloading(security) if security is not None and security.tls else None
         self._forwards: dict[str, Forward] = {}
 
-    async def set(self, name: str, run: str, group: int, generation: int, gate: str, gate_node: str = "") -> int:
-        """Opens a generation's way (once), sets its gate (empty: none), and returns the loopback port.
+    async def set(
+        self,
+        run: str,
+        group: int,
+        generation: int,
+        gate: str,
+        gate_node: str = "",
+        ping_every_s: float = PING_EVERY_S,
+    ) -> int:
+        """Opens a generation's way (once), sets its gate (empty: none), and returns the loopback port. `ping_every_s`:
+        by which the gate of a group on several nodes knows that this one lives.
 
         A changed gate cuts every connection to the old one before this returns: they are made again to the new one.
         Raises OSError.
         """
+        name = f"{run}.{group}.{generation}"
         forward = self._forwards.get(name)
         if forward is None:
             identity = {"node": self._node, "run": run, "group": group, "generation": generation}
-            forward = Forward(name, json.dumps(identity).encode() + b"\n", gate, gate_node, self._files)
+            header = json.dumps(identity).encode() + b"\n"
+            forward = Forward(name, header, gate, gate_node, self._files, ping_every_s=ping_every_s)
             self._forwards[name] = forward
             try:
                 forward.server = await asyncio.start_server(functools.partial(self._accept, forward), "127.0.0.1", 0)
@@ -378,7 +390,7 @@ async def _cut(forward: Forward) -> None:
 async def _keep_reaching(
     forward: Forward, note: Callable[[Forward, bool], None], note_trip: Callable[[Forward, float], None]
 ) -> None:
-    """Asks the gate every second whether it serves us, and notes the answer. An open connection proves nothing: the
+    """Asks the gate again and again whether it serves us, and notes the answer. An open connection proves nothing: the
     kernel keeps that of a frozen gate alive."""
     pause_s = RETRY_S
     while True:
@@ -390,7 +402,7 @@ async def _keep_reaching(
                     note(forward, True)
                     note_trip(forward, trip_s)
                     pause_s = RETRY_S
-                    await asyncio.sleep(PING_EVERY_S)
+                    await asyncio.sleep(forward.ping_every_s)
             finally:
                 writer.transport.abort()
         note(forward, False)

@@ -77,6 +77,8 @@ class Gate:
         self._told: GateObserved | None = None
         self._address, self._port = "", 0
         self._opening = False
+        self._silent: tuple[tuple[int, str], ...] = ()
+        """Groups with a further node that is silent."""
         self._asked = self._answered = 0
         """Numbers of the last reading of all admissions that was asked for, and of the last that came."""
         self._ending = asyncio.Event()
@@ -203,7 +205,7 @@ class Gate:
     def _passage(self, visitor: Visitor) -> str:
         if self._stood_still():
             return "cut"
-        return self._state.passage(*visitor.key, visitor.node)
+        return self._state.passage(*visitor.key, visitor.node, self._loop.time())
 
     def _about(self, group: int, generation: int) -> dict[str, dict[str, object]]:
         return logged.about(run=self._options.run, group=group, generation=generation)
@@ -213,6 +215,11 @@ class Gate:
             return
         self._ticked_at = boot_time()
         now = self._loop.time()
+        if (silent := self._state.silent_nodes(now)) != self._silent:
+            for group, node in set(silent) - set(self._silent):
+                log.warning("group %d: its node %s is silent", group, node)
+            self._silent = silent
+            self._review()
         if self._state.judge_etcd(self._watch.silent_s, self._answered >= self._asked, now):
             if self._state.closed:
                 log.warning("etcd is silent and a group is lost: closed, because the current generation is not known")
@@ -317,6 +324,7 @@ class Gate:
     async def _answer(self, visitor: Visitor) -> None:
         """Answers the forwarder's pings for as long as this gate serves it."""
         while self._passage(visitor) != "cut":
+            self._state.asked(*visitor.key, visitor.node, self._loop.time())
             visitor.writer.write(PONG)
             await visitor.writer.drain()
             if not await visitor.reader.read(CHUNK):

@@ -35,13 +35,14 @@ class Generation:
     answered_at: float = 0.0
     """When the lighthouse last answered it. A manager that waits for an answer sends nothing."""
 
+    nodes_heard_at: dict[str, float] = field(default_factory=dict)
+    """When each of its nodes last asked for this gate."""
     loss_confirmed: bool = False
     """True once etcd has answered after it fell silent: etcd's side of a split network goes on without it."""
 
     def hear(self, data: bytes, now: float) -> bool:
         """Records bytes of its manager; true when they hold its replica id for the first time."""
         self.heard_at = now
-        self.loss_confirmed = False
         if self.spoken:
             return False
         self.sample = (self.sample + data)[-SAMPLE_BYTES:]
@@ -64,7 +65,9 @@ class GateState:
     admitted: dict[int, int] = field(default_factory=dict)
     """group -> the generation that etcd names as current"""
     homes: dict[int, str] = field(default_factory=dict)
-    """group -> the node of that generation; no other may speak for it"""
+    """group -> the first node of that generation, whose manager speaks for it"""
+    others: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """group -> its further nodes, each of which must be heard too"""
     generations: dict[tuple[int, int], Generation] = field(default_factory=dict)
     opened: bool = False
     first_built_at: float | None = None
@@ -82,11 +85,12 @@ class GateState:
         for group, admission in admissions.items():
             generation = admission.generation
             if generation >= self.admitted.get(group, 0) and admission.node:
-                self.homes[group] = admission.node
+                self.homes[group], self.others[group] = admission.node, admission.others
             if generation > self.admitted.get(group, 0):
                 self.admitted[group] = generation
                 if not admission.node:
                     self.homes.pop(group, None)
+                    self.others.pop(group, None)
                 # while it was held its manager could not be heard, so its time begins now
                 self.heard(group, generation, b"", now)
         stale = {key for key in self.generations if self.is_stale(*key)}
@@ -102,7 +106,7 @@ class GateState:
         if self.is_stale(group, generation):
             return
         entry = self._of(group, generation)
-        entry.came, entry.replica_id = True, replica_id
+        entry.came, entry.replica_id, entry.loss_confirmed = True, replica_id, False
         entry.hear(b"", now)
         if self.first_built_at is None:
             self.first_built_at = now
@@ -114,7 +118,16 @@ class GateState:
     def heard(self, group: int, generation: int, data: bytes, now: float) -> bool:
         """Records bytes of a manager; true if the group may pass now, because it has used its id for the first time."""
         entry = self.generations.get((group, generation))
-        return entry is not None and entry.hear(data, now)
+        if entry is None:
+            return False
+        if not self._silent_node(group, generation, now):
+            entry.loss_confirmed = False
+        return entry.hear(data, now)
+
+    def asked(self, group: int, generation: int, node: str, now: float) -> None:
+        """Records a sign of life of one of the group's nodes."""
+        if not self.is_stale(group, generation):
+            self._of(group, generation).nodes_heard_at[node] = now
 
     def answered(self, group: int, generation: int, now: float) -> None:
         entry = self.generations.get((group, generation))
@@ -131,22 +144,24 @@ class GateState:
     def is_stale(self, group: int, generation: int) -> bool:
         return generation < self.admitted.get(group, 0)
 
-    def passage(self, group: int, generation: int, node: str) -> Verdict:
+    def passage(self, group: int, generation: int, node: str, now: float) -> Verdict:
         """Returns how to treat a connection of this generation from this node."""
         entry, newest = self.generations.get((group, generation)), self.admitted.get(group)
         if self.retired or self.closed or (entry is not None and entry.gone):
             return "cut"
         if newest != generation:
             return "cut" if self.is_stale(group, generation) else "hold"
-        home = self.homes.get(group)
-        if home is not None and home != node:
-            return "cut"  # foreign
-        ready = entry is not None and entry.spoken
-        return "admit" if home is not None and ready and self.opened else "hold"
+        if self.is_foreign(group, generation, node):
+            return "cut"
+        ready = entry is not None and entry.spoken and not self._silent_node(group, generation, now)
+        return "admit" if group in self.homes and ready and self.opened else "hold"
 
     def is_foreign(self, group: int, generation: int, node: str) -> bool:
-        """Returns true if another node is the home of this generation."""
-        return self.admitted.get(group) == generation and self.homes.get(group, node) != node
+        """Returns true if other nodes have this generation."""
+        return self.admitted.get(group) == generation and node not in (
+            self.homes.get(group, node),
+            *self.others.get(group, ()),
+        )
 
     def hearing(self, group: int, now: float) -> Hearing:
         """Returns how the admitted generation of a group is heard."""
@@ -157,6 +172,8 @@ class GateState:
             return "gone"
         if not entry.spoken or not self.opened:
             return "holding"
+        if self._silent_node(group, self.admitted[group], now):
+            return "silent"
         patience_s = self.heartbeat_timeout_s
         if entry.answered_at < entry.heard_at:
             patience_s += self.lighthouse_patience_s
@@ -206,8 +223,7 @@ class GateState:
     def open(self, now: float) -> None:
         """Opens the way to the lighthouse. What was held could not be heard until now, so its time begins now."""
         self.opened = True
-        for entry in self.generations.values():
-            entry.heard_at = now
+        self._begin_to_hear(now)
 
     def judge_etcd(self, silent_s: float, read_again: bool, now: float) -> bool:
         """Closes after a long silence of etcd, or opens once etcd is back and was read again; true when that changes
@@ -224,9 +240,27 @@ class GateState:
         changed = closed != self.closed
         self.closed = closed
         if changed and not closed:
-            for entry in self.generations.values():
-                entry.heard_at = now
+            self._begin_to_hear(now)
         return changed
+
+    def _begin_to_hear(self, now: float) -> None:
+        for (group, _), entry in self.generations.items():
+            entry.heard_at = now
+            entry.nodes_heard_at = dict.fromkeys(self.others.get(group, ()), now)
+
+    def silent_nodes(self, now: float) -> tuple[tuple[int, str], ...]:
+        """Returns the groups of which a further node is silent, each with the first such node."""
+        found = ((group, self._silent_node(group, generation, now)) for group, generation in self.admitted.items())
+        return tuple((group, node) for group, node in found if node)
+
+    def _silent_node(self, group: int, generation: int, now: float) -> str:
+        """Returns a further node of the group that was not heard for a heartbeat timeout; empty if there is none."""
+        entry = self.generations.get((group, generation))
+        if entry is None or not entry.spoken:
+            return ""
+        heard = entry.nodes_heard_at
+        limit = now - self.heartbeat_timeout_s
+        return next((node for node in self.others.get(group, ()) if heard.get(node, 0.0) < limit), "")
 
     def _of(self, group: int, generation: int) -> Generation:
         return self.generations.setdefault((group, generation), Generation())

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agents.gate.forwarder import Forwarder
+from agents.gate.forwarder import PING_EVERY_S, Forwarder
 from agents.health.oom_kills import Ooms
 from agents.shim import process, sockets
 from agents.shim.active_clock import AwakeClock, Still
@@ -380,12 +380,12 @@ class Shim:
                 }
             case "forward":
                 port = await self._forwarder.set(
-                    request["name"],
                     request["run"],
                     int(request["group"]),
                     int(request["generation"]),
                     request["gate"],
                     request.get("gate_node", ""),
+                    float(request.get("ping_every_s", PING_EVERY_S)),
                 )
                 ranks = [c for c in self._workloads() if c.name.rpartition(".")[0] == request["name"]]
                 if any(child.exited for child in ranks):

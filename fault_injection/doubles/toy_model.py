@@ -79,7 +79,7 @@ class Model:
             address.use(launch.node_address)
             mends._heal_address(None)
         store = dist.TCPStore(
-            launch.node_address, launch.master_port, is_master=launch.rank == 0, wait_for_workers=False,
+            launch.master_address, launch.master_port, is_master=launch.rank == 0, wait_for_workers=False,
             timeout=GROUP_TIMEOUT,
         )  # fmt: skip
         dist.init_process_group(
@@ -98,7 +98,7 @@ class Model:
             quorum_timeout=self.patience,
             rank=launch.rank,
             world_size=launch.world_size,
-            store_addr=launch.node_address,
+            store_addr=launch.master_address,
             store_port=store.port,
             lighthouse_addr=f"http://{launch.lighthouse}",
             replica_id=f"toy_{launch.group}",

@@ -302,7 +302,7 @@ def _want_allocations(r: Round) -> None:
         r.acquire(Reason.of(Code.RUN_STARTS))
     known = len(r.groups)
     for g in range(known, min(known + NEW_A_ROUND, r.spec.groups.count)):
-        r.groups[g] = GroupMemory(group=g)
+        r.groups[g] = GroupMemory(group=g, size=r.spec.groups.nodes_per_group)
     asked = sum(1 for a in r.allocations.values() if a.state == "wanted")
     if asked >= wanted and len(r.groups) == r.spec.groups.count:
         r.draft = replace(r.draft, phase="running")

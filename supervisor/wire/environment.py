@@ -168,6 +168,7 @@ def meeting_point(launch: TrainerLaunch) -> dict[str, str]:
         "RANK": str(launch.rank),
         "WORLD_SIZE": str(launch.world_size),
         "LOCAL_RANK": str(launch.local_rank),
+        "LOCAL_WORLD_SIZE": str(launch.local_world_size),
         "MASTER_ADDR": launch.master_address,
         "MASTER_PORT": str(launch.master_port),
         "TORCHFT_LIGHTHOUSE": f"http://{launch.lighthouse}",

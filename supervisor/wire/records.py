@@ -173,6 +173,13 @@ class TrainerLaunch:
     node_address: str
     """Address at which other nodes reach this one: manager, store and process group listen there."""
     master_port: int
+    """Port of the group's store."""
+    store: str = ""
+    """Address of the group's store, if another node may have it; empty: `node_address`."""
+    first_rank: int = 0
+    """The first of the group's ranks on this node."""
+    ranks_here: int = 0
+    """Ranks of the group on this node; 0: all."""
     lighthouse: str
     """host:port of this node's forwarder, which is the only way to the lighthouse."""
     run_dir: str
@@ -192,13 +199,17 @@ class TrainerLaunch:
 
     @property
     def local_rank(self) -> int:
-        """Rank on its node: that within the group, which is on one node (ADR 18)."""
-        return self.rank
+        """Rank among those of its group on its node."""
+        return self.rank - self.first_rank
+
+    @property
+    def local_world_size(self) -> int:
+        return self.ranks_here or self.world_size
 
     @property
     def master_address(self) -> str:
-        """Address of the group's store: that of its only node."""
-        return self.node_address
+        """Address of the group's store: that of its first node."""
+        return self.store or self.node_address
 
 
 PEERS_GONE = 75
@@ -502,6 +513,8 @@ class NodeObserved:
     lighthouses: tuple[LighthouseObserved, ...] = ()
     leaving: str = ""
     """Why the scheduler will end this node soon, after its notice to the shim (SIGUSR1); empty without a notice."""
+    store: str = ""
+    """host:port here that is free for a group to meet at; another one once a group was started with it."""
 
     @cached_property
     def runs(self) -> frozenset[str]:
@@ -539,7 +552,7 @@ class GateObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerDesired:
-    """A group that must run on this node, with all its ranks."""
+    """A group that must run on this node, with its ranks there."""
 
     run: str
     group: int
@@ -572,21 +585,31 @@ class TrainerDesired:
     env: EnvSpec = field(default_factory=EnvSpec)
     hooks: HooksSpec = field(default_factory=HooksSpec)
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
+    nodes: int = 1
+    """Nodes of the group (ADR 20)."""
+    first_rank: int = 0
+    """The first of the group's ranks on this node; each node has as many."""
+    store: str = ""
+    """host:port of the store at which the ranks of this generation meet; empty: its only node chooses one."""
+    hold: bool = False
+    """True while the group is not started: what is left of older generations ends, and the node stays the run's."""
 
     @property
     def ranks(self) -> range:
-        """Ranks of the group that run on this node: all, as it is on one node (ADR 18)."""
-        return range(self.world_size)
+        """Ranks of the group that run on this node."""
+        return range(self.first_rank, self.first_rank + self.world_size // self.nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """The one generation of a group that the gate lets through, and the node that runs it. Raising it fences every
+    """The one generation of a group that the gate lets through, and the nodes that run it. Raising it fences every
     older one."""
 
     generation: int
     node: str = ""
-    """Empty while no node has it: then no node may speak for it."""
+    """Node of its first rank, whose manager speaks for the group. Empty while no node has it: then none may."""
+    others: tuple[str, ...] = ()
+    """Its further nodes: the group counts as silent once one of them is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ def test_the_time_to_the_gate_is_told_in_classes_of_powers_of_two() -> None:
         forwarder = Forwarder("n0", lambda *_: None, lambda way, ms: told.append((way, ms)))
         try:
             assert forwarder.trips == {}
-            await forwarder.set(WAY, "toy", 0, 1, holder.endpoint)
+            await forwarder.set("toy", 0, 1, holder.endpoint)
             await until(lambda: told)
             way, ms = told[-1]
             assert forwarder.trips == {WAY: ms}
@@ -84,7 +84,7 @@ def test_the_time_to_the_gate_is_told_in_classes_of_powers_of_two() -> None:
 def test_every_connection_is_closed_before_it_says_that_it_has_cut() -> None:
     async def body(forwarder: Forwarder, holder: Holder, told: list[bool]) -> None:
         holder.deaf = True
-        port = await forwarder.set(WAY, "toy", 0, 1, holder.endpoint)
+        port = await forwarder.set("toy", 0, 1, holder.endpoint)
         writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(6)]
         for number, writer in enumerate(writers):
             # one that passes on, with more than the gate's kernel takes; and one that reports that it is built
@@ -96,12 +96,12 @@ def test_every_connection_is_closed_before_it_says_that_it_has_cut() -> None:
             "an open connection that nobody answers on is no gate that is reached"
         )
         since = time.monotonic()
-        await forwarder.set(WAY, "toy", 0, 1, "")
+        await forwarder.set("toy", 0, 1, "")
         assert open_to(holder.port) == 0
         assert time.monotonic() - since < SILENT_GATE_MS / 2000, "it was cut, not left to the kernel's timeout"
         assert forwarder.reaches.get(WAY) is not True
         # they come back by themselves, those that wait are passed on
-        await forwarder.set(WAY, "toy", 0, 1, holder.endpoint)
+        await forwarder.set("toy", 0, 1, holder.endpoint)
         await until(lambda: open_to(holder.port) == 4)
         assert True not in told
         for writer in writers:
@@ -112,10 +112,10 @@ def test_every_connection_is_closed_before_it_says_that_it_has_cut() -> None:
 
 def test_before_any_gate_was_tried_nothing_is_known() -> None:
     async def body(forwarder: Forwarder, holder: Holder, told: list[bool]) -> None:
-        await forwarder.set(WAY, "toy", 0, 1, "")
+        await forwarder.set("toy", 0, 1, "")
         assert forwarder.reaches == {}
         holder.close()
-        await forwarder.set(WAY, "toy", 0, 1, holder.endpoint)
+        await forwarder.set("toy", 0, 1, holder.endpoint)
         await until(lambda: told == [False])
         holder.open()
         await until(lambda: told == [False, True])
@@ -136,10 +136,10 @@ def test_a_gate_that_accepts_and_cuts_is_not_reached() -> None:
             writer.close()
 
         server = await asyncio.start_server(cut, "127.0.0.1", 0)
-        await forwarder.set(WAY, "toy", 0, 1, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        await forwarder.set("toy", 0, 1, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         await until(lambda: cuts >= 5)
         assert told == [False]
-        await forwarder.set(WAY, "toy", 0, 1, holder.endpoint)
+        await forwarder.set("toy", 0, 1, holder.endpoint)
         await until(lambda: told == [False, True])
         server.close()
 
@@ -152,7 +152,7 @@ from agents.gate.forwarder import Forwarder
 
 async def main():
     forwarder = Forwarder("n0", lambda _, reaches: print(int(reaches), flush=True), lambda *_: None)
-    await forwarder.set("toy.0.1", "toy", 0, 1, sys.argv[1])
+    await forwarder.set("toy", 0, 1, sys.argv[1])
     await asyncio.Event().wait()
 
 asyncio.run(main())

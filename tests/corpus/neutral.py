@@ -82,7 +82,7 @@ def _memory(memory: Memory) -> dict[str, Any]:
 
 def _of_one_node(group: dict[str, Any]) -> dict[str, Any]:
     """A group's first seat under the names that the corpus has for it."""
-    seats, left = group.pop("seats"), group.pop("left")
+    seats, left, _ = group.pop("seats"), group.pop("left"), group.pop("size")
     (was, *_), (now, *_) = left or [{}], seats or [{}]
     here = {"node": now.get("node"), "host": now.get("host"), "allocation": (now or was).get("allocation")}
     return {**group, **here, "old_node": was.get("node")}

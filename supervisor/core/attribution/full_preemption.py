@@ -17,8 +17,8 @@ def nobody_left(r: RoundView) -> bool:
     """True if no placed group has an allocation any more: the run as a whole is down."""
     for group in r.before.groups.values():
         if group.seats and group.phase in ("starting", "running", "placing"):
-            gone = [grant for grant in r.grants_of(group) if grant.state == "gone"]
-            if len(gone) < len(group.seats):
+            grants = [r.observed.grants.get(r.given_by(seat)) for seat in group.seats]
+            if any(grant is None or grant.state != "gone" for grant in grants):
                 return False
     return True
 

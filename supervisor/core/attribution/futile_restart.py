@@ -17,7 +17,7 @@ def elsewhere(r: RoundView, group: GroupMemory, failure: Failure) -> Reason | No
     """Explains why the group must not start where it is, if a spare is there and paid for; else None."""
     if ladder.first_rung(failure.kind, r.spec.policy) != Rung.RESTART:
         return None
-    if not r.next_spare or r.left(Rung.REPLACE, group.group) == 0:
+    if not r.can_move(group.group) or r.left(Rung.REPLACE, group.group) == 0:
         return None  # the ladder reports why
     if failure.kind == Kind.HANG:
         return _cannot_be_ended(r, group, failure)

@@ -167,7 +167,7 @@ def elsewhere(r: RoundView, group: GroupMemory, failure: Failure) -> Reason | No
     """Explains why another node must be tried before this one again, if a spare is there and paid for; else None."""
     budget = r.spec.policy.budget
     left = [budgets.left(r.spent, budget, rung, group.group, r.now) for rung in (Rung.RESTART, Rung.REPLACE)]
-    if not r.next_spare or not all(left):
+    if not r.can_move(group.group) or not all(left):
         return None  # the ladder reports why
     if failure.kind == Kind.OOM and _killed_here(r, group):
         return Reason.of(Code.OOM_TWICE, window_s=budget.window_s, host=r.its_host(group))

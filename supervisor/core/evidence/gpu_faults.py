@@ -60,19 +60,24 @@ MAY_BE_ITS_FAULT = that_are(Is.MAY_BE_A_GPU)
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """A fact about a GPU of a group, with its machine."""
+    """A fact about a GPU of a group, with its machine and its rank within the group, if it is one's."""
 
     host: str
+    rank: int | None
     fact: GpuFact
 
 
 def _signs(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[_Sign]:
     """Facts about this generation's GPUs, from while it ran. None from a node that does not answer."""
     now, found = (group.group, group.generation), []
-    for node in answering(group, observed):
+    for index, seat in enumerate(group.seats):
+        node = observed.nodes.get(seat.node)
+        if node is None or not node.registered:
+            continue
         for fact in node.gpus:
             if _used(fact, spec) and (fact.during is None or now in fact.during):
-                found.append(_Sign(node.machine, fact))
+                rank = None if fact.rank is None else index * spec.groups.slots + fact.rank
+                found.append(_Sign(node.machine, rank, fact))
     return found
 
 
@@ -90,7 +95,7 @@ def at_once(group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure | 
     if not any(node.gpus for node in answering(group, observed)):
         return None
     found = [sign for sign in _replacing(group, observed, spec) if _at_once(sign.fact)]
-    return Failure(Kind.GPU, _reasons(found), rank=found[0].fact.rank) if found else None
+    return Failure(Kind.GPU, _reasons(found), rank=found[0].rank) if found else None
 
 
 def judged(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure:
@@ -100,7 +105,7 @@ def judged(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSp
     if not found:
         return failure
     and_so = Reason.of(Code.AND_SO, kind=failure.kind.value, evidence=failure.evidence[0])
-    rank = next((sign.fact.rank for sign in found if sign.fact.rank is not None), failure.rank)
+    rank = next((sign.rank for sign in found if sign.rank is not None), failure.rank)
     return replace(
         failure,
         kind=Kind.GPU,
@@ -127,7 +132,7 @@ def unfit(node: NodeView, spec: RunSpec, for_good: bool = False) -> str:
 
 
 def _used(fact: GpuFact, spec: RunSpec) -> bool:
-    return fact.rank is None or fact.rank < spec.groups.ranks_per_group
+    return fact.rank is None or fact.rank < spec.groups.slots
 
 
 def _replaces(fact: GpuFact) -> bool:
@@ -142,6 +147,4 @@ def _at_once(fact: GpuFact) -> bool:
 
 
 def _reasons(found: list[_Sign]) -> tuple[Reason, ...]:
-    return tuple(
-        Reason.of(Code.ON_ITS_GPU, host=sign.host, rank=sign.fact.rank, fact=sign.fact.evidence) for sign in found
-    )
+    return tuple(Reason.of(Code.ON_ITS_GPU, host=sign.host, rank=sign.rank, fact=sign.fact.evidence) for sign in found)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from supervisor.core.evidence import exit_status, gpu_faults, hang_attribution, nonfinite, stopped_ranks
-from supervisor.core.evidence.group_nodes import all_answer, ranks_of, views
+from supervisor.core.evidence.group_nodes import all_answer, answering, ranks_of, views
 from supervisor.core.model import engines
 from supervisor.core.model.incident import Confidence, Failure, Incident
 from supervisor.core.model.kinds import PLANNED, Is, Kind, that_are
@@ -131,11 +131,13 @@ def under_another(group: GroupMemory, observed: Observed) -> Reason | None:
 def _under_another(group: GroupMemory, observed: Observed) -> tuple[Seat, NodeView] | None:
     for seat in group.seats:
         node = observed.nodes.get(seat.node)
-        if node is None or not node.registered or node.allocation == seat.allocation:
-            continue
-        if seat.allocation and node.allocation:
+        if node is not None and node.registered and _is_of_another(seat, node):
             return seat, node
     return None
+
+
+def _is_of_another(seat: Seat, node: NodeView) -> bool:
+    return bool(seat.allocation and node.allocation) and node.allocation != seat.allocation
 
 
 def engine_word_s(observed: Observed, spec: RunSpec) -> float:
@@ -229,9 +231,37 @@ def failure(
 ) -> Failure | None:
     """Returns the gravest failure that a group shows now, or None."""
     found = _gravest(group, observed, spec, memory, compared)
+    if found is not None and group.size > 1:
+        found = replace(found, nodes=nodes_at_fault(found, group, observed, spec))
     if found is None or found.kind in PLANNED:
         return found
     return replace(found, took_s=round(max(found.took_s, _since_a_sign_s(group, observed, spec, memory)), 3))
+
+
+def nodes_at_fault(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
+    """Returns the nodes of a group at which its failure was seen; empty if it is that of all, or unknown."""
+    if failure.kind in (Kind.NODE_LOST, Kind.ALLOCATION_LOST):
+        found = [seat.node for seat in group.seats if _is_lost(seat, observed)]
+    elif failure.kind == Kind.GPU and failure.rank is None:
+        found = [s.node for s in group.seats if gpu_faults.replaces(replace(group, seats=(s,)), observed, spec)]
+    elif failure.rank is not None:
+        found = [seat.node for seat in group.seats[failure.rank // spec.groups.slots :][:1]]
+    else:
+        found = [node.name for node in answering(group, observed) if _is_behind(node, group, spec)]
+    return tuple(found) if len(found) < group.size else ()
+
+
+def _is_lost(seat: Seat, observed: Observed) -> bool:
+    node, grant = observed.nodes.get(seat.node), observed.grants.get(seat.allocation)
+    if node is None or not node.registered or (grant is not None and grant.state == "gone"):
+        return True
+    return _is_of_another(seat, node)
+
+
+def _is_behind(node: NodeView, group: GroupMemory, spec: RunSpec) -> bool:
+    """Returns true if not all ranks of the group run there, or none of them reaches the gate."""
+    own = [r for r in node.ranks if (r.group, r.generation) == (group.group, group.generation) and r.state == "running"]
+    return len(own) < spec.groups.slots or all(r.reaches_gate is False for r in own)
 
 
 def _since_a_sign_s(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> float:
@@ -247,7 +277,7 @@ def _since_a_sign_s(group: GroupMemory, observed: Observed, spec: RunSpec, memor
 def _gravest(
     group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, compared: Compared
 ) -> Failure | None:
-    if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.seats):
+    if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.placed):
         return None
     if grant := _taken(group, observed):
         taken = Reason.of(Code.ALLOCATION_GONE, allocation=grant.key, engine_id=grant.engine_id, why=grant.reason)

@@ -33,6 +33,8 @@ class Failure:
     """Text that is equal for two with the same end, whatever addresses or ports they name; empty: not comparable."""
     rank: int | None = None
     """Rank at fault; None: the whole group, or unknown."""
+    nodes: tuple[str, ...] = ()
+    """Nodes of a group on several where it was seen; empty: the whole group, or unknown."""
     confidence: Confidence = Confidence.CERTAIN
     outside: bool = False
     """True if a SIGKILL or SIGTERM ended it that neither we nor the kernel sent: it does not count against the host."""

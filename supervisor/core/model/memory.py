@@ -97,10 +97,16 @@ class GroupMemory:
 
     group: int
     generation: int = 0
+    size: int = 1
+    """Number of nodes that it takes: it runs on all of them or on none."""
     seats: tuple[Seat, ...] = ()
-    """Its nodes, in the order of its ranks. Empty: it is not placed."""
+    """Its nodes, in the order of its ranks. Fewer than `size`: it is not placed, and keeps these until it is."""
     left: tuple[Seat, ...] = ()
     """Seats of the generation before, until it is placed again: the one that is fenced, or that ends there."""
+    at_fault: tuple[str, ...] = ()
+    """Nodes at which its newest failure was seen, if it has several. Empty: the whole group, or unknown."""
+    store: str = ""
+    """host:port of the store at which the ranks of this generation meet, new for each. Empty: its node chooses one."""
     phase: GroupPhase = "unplaced"
     since: float = 0.0
     incident: str = ""
@@ -128,6 +134,11 @@ class GroupMemory:
         return tuple([seat.node for seat in self.seats])
 
     @property
+    def placed(self) -> bool:
+        """True if it has all of its nodes."""
+        return bool(self.seats) and len(self.seats) >= self.size
+
+    @property
     def first_node(self) -> str:
         """Names the node of its first ranks, where a record or a text has room for one. Empty: it is not placed."""
         return self.seats[0].node if self.seats else ""
@@ -139,16 +150,18 @@ class GroupMemory:
 
     @property
     def last_seats(self) -> tuple[Seat, ...]:
-        """Its seats, or those it had until it left them."""
-        return self.seats or self.left
+        """Its seats, and those that it left and that are not proved empty."""
+        if self.placed:
+            return self.seats
+        return (*self.seats, *(seat for seat in self.left if seat.node not in self.nodes))
 
     def holds(self, node: str) -> bool:
         return node in self.nodes
 
     def waits_for_long(self, now: float, for_s: float) -> bool:
-        """Returns true if it has had no node for that many seconds. Its allocation may take hours. No group waits for
+        """Returns true if it has lacked a node for that many seconds. Its allocation may take hours. No group waits for
         it any more in a quorum or a collective, and none ends by its loss."""
-        return not self.seats and self.phase in ("unplaced", "placing") and now - self.since >= for_s
+        return not self.placed and self.phase in ("unplaced", "placing") and now - self.since >= for_s
 
     def without_history(self) -> GroupMemory:
         """Returns the group with none of its failures: a person who asks for it has looked."""

@@ -168,6 +168,8 @@ class NodeView:
     gpus: tuple[GpuFact, ...] = ()
     lighthouses_ended: tuple[int, ...] = ()
     """Generations of the run's lighthouse that ran here and have ended."""
+    store: str = ""
+    """host:port there that is free for the next group of several nodes to meet at; empty: not reported."""
     store_ms: float = 0.0
     """Usual time of etcd's answer to a report of its agent; 0: unknown."""
 

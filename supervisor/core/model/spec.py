@@ -90,9 +90,21 @@ class GroupsSpec:
 
     count: int = setting(2, "two is the fewest with which training survives the loss of one")
     ranks_per_group: int = setting(1, "one process, unless the model is too large for it")
+    nodes_per_group: int = setting(1, "one node, unless the model is too large for its GPUs")
+    ranks_per_node: int = setting(0, "0: ranks_per_group / nodes_per_group; a run file may give either")
     min_groups: int = setting(
         1, "fewest groups that may step together; with 1, training goes on until the last group is lost"
     )
+
+    @property
+    def slots(self) -> int:
+        """Ranks of a group on each of its nodes."""
+        return self.ranks_per_group // self.nodes_per_group
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of all groups."""
+        return self.count * self.nodes_per_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +146,7 @@ class AllocationSpec:
     engine: EngineName = setting(
         "local", "local: processes on this machine, for a first run; slurm: one job for each node"
     )
-    nodes: int = setting(2, "one node for each group")
+    nodes: int = setting(2, "groups.count x groups.nodes_per_group: a node for each seat")
     spares: int = setting(1, "one node can be lost without waiting for the engine")
     wait_for_all: bool = setting(
         False,

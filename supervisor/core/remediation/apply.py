@@ -10,6 +10,7 @@ from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, GroupPhase
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.policy import ladder
 from supervisor.core.round.draft import NEW_A_ROUND, Round
 from supervisor.core.round.view import RoundView
@@ -50,18 +51,22 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
         if not (choice.free or incident.outside):
             flapping_hosts.hold(r, group, incident)
             group = flapping_hosts.remember(r, group, incident.kind)
-        r.set_group(replace(group, phase="placing", left=group.seats))
+        # on several nodes no rank starts before the last old one, on any of them, is gone or shut out
+        r.set_group(replace(group, phase="placing" if group.size == 1 else "fencing", left=group.last_seats))
         return
     _move_away(r, group, incident, choice, followed)
 
 
 def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool) -> None:
-    given: list[AllocationMemory | None] = [*r.allocations_of(group)] if group.seats else []
-    suspect = give_up_node(r, group, replace(incident, followed=followed), choice.reason)
+    leaves = seats_at_fault(group)
+    given = [r.allocations.get(r.given_by(seat)) for seat in leaves]
+    suspect = give_up_nodes(r, group, replace(incident, followed=followed), choice.reason)
     # A group that only waited for a node has started nothing, so there is nothing to fence.
     phase: GroupPhase = "fencing" if group.seats or group.phase == "fencing" else "placing"
-    r.set_group(replace(group, phase=phase, seats=(), left=group.last_seats))
-    for known in given or [None]:
+    kept = tuple(seat for seat in group.seats if seat not in leaves)
+    r.set_group(replace(group, phase=phase, seats=kept, left=group.last_seats))
+    ours: list[AllocationMemory | None] = [*filter(None, given)]
+    for known in ours or [None]:
         if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
             why = Reason.of(Code.FOR_INCIDENT, incident=incident.id, reason=choice.reason)
             _refill(r, why, choice, known, suspect)
@@ -69,14 +74,22 @@ def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.
         _replace_spares(r)
 
 
-def give_up_node(r: Round, group: GroupMemory, incident: Incident, reason: Reason) -> bool:
-    """Gives back the nodes of a group that leaves them. Returns true if the failure cordoned their hosts."""
-    if not group.seats:
+def seats_at_fault(group: GroupMemory) -> tuple[Seat, ...]:
+    """Returns the seats that a group leaves when it moves: those at fault, or all if that is unknown."""
+    return tuple(seat for seat in group.seats if seat.node in group.at_fault) or group.seats
+
+
+def give_up_nodes(r: Round, group: GroupMemory, incident: Incident, reason: Reason) -> bool:
+    """Gives back the nodes that a group leaves. Returns true if the failure cordoned their hosts. Of several nodes none
+    is cordoned unless it is known to be at fault."""
+    leaves = seats_at_fault(group)
+    if not leaves:
         return False
     # An allocation that the engine takes back does not count against its host: the engine gives out no host that it
     # knows is bad.
     free = r.is_leaving(group) or incident.followed or incident.outside or incident.kind == Kind.ALLOCATION_LOST
-    for seat in group.seats:
+    free = free or (group.size > 1 and not group.at_fault)
+    for seat in leaves:
         host, allocation, why = r.host_of(seat.node), r.given_by(seat), reason
         if not free:
             r.cordon(host, seat.node, incident)
@@ -101,7 +114,7 @@ def _was_refused(r: RoundView, key: str) -> bool:
 
 def _replace_spares(r: Round) -> None:
     """Replaces the spares that were lost together with all other allocations."""
-    held = {key for g in r.groups.values() if g.seats for key in r.placed_by(g)}
+    held = {r.given_by(seat) for g in r.groups.values() for seat in g.seats}
     for allocation in list(r.allocations.values()):
         grant = r.observed.grants.get(allocation.key)
         went = allocation.state == "wanted" and grant is not None and grant.state == "gone"

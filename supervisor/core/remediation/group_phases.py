@@ -92,9 +92,12 @@ def _follow_fence(r: Round, group: GroupMemory) -> None:
     if gate is not None and gate.admitted.get(group.group, -1) >= group.generation:
         proof = Reason.of(Code.GATE_ADMITS, generation=group.generation)
     elif group_failure.gone(group.group, group.generation, group.left, r.observed):
-        proof = Reason.of(Code.NODE_HAS_NONE, node=group.last_node)
+        proof = Reason.of(Code.NODE_HAS_NONE, node=group.left[0].node)
     else:
-        r.wait(Reason.of(Code.NOT_FENCED, node=group.last_node), group=group.group)
+        still = [
+            seat for seat in group.left if not group_failure.gone(group.group, group.generation, [seat], r.observed)
+        ]
+        r.wait(Reason.of(Code.NOT_FENCED, node=still[0].node if still else ""), group=group.group)
         return
     r.set_group(replace(group, phase="placing", since=r.now))
     r.act(

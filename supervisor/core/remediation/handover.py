@@ -180,7 +180,8 @@ def ended(r: Round, group: GroupMemory) -> bool:
 
 
 def off(r: Round, group: GroupMemory, why: Reason) -> None:
-    """Takes a group off its node: the next generation starts elsewhere, once this one is proved gone.
+    """Takes a group off its nodes that must be left, or off all: the next generation starts elsewhere, once this one is
+    proved gone.
 
     An incident with a decision goes on. Otherwise a new reason states why the group moves, also for an incident that
     was only opened while the run was paused. An incident that is only observed ends here.
@@ -199,8 +200,15 @@ def off(r: Round, group: GroupMemory, why: Reason) -> None:
         considered = (*known.considered, note) if passed else known.considered
         incident = replace(known, generation_after=after, considered=considered)
         r.set_incident(incident)
+    leaves = [seat for seat in group.seats if r.leaving(seat.node)] or group.seats
     r.set_group(
         replace(
-            group, generation=after, phase="fencing", since=r.now, seats=(), left=group.seats, incident=incident.id,
+            group,
+            generation=after,
+            phase="fencing",
+            since=r.now,
+            seats=tuple(seat for seat in group.seats if seat not in leaves),
+            left=group.seats,
+            incident=incident.id,
         )
-    )  # fmt: skip
+    )

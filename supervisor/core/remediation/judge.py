@@ -42,6 +42,9 @@ def judge(r: Round, group: GroupMemory, failure: Failure | None) -> None:
         return
     failure = observe_mode.as_told_first(r, group, group_failure.with_facts(failure, group, r.observed, r.spec))
     failure = observe_mode.or_asked_for(r, group, failure)
+    if group.at_fault != failure.nodes:
+        group = replace(group, at_fault=failure.nodes)
+        r.set_group(group)
     ranks = group_nodes.ranks_of(group, r.observed)
     step = max((rank.step for rank in ranks), default=0)
     if r.phase == "stopping":
@@ -139,9 +142,12 @@ def _choice(r: Round, group: GroupMemory, failure: Failure, incident: Incident, 
 def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
     """Moves a group one rung up, if it waits to start again in place and that machine has failed its checks since."""
     incident, nodes = r.incidents.get(group.incident), group_nodes.views(group, r.observed)
-    failed = next((node.failed for node in nodes if node.failed), "")
-    if group.phase != "placing" or incident is None or not failed:
+    node = next((node for node in nodes if node.failed), None)
+    if group.phase != "placing" or not group.placed or incident is None or node is None:
         return
+    failed = node.failed
+    if group.size > 1:
+        group = replace(group, at_fault=(node.name,))
     if r.paused or r.phase != "running" or circuit_breaker.tripped(r) or r.full(group.group):
         return  # the placement reports what is waited for
     seen = Reason.of(Code.TEXT, text=failed)

@@ -41,19 +41,62 @@ def place(r: Round) -> None:
         r.wait(why)
     if not _enough_to_begin(r, waiting, [*free, *last]):
         return
-    for group in sorted(waiting, key=lambda g: g.group):
+    for number in sorted(g.group for g in waiting):
+        group = r.groups[number]
         if suspended_groups.stays_out(r, group) or _waits(r, group):
             continue
-        if group.seats and free and (not_there := _why_not_there(r, group)):
-            if not r.full(group.group):
-                free.pop(0)
+        if group.placed and free and (not_there := _why_not_there(r, group)):
+            if not r.full(number):
+                del free[: r.needs(group)]
                 _start_elsewhere(r, group, not_there)
-        elif group.seats:
+        elif group.placed:
             _start_in_place(r, group)
-        elif free and not r.full(group.group):
-            _start(r, group, [free.pop(0)])
-        elif not free:
-            _no_node(r, group, last)
+        elif not r.full(number):
+            _start_on(r, group, free, last)
+
+
+def _start_on(r: Round, group: GroupMemory, free: list[str], last: list[str]) -> None:
+    """Starts a group that lacks nodes on those that it has kept and on free ones, or reports why it waits: on all of
+    its nodes or on none. The free ones that no other waiting group has kept come first."""
+    for seat in group.seats:
+        verdict, why = group_failure.node_verdict(seat.node, None, r.observed, r.spec)
+        if verdict == Verdict.UNKNOWN:
+            r.wait(why, until=r.now + 1.0, group=group.group)
+            return
+        if verdict == Verdict.HEALTHY and r.observed.nodes[seat.node].checking:
+            r.wait(Reason.of(Code.IN_ITS_CHECKS, node=seat.node), group=group.group)
+            return
+    kept = [seat.node for seat in group.seats if r.may_stay(seat)]
+    if len(kept) < len(group.seats):
+        group = _leave(r, group, kept)
+    wanted = {node: g for g, each in r.groups.items() if g != group.group and not each.placed for node in each.nodes}
+    others = sorted((node for node in free if node not in kept), key=lambda node: node in wanted)
+    taken = others[: group.size - len(kept)]
+    if len(kept) + len(taken) < group.size:
+        _no_node(r, group, others, last)
+        return
+    free[:] = [node for node in free if node not in kept and node not in taken]
+    for g in dict.fromkeys(wanted[node] for node in taken if node in wanted):
+        seats = tuple(seat for seat in r.groups[g].seats if seat.node not in taken)
+        r.set_group(replace(r.groups[g], seats=seats))
+    _start(r, group, [*kept, *taken])
+
+
+def _leave(r: Round, group: GroupMemory, kept: list[str]) -> GroupMemory:
+    """Leaves the nodes of a waiting group on which it can no longer start. One that is lost is held against its host, as
+    the incident is for which the group waits. Nothing ran there any more."""
+    incident = r.incidents.get(group.incident)
+    for seat in group.seats:
+        if seat.node in kept:
+            continue
+        verdict, why = group_failure.node_verdict(seat.node, None, r.observed, r.spec)
+        if verdict == Verdict.DEAD:
+            if incident is not None and not incident.outside:
+                r.cordon(r.host_of(seat.node), seat.node, incident)
+            r.release(r.given_by(seat), why)
+    group = replace(group, seats=tuple(seat for seat in group.seats if seat.node in kept))
+    r.set_group(group)
+    return group
 
 
 def _waits(r: RoundView, group: GroupMemory) -> bool:
@@ -80,16 +123,17 @@ def passed_over(r: RoundView) -> list[Reason]:
 def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> bool:
     """True if groups may start: the first ones together, so that none trains alone for want of a few seconds."""
     unplaced = [g for g in waiting if g.phase == "unplaced"]
-    if len(unplaced) < len(r.groups) or len(free) >= len(unplaced):
+    size = r.spec.groups.nodes_per_group
+    if len(unplaced) < len(r.groups) or len(free) >= len(unplaced) * size:
         return True
-    there = {"free": len(free), "of": len(unplaced)}
+    there = {"free": len(free), "of": len(unplaced) * size}
     if checking := r.checking():
         r.wait(Reason.of(Code.AND, reason=Reason.of(Code.NODES_THERE, **there), note=checking))
         return False
     # wanted ones only: a run that was resumed has released ones, as old as it is itself
     since = min((a.since for a in r.allocations.values() if a.state == "wanted"), default=r.now)
     deadline = since + r.spec.policy.allocation_timeout_s
-    pending, refused, least = r.pending(), r.refused(), max(1, r.spec.groups.min_groups)
+    pending, refused, least = r.pending(), r.refused(), max(1, r.spec.groups.min_groups) * size
     hope = not refused or len(free) + len(pending) >= least
     repeated = circuit_breaker.unchecked(r, r.observed.nodes)  # their checks are repeated, and may pass
     coming = [a for a in pending if not r.exhausted(a)]
@@ -120,7 +164,7 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
         why = Reason.of(Code.ALL_REFUSED, word=r.engines_word(refused[0].key))
     if unfit := list(r.unfit().values()):
         why = Reason.of(Code.AND, reason=why, note=Reason.of(Code.UNFIT_THERE, count=len(unfit), first=unfit[0]))
-    least = r.spec.groups.min_groups
+    least = r.spec.groups.min_groups * size
     r.halt(Reason.of(Code.TOO_FEW_NODES, free=len(free), groups=len(unplaced), least=least, why=why), None)
     return False
 
@@ -179,7 +223,14 @@ def _start_elsewhere(r: Round, group: GroupMemory, why: Reason) -> None:
 
 
 def _start(r: Round, group: GroupMemory, nodes: Sequence[str]) -> None:
-    generation = max(1, group.generation)
+    generation, store = max(1, group.generation), ""
+    if group.size > 1:
+        # the first node is one that was kept, if any was
+        first = r.observed.nodes.get(nodes[0])
+        store = first.store if first is not None else ""
+        if store in ("", group.store):
+            r.wait(Reason.of(Code.NO_STORE_YET, node=nodes[0]), until=r.now + 1.0, group=group.group)
+            return
     resume = _resumes(r, group)
     if resume == "disk":
         disk_checkpoint.note(r, group, disk_checkpoint.take(r, group))
@@ -188,13 +239,16 @@ def _start(r: Round, group: GroupMemory, nodes: Sequence[str]) -> None:
         r.restarts_done[group.group] = r.observed.control.restarts[group.group]  # that restart is this start
     seats = tuple([Seat(node, r.host_of(node), r.allocation_of(node)) for node in nodes])
     for seat in seats:
-        recovery_cost.note_placed(r, group, seat.allocation)
+        if not group.holds(seat.node):
+            recovery_cost.note_placed(r, group, seat.allocation)
     r.set_group(
         replace(
             group,
             generation=generation,
             seats=seats,
             left=(),
+            at_fault=(),
+            store=store,
             phase="starting",
             since=r.now,
             checkpoint=r.draft.checkpoint,
@@ -202,7 +256,7 @@ def _start(r: Round, group: GroupMemory, nodes: Sequence[str]) -> None:
         )
     )
     r.act(
-        "start" if group.seats else "place",
+        "start" if group.placed else "place",
         f"start:{group.group}:{generation}",
         (incident.reason if incident is not None else None) or Reason.of(Code.RUN_STARTS),
         group=group.group,
@@ -227,16 +281,17 @@ def _newest_step(r: RoundView, group: GroupMemory) -> int:
     return max((rank.step for g in others for rank in group_nodes.ranks_of(g, r.observed)), default=0)
 
 
-def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
-    """Finds a node for a group without one, or reports why it waits. `last`: nodes taken when nothing else comes."""
-    if r.full(group.group):
-        return
+def _no_node(r: Round, group: GroupMemory, free: list[str], last: list[str]) -> None:
+    """Finds the nodes that a group lacks, or reports why it waits. `free`: too few. `last`: nodes taken when nothing
+    else comes."""
+    lacks = group.size - len(group.seats) - len(free)
     if checking := r.checking():
         r.wait(checking, group=group.group)
         return
     pending = r.pending()
-    if last and pending and all(a.late for a in pending):
-        _start(r, group, [last.pop(0)])
+    in_need = [*group.nodes, *free, *last[:lacks]] if len(last) >= lacks else []
+    if in_need and pending and all(a.late for a in pending):
+        _start_in_need(r, group, in_need, last)
         return
     if pending:
         _wait_for(r, group, min(pending, key=lambda a: (a.unheard_since is not None, a.since)))
@@ -256,8 +311,8 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
         _ask_again(r, group, refused)
         return
     spent = budgets.left(r.spent, r.spec.policy.budget, Rung.REALLOCATE, group.group, r.now) == 0
-    if (refused or spent) and last:
-        _start(r, group, [last.pop(0)])
+    if (refused or spent) and in_need:
+        _start_in_need(r, group, in_need, last)
         return
     if refused or spent:
         why = Reason.of(Code.ALLOCATIONS_SPENT)
@@ -279,12 +334,18 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
     r.draw(Rung.REALLOCATE, group.group)
     spare_pool.give_up_one(r)
     because = Reason.of(Code.WITHOUT_NODE, group=group.group, incident=incident.id if incident is not None else "")
-    r.acquire(because, rung=Rung.REALLOCATE)
+    for _ in range(lacks):
+        r.acquire(because, rung=Rung.REALLOCATE)
+
+
+def _start_in_need(r: Round, group: GroupMemory, nodes: list[str], last: list[str]) -> None:
+    last[:] = [node for node in last if node not in nodes]
+    _start(r, group, nodes)
 
 
 def _may_train(r: RoundView, group: GroupMemory) -> bool:
     """Returns true if the group trains, or will be started on a node that it has, or one that may come."""
-    to_start = group.phase == "fencing" or (group.phase == "placing" and bool(group.seats))
+    to_start = group.phase == "fencing" or (group.phase == "placing" and group.placed)
     return to_start or (
         group.phase in ("starting", "running") and not observe_mode.has_ended(group, r.incidents, r.observed)
     )

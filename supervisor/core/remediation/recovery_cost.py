@@ -50,7 +50,7 @@ def note_placed(r: Round, group: GroupMemory, key: str) -> None:
     incident, allocation = r.incidents.get(group.incident), r.allocations.get(key)
     since = incident.decided if incident is not None and incident.decided is not None else 0.0
     waited = group.phase == "unplaced" or incident is not None
-    if not group.seats and waited and allocation is not None and allocation.since >= since:
+    if not group.placed and waited and allocation is not None and allocation.since >= since:
         r.draft = replace(r.draft, tried=after(_tried(r), ALLOCATION, r.now - allocation.since, True))
 
 
@@ -58,7 +58,7 @@ def of(r: RoundView, group: GroupMemory, kind: Kind) -> tuple[Reason, ...]:
     """States the cost of each rung from the kind's first one on, and of leaving the group as it is."""
     idle, tried = idle_groups(r, group), _tried(r)
     first = max(Rung.RESTART, first_rung(kind, r.spec.policy))
-    found = [_cost(r, Rung(rung), idle, tried) for rung in range(first, Rung.STOP)]
+    found = [_cost(r, group, Rung(rung), idle, tried) for rung in range(first, Rung.STOP)]
     count, others = len(r.groups), _others(r, group)
     if idle == 1:
         return (*found, Reason.of(Code.COST_GOES_ON, others=others, count=count))
@@ -78,7 +78,7 @@ def elsewhere(r: RoundView, group: GroupMemory, kind: Kind) -> Reason | None:
     ):
         return None
     failed = sum(not t.mended for t in restarts)
-    if 2 * failed < len(restarts) or not r.next_spare or r.left(Rung.REPLACE, group.group) == 0:
+    if 2 * failed < len(restarts) or not r.can_move(group.group) or r.left(Rung.REPLACE, group.group) == 0:
         return None
     share = failed / len(restarts)
     once_s = (1 - share) * (usual_s(tried, "restart") or 0.0) + share * (usual_s(tried, "restart", mended=False) or 0.0)
@@ -106,10 +106,10 @@ def _others(r: RoundView, group: GroupMemory) -> int:
     return r.well - trains(before, r.before.incidents)
 
 
-def _cost(r: RoundView, rung: Rung, idle: int, tried: Mapping[str, tuple[Tried, ...]]) -> Reason:
+def _cost(r: RoundView, group: GroupMemory, rung: Rung, idle: int, tried: Mapping[str, tuple[Tried, ...]]) -> Reason:
     what = Reason.of(Code.REMEDY, rung=rung.name.lower())
     if rung == Rung.REPLACE:
-        spare = r.next_spare or r.one_in_need
+        spare = r.next_spare if r.can_move(group.group) else r.one_in_need
         if not spare:
             return Reason.of(Code.WITHOUT_SPARE)
         what = Reason.of(Code.BY_SPARE, node=spare)

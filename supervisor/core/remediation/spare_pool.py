@@ -32,7 +32,7 @@ def renew(r: Round) -> None:
         idle = _idle(r)
     renewed = 0
     # A run that begins, or a group without a node, needs one that can be used.
-    only_seen = r.spec.policy.mode == "observe" and all(g.seats or g.phase == "finished" for g in r.groups.values())
+    only_seen = r.spec.policy.mode == "observe" and all(g.placed or g.phase == "finished" for g in r.groups.values())
     for allocation in idle:
         why, not_before, free = _of_no_use(r, allocation)
         if why is None:

@@ -106,7 +106,7 @@ def _too_few(r: RoundView, alive: Mapping[int, GroupMemory]) -> bool:
     if not there or len(there) >= r.spec.groups.min_groups:
         return False
     named, brought = {g.group for g in there}, bool(r.next_spare or r.pending())
-    to_come = [g for n, g in alive.items() if n not in named and g.phase != "finished" and (g.seats or brought)]
+    to_come = [g for n, g in alive.items() if n not in named and g.phase != "finished" and (g.placed or brought)]
     if to_come:
         groups, more = tuple(g.group for g in there[:SHOWN]), max(0, len(there) - SHOWN)
         needed = r.spec.groups.min_groups

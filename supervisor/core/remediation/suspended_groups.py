@@ -46,7 +46,7 @@ def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: Reason, 
         rung=choice.rung, incident=incident.id,
     )  # fmt: skip
     if spent and not incident.followed:
-        apply.give_up_node(r, group, incident, choice.reason)
+        apply.give_up_nodes(r, group, incident, choice.reason)
     r.set_group(
         replace(
             group, phase="fencing", seats=(), left=group.seats, generation=after, since=r.now, left_out=reason,

@@ -217,6 +217,7 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.BEING_CHECKED: _being_checked,
     Code.IN_ITS_CHECKS: "node {node} is being checked",
     Code.NOT_STARTED_THERE: "{why}: nothing is started there",
+    Code.NO_STORE_YET: "node {node} has not reported yet at which port its ranks can meet",
     Code.NOT_BEFORE_IT_PASSES: "{fact}: nothing is started there until it passes; {then}",
     Code.NODE_SAYS: (
         "its node {node} says: {fact}: the group may go on, but its steps, checkpoints and logs may not be reported"

@@ -89,7 +89,7 @@ class Round(RoundView):
             took_s = failure.took_s - (self.now - known.opened)
             took_s = took_s if took_s > known.took_s + ROUNDED_S else known.took_s
             incident = replace(
-                known, kind=failure.kind, evidence=evidence[-8:], error=newest.error, trace=newest.trace,
+                known, kind=failure.kind, node=failure.nodes[0] if failure.nodes else known.node, evidence=evidence[-8:], error=newest.error, trace=newest.trace,
                 rank=failure.rank, confidence=failure.confidence, took_s=took_s,
                 outside=known.outside and failure.outside,
             )  # fmt: skip
@@ -101,7 +101,7 @@ class Round(RoundView):
                 id=f"i{self.seen}",
                 kind=failure.kind,
                 group=group.group,
-                node=group.first_node,
+                node=failure.nodes[0] if failure.nodes else group.first_node,
                 rung=first_rung(failure.kind, self.spec.policy),
                 generation_before=group.generation,
                 generation_after=group.generation,

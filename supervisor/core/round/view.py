@@ -102,12 +102,17 @@ class RoundView:
         return self.draft.handover_at_step if self.phase == "running" else None
 
     def taken(self) -> set[str]:
-        """Nodes that a group holds."""
-        return {node for g in self.groups.values() if g.phase != "finished" for node in g.nodes}
+        """Nodes that a group holds. Those that a group keeps while it waits for another may serve the others."""
+        return {
+            node
+            for g in self.groups.values()
+            if g.phase != "finished" and (g.placed or g.phase != "placing")
+            for node in g.nodes
+        }
 
     def spares(self) -> list[str]:
         """Healthy nodes of our allocations that no group holds and no cordon bars: warm ones first, then by name."""
-        return [name for name in self._free() if name not in self.ill]
+        return [*self._spares()]
 
     def last_resort(self) -> list[str]:
         """Nodes that lack only a usable disk, for when there is no spare and none can be asked for."""
@@ -120,10 +125,24 @@ class RoundView:
             self._ill = disk_faults.ill(self.observed.nodes.values())
         return self._ill
 
+    def needs(self, group: GroupMemory) -> int:
+        """Number of nodes that the group must be given if it moves: for those at fault, or else for all that it has."""
+        lost = [seat for seat in group.seats if seat.node in group.at_fault] or group.seats
+        return group.size - len(group.seats) + len(lost)
+
+    def can_move(self, group: int) -> bool:
+        """Returns true if there are spares enough for the group to move."""
+        wanted = self.needs(self.groups[group])
+        return any(count == wanted for count, _ in enumerate(self._spares(), 1))
+
     @property
     def next_spare(self) -> str:
-        """The first spare, or empty. It looks at no more nodes than needed, since failures ask one by one."""
-        return next((name for name in self._free() if name not in self.ill), "")
+        """The first spare, or empty."""
+        return next(self._spares(), "")
+
+    def _spares(self) -> Iterator[str]:
+        """Yields spares as they are needed, since failures ask one by one."""
+        return (name for name in self._free() if name not in self.ill)
 
     @property
     def one_in_need(self) -> str:
@@ -197,13 +216,21 @@ class RoundView:
         cordon = self.observed.cordons.get(host)
         return cordon.drain if cordon is not None else ""
 
+    def may_stay(self, seat: Seat) -> bool:
+        """Returns true if a group that waits for another node may start on this one, which it has kept."""
+        node = self.observed.nodes.get(seat.node)
+        if node is None or not self._may_serve(node):
+            return False
+        same = not seat.allocation or node.allocation == seat.allocation
+        return same and not (self.bars and self.is_barred(node.machine))
+
     def _may_serve(self, node: NodeView) -> bool:
         if not node.registered or node.role != "trainer":
             return False
         allocation, grant = self.allocations.get(node.allocation), self.observed.grants.get(node.allocation)
         if allocation is None or allocation.state != "wanted" or grant is None or grant.state != "granted":
             return False
-        if node.slots < self.spec.groups.ranks_per_group or self.unfit_for(node):
+        if node.slots < self.spec.groups.slots or self.unfit_for(node):
             return False
         return not (node.leaving or grant.leaving or (self.observed.cordons and self.drained(node.machine)))
 
@@ -219,13 +246,14 @@ class RoundView:
         return node
 
     def its_host(self, group: GroupMemory) -> str:
-        """The machine that a failure of the group counts for: that of its first node."""
-        return self.host_of(group.first_node)
+        """The machine that a failure of the group counts for: that of the node at fault, or of its first one."""
+        return self.host_of(group.at_fault[0] if group.at_fault else group.first_node)
 
     def held(self) -> set[str]:
         """Allocations on which a group lives, or has lived and is not proved gone."""
-        there = [g for g in self.groups.values() if g.phase == "fencing" or (g.seats and g.phase != "finished")]
-        return {key for g in there for key in self.placed_by(g)}
+        there = [g for g in self.groups.values() if g.phase != "finished"]
+        seats = (seat for g in there for seat in (g.last_seats if g.phase == "fencing" else g.seats))
+        return {self.given_by(seat) for seat in seats}
 
     def leaving(self, node: str) -> str:
         """Explains why a node must be left: the engine takes it, or a person drains its host. Empty: it may stay."""
@@ -350,7 +378,7 @@ class RoundView:
     ) -> Choice:
         """Chooses the rung for a failure by the ladder. `unpaid`: whatever the budgets have left."""
         of_kind = self.spent_by_kind.get(budgets.kind_scope(kind, group), ())
-        spare = bool(self.next_spare or (kind != Kind.STRAGGLER and self.one_in_need))
+        spare = self.can_move(group) or bool(kind != Kind.STRAGGLER and self.one_in_need)
         means = Means(now=self.now, spent={} if unpaid else self.spent, of_kind=() if unpaid else of_kind, spare=spare)
         return choose(kind, group, self.spec.policy, means, at_least, passed)
 

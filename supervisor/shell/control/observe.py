@@ -164,6 +164,7 @@ def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> No
         name=name,
         registered=registration is not None,
         host=(registration.host if registration is not None else host) or name,
+        store=seen.store if seen is not None and registration is not None else "",
         leaving=seen.leaving if seen is not None and registration is not None else "",
         allocation=registration.allocation if registration is not None else allocation,
         role=registration.role if registration is not None else "trainer",

@@ -146,7 +146,7 @@ def desired(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = Non
         made.of_all, made.trainers = of_all, {}
     writer = checkpoint_lag.writer(memory.groups)
     for group in memory.groups.values():
-        if group.phase in ("starting", "running"):
+        if group.phase in ("starting", "running") or (group.size > 1 and group.seats and group.phase != "finished"):
             own = (memory.checkpoint,) if writer == group.group else ()
             known = made.trainers.get(group.group)
             if known is None or known[0] is not group or known[1] != own:
@@ -163,16 +163,20 @@ def desired(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = Non
 
 def _admission(group: GroupMemory, made: Made) -> Admission:
     known = made.admitted.get(group.group)
-    if known is None or known.generation != group.generation or known.node != group.first_node:
-        known = made.admitted[group.group] = Admission(generation=group.generation, node=group.first_node)
+    # what a group keeps while it waits for another node has no say at the gate
+    node, *others = group.nodes if group.placed else ("",)
+    admission = Admission(generation=group.generation, node=node, others=tuple(others))
+    if known != admission:
+        known = made.admitted[group.group] = admission
     return known
 
 
 def _alone(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, writer: bool) -> tuple[NodeDesired, ...]:
     """Returns what must run on a group's nodes, if nothing else does."""
-    trainer = _trainer(spec, run_dir, memory, group, writer)
+    trainer, slots = _trainer(spec, run_dir, memory, group, writer), spec.groups.slots
     return tuple(
-        NodeDesired(node=seat.node, trainers=(replace(trainer, allocation=seat.allocation),)) for seat in group.seats
+        NodeDesired(node=seat.node, trainers=(replace(trainer, allocation=seat.allocation, first_rank=index * slots),))
+        for index, seat in enumerate(group.seats)
     )
 
 
@@ -202,6 +206,9 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         stop_at_step=_last_step(memory),
         env=spec.env,
         hooks=spec.hooks,
+        nodes=group.size,
+        store=group.store,
+        hold=group.phase not in ("starting", "running"),
     )
 
 

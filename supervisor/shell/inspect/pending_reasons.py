@@ -34,7 +34,7 @@ def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
     groups = [
         str(g.group)
         for g in memory.groups.values()
-        if g.phase in ("unplaced", "placing") and not (g.seats or g.left_out)
+        if g.phase in ("unplaced", "placing") and not (g.placed or g.left_out)
     ]
     open_ = [(a, _state(a, observed)) for a in memory.allocations.values() if a.state == "wanted"]
     asked = [_sentence(a, state, memory, observed) for a, state in open_ if state in ("pending", "refused")]

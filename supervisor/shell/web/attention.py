@@ -236,7 +236,7 @@ def _of_the_run(seen: Seen) -> Iterable[Sign]:
         if group.left_out:
             yield UNALERTED["a group is left out"], say(suspended_groups.about(group))
     refused = [g for g in seen.observed.grants.values() if g.state == "refused"]
-    waits = [g.group for g in memory.groups.values() if not (g.seats or g.left_out)]
+    waits = [g.group for g in memory.groups.values() if not (g.placed or g.left_out)]
     if refused and waits:
         yield (
             UNALERTED["the engine refused a node that a group needs"],

@@ -133,7 +133,7 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
         "nodes": {n.node or f"host {n.host}": _node(n, found) for n in _notable(nodes, found)},
         "nodes_by_state": _by_state(nodes, found),
         "spares": list(found.spares),
-        "nodeless": [g.group for g in memory.groups.values() if g.phase in ("fencing", "placing") and not g.seats],
+        "nodeless": [g.group for g in memory.groups.values() if g.phase in ("fencing", "placing") and not g.placed],
         "budgets": _budgets(spec, found),
         "notes": _notes(found),
     }

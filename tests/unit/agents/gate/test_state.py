@@ -34,11 +34,11 @@ def alive(gate: GateState, group: int, generation: int, now: float) -> None:
 def test_only_the_exact_generation_passes_and_only_when_built() -> None:
     gate = state({0: 2})
     gate.came(0, 2)
-    assert [gate.passage(0, g, NODE) for g in (1, 2, 3)] == ["cut", "hold", "hold"]
+    assert [gate.passage(0, g, NODE, 0.5) for g in (1, 2, 3)] == ["cut", "hold", "hold"]
     assert gate.hearing(0, 0.0) == "holding"
     alive(gate, 0, 2, 0.0)
     alive(gate, 0, 3, 0.0)
-    assert [gate.passage(0, g, NODE) for g in (1, 2, 3)] == ["cut", "admit", "hold"]
+    assert [gate.passage(0, g, NODE, 0.5) for g in (1, 2, 3)] == ["cut", "admit", "hold"]
     assert gate.beats(0.5) == ("toy_0:g2",)
 
 
@@ -47,12 +47,12 @@ def test_a_raised_admission_cuts_and_nothing_lowers_it() -> None:
     alive(gate, 0, 1, 0.0)
     alive(gate, 0, 2, 0.0)
     assert gate.admit(admissions({0: 2}), 9.0) == {(0, 1)}
-    assert gate.passage(0, 1, NODE) == "cut"
+    assert gate.passage(0, 1, NODE, 0.5) == "cut"
     # it was held since 0.0 and could not be heard: its time begins with the admission
     assert gate.beats(9.5) == ("toy_0:g2",)
     gate.admit(admissions({0: 1}), 9.5)
     gate.built(0, 1, "toy_0:g1", 9.5)
-    assert gate.passage(0, 1, NODE) == "cut"
+    assert gate.passage(0, 1, NODE, 0.5) == "cut"
     assert gate.groups(9.5)[0].generation == 2
 
 
@@ -66,7 +66,7 @@ def test_silence_drops_and_a_sound_brings_back_but_gone_is_gone() -> None:
     gate.heard(0, 1, b"x", 2.2)
     assert gate.hearing(0, 2.2) == "gone"
     assert gate.beats(2.2) == ()
-    assert gate.passage(0, 1, NODE) == "cut"
+    assert gate.passage(0, 1, NODE, 0.5) == "cut"
 
 
 def test_a_group_that_waits_for_the_lighthouse_is_not_silent_at_once_but_not_for_ever() -> None:
@@ -106,13 +106,13 @@ def test_an_id_that_its_manager_never_used_is_not_beaten_for() -> None:
     gate.built(0, 1, "toy_0:typo", 0.0)
     gate.heard(0, 1, b"toy_0:real", 0.1)
     assert gate.beats(0.1) == ()
-    assert gate.passage(0, 1, NODE) == "hold"
+    assert gate.passage(0, 1, NODE, 0.5) == "hold"
     assert gate.speaks_otherwise(0, 1)
     # cut in two by the network, it is still found
     gate.built(0, 1, "toy_0:long", 0.2)
     gate.heard(0, 1, b"...toy_0", 0.2)
     assert gate.heard(0, 1, b":long...", 0.3)
-    assert gate.passage(0, 1, NODE) == "admit"
+    assert gate.passage(0, 1, NODE, 0.5) == "admit"
     assert gate.beats(0.3) == ("toy_0:long",)
 
 
@@ -124,7 +124,7 @@ def test_a_fresh_gate_waits_for_all_or_for_its_time() -> None:
     assert gate.may_open(3.0)
     gate.gone(1, 1)
     assert gate.may_open(1.0)
-    assert gate.passage(0, 1, NODE) == "hold"
+    assert gate.passage(0, 1, NODE, 0.5) == "hold"
     gate.open(20.0)
     assert gate.beats(20.5) == ("toy_0:g1",)
 
@@ -138,7 +138,7 @@ def test_without_etcd_it_closes_at_the_first_loss_and_opens_after_reading_again(
     assert not gate.judge_etcd(4.0, False, 0.5)
     assert gate.judge_etcd(5.1, False, 0.5)
     assert gate.closed
-    assert (gate.passage(0, 1, NODE), gate.beats(0.5)) == ("cut", ())
+    assert (gate.passage(0, 1, NODE, 0.5), gate.beats(0.5)) == ("cut", ())
     # back, but later changes are not read yet
     assert not gate.judge_etcd(0.0, False, 0.6)
     assert not gate.judge_etcd(60.0, True, 0.6)
@@ -151,26 +151,26 @@ def test_a_gate_that_has_not_opened_does_not_open_without_etcd() -> None:
     alive(gate, 0, 1, 0.0)
     assert gate.judge_etcd(5.1, False, 0.5)
     gate.open(0.5)
-    assert (gate.passage(0, 1, NODE), gate.beats(0.5)) == ("cut", ())
+    assert (gate.passage(0, 1, NODE, 0.5), gate.beats(0.5)) == ("cut", ())
 
 
 def test_a_retired_gate_lets_nobody_through() -> None:
     gate = state({0: 1})
     alive(gate, 0, 1, 0.0)
     gate.retired = True
-    assert (gate.passage(0, 1, NODE), gate.beats(0.5)) == ("cut", ())
+    assert (gate.passage(0, 1, NODE, 0.5), gate.beats(0.5)) == ("cut", ())
 
 
 def test_a_generation_is_spoken_for_by_its_own_node_alone() -> None:
     gate = state({0: 1})
     alive(gate, 0, 1, 0.0)
-    assert (gate.passage(0, 1, NODE), gate.passage(0, 1, "n2")) == ("admit", "cut")
+    assert (gate.passage(0, 1, NODE, 0.5), gate.passage(0, 1, "n2", 0.5)) == ("admit", "cut")
     # a generation that has no node yet belongs to no node, and neither does the one before it
     gate.admit({0: Admission(generation=2)}, 1.0)
     alive(gate, 0, 2, 1.0)
-    assert [gate.passage(0, 2, node) for node in (NODE, "n2")] == ["hold", "hold"]
+    assert [gate.passage(0, 2, node, 0.5) for node in (NODE, "n2")] == ["hold", "hold"]
     gate.admit({0: Admission(generation=2, node="n2")}, 1.0)
-    assert [gate.passage(0, 2, node) for node in (NODE, "n2")] == ["cut", "admit"]
+    assert [gate.passage(0, 2, node, 0.5) for node in (NODE, "n2")] == ["cut", "admit"]
 
 
 EVENTS = st.lists(
@@ -206,8 +206,8 @@ def test_never_two_generations_of_a_group_and_never_an_older_one(events: list[tu
             case "open":
                 gate.open(now)
         for each in (0, 1):
-            through = [g for g in range(1, 5) if gate.passage(each, g, NODE) == "admit"]
+            through = [g for g in range(1, 5) if gate.passage(each, g, NODE, 0.5) == "admit"]
             assert through in ([], [highest[each]])
-            assert all(gate.passage(each, g, NODE) == "cut" for g in range(1, highest[each]))
+            assert all(gate.passage(each, g, NODE, 0.5) == "cut" for g in range(1, highest[each]))
         ids = gate.beats(now)
         assert set(ids) <= {f"toy_{g}:g{highest[g]}" for g in (0, 1)}
