@@ -87,7 +87,9 @@ class Lighthouse:
         if not self.serves:
             return []
         now, passage = self.world.clock.now, self.state.passage
-        return [t for t in self._heard() if t.works(now) and passage(t.group, t.generation, t.node.name, now) == "admit"]
+        return [
+            t for t in self._heard() if t.works(now) and passage(t.group, t.generation, t.node.name, now) == "admit"
+        ]
 
     def members(self) -> list[Trainer]:
         """Returns the members of the lighthouse's next quorum: none while the gate is in doubt about a group that it

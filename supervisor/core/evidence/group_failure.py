@@ -241,8 +241,8 @@ def failure(
 def nodes_at_fault(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
     """Returns the nodes of a group at which its failure was seen; empty if it is that of all, or unknown."""
     if failure.kind in (Kind.NODE_LOST, Kind.ALLOCATION_LOST):
-        found = [seat.node for seat in group.seats if _is_lost(seat, observed)]
-    elif failure.kind == Kind.GPU and failure.rank is None:
+        return tuple(seat.node for seat in group.seats if _is_lost(seat, observed))
+    if failure.kind == Kind.GPU and failure.rank is None:
         found = [s.node for s in group.seats if gpu_faults.replaces(replace(group, seats=(s,)), observed, spec)]
     elif failure.rank is not None:
         found = [seat.node for seat in group.seats[failure.rank // spec.groups.slots :][:1]]

@@ -331,7 +331,7 @@ def _request(run: str, record: RunRecord, allocation: AllocationMemory) -> Reque
     return Request(
         key=allocation.key,
         run=run,
-        slots=record.spec.groups.ranks_per_group,
+        slots=record.spec.groups.slots,
         lease_s=record.spec.policy.node_lease_s,
         nodes=allocation.nodes,
         exclude=allocation.exclude,

@@ -144,7 +144,7 @@ class _Lines:
         for sentence in at.waiting:
             self._new(_without_numbers(sentence), "", sentence)
         for g in (g for g in at.groups if g.phase != "unplaced"):  # what it waits for is printed above
-            where = f" on {g.node}, generation {g.generation}" if g.node else ""
+            where = f" on {g.where}, generation {g.generation}" if g.nodes else ""
             self._new(f"group {g.group}", f"{g.phase}{where}", f"group {g.group}: {g.phase}{where}")
         for i in incidents:
             about = f"incident {i.id}: {i.kind.value} of group {i.group}" + (f" on {i.node}" if i.node else "")

@@ -37,7 +37,7 @@ def run(status: RunStatus, now: float) -> RenderableType:
         (
             str(g.group),
             Text(g.phase + (f" ({g.incident})" if g.incident else ""), _COLOUR.get(g.phase, "")),
-            g.node or "-",
+            g.where or "-",
             str(g.generation),
             *(_training(g) if g.quorum_id >= 0 else ["-"] * 5),
             g.hearing,

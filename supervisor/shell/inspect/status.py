@@ -50,6 +50,9 @@ class GroupStatus:
     phase: str
     generation: int
     node: str
+    """Node of its first rank."""
+    nodes: tuple[str, ...]
+    """All of its nodes, in the order of its ranks."""
     step: int
     loss: float | None
     step_s: float
@@ -58,6 +61,10 @@ class GroupStatus:
     participants: int
     hearing: str
     incident: str
+
+    @property
+    def where(self) -> str:
+        return ", ".join(self.nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,6 +331,7 @@ def _group(mirror: Mirror, run: str, memory: Memory, g: int, hearing: str) -> Gr
         phase=group.phase if group is not None else "unplaced",
         generation=group.generation if group is not None else 0,
         node=group.first_node if group is not None else "",
+        nodes=group.nodes if group is not None else (),
         step=progress.step if progress is not None else 0,
         loss=progress.loss if progress is not None else None,
         step_s=progress.step_s if progress is not None else 0.0,

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from supervisor.core.model.measured import NOTHING, Measured
-from supervisor.core.model.spec import KEYS, RunSpec, TitanSpec
+from supervisor.core.model.spec import KEYS, AllocationSpec, GroupsSpec, RunSpec, TitanSpec
 from supervisor.core.timeouts import solver as timeouts
 from supervisor.core.timeouts.bound import Row
 from supervisor.shell.engines import registry
@@ -62,6 +63,7 @@ def parse(
         spec = TypeAdapter(RunSpec).validate_json(text, strict=True)
     except ValidationError as error:
         raise RunFileError(unknown + [_sentence(e) for e in error.errors()]) from error
+    spec = dataclasses.replace(spec, groups=_with_ranks(spec.groups, body.get("groups", {})))
     known = contradictions(before, seen) if before is not None else []
     problems = unknown + [problem for problem in contradictions(spec, seen) if problem not in known]
     if problems:
@@ -72,6 +74,34 @@ def parse(
     if spec.trainer.command and not spec.env.directory:
         spec = dataclasses.replace(spec, env=dataclasses.replace(spec.env, directory=str(base.resolve())))
     return dataclasses.replace(spec, titan=_from(base, spec.titan))
+
+
+def _with_ranks(groups: GroupsSpec, given: Any) -> GroupsSpec:
+    """Returns the groups with their number of ranks, where the run file gives that of a node, or of nodes alone."""
+    if "ranks_per_group" in given or (groups.ranks_per_node == 0 and groups.nodes_per_group <= 1):
+        return groups
+    return dataclasses.replace(groups, ranks_per_group=groups.nodes_per_group * max(1, groups.ranks_per_node))
+
+
+def _seats(groups: GroupsSpec, allocation: AllocationSpec) -> Iterator[str]:
+    """Yields sentences about nodes and ranks that do not agree."""
+    ranks, nodes, here = groups.ranks_per_group, groups.nodes_per_group, groups.ranks_per_node
+    if here and here * nodes != ranks:
+        yield (
+            f"groups.ranks_per_group = {ranks} is not groups.nodes_per_group x groups.ranks_per_node = {nodes} x {here} "
+            f"= {nodes * here}: leave it out"
+        )
+    elif nodes > 0 and ranks % nodes:
+        yield (
+            f"groups.ranks_per_group = {ranks} cannot be shared out over groups.nodes_per_group = {nodes}: a multiple of "
+            f"{nodes}, or give groups.ranks_per_node"
+        )
+    if allocation.nodes < groups.nodes:
+        each = f"each group needs {nodes} nodes" if nodes > 1 else "each group needs a node"
+        times = (
+            f"groups.count x groups.nodes_per_group = {groups.nodes}" if nodes > 1 else f"groups.count = {groups.count}"
+        )
+        yield f"allocation.nodes = {allocation.nodes} is fewer than {times}: {each}, at least {groups.nodes}"
 
 
 OF_PATHS = (
@@ -117,10 +147,7 @@ def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
         found.append(
             f"groups.min_groups = {groups.min_groups} is more than groups.count = {groups.count}: at most {groups.count}"
         )
-    if allocation.nodes < groups.count:
-        found.append(
-            f"allocation.nodes = {allocation.nodes} is fewer than groups.count = {groups.count}: each group needs a node, at least {groups.count}"
-        )
+    found += _seats(groups, allocation)
     found += validate_policy.problems(policy)
     found += validate_environment.problems(spec)
     if policy.backoff_first_s > policy.backoff_max_s:
@@ -167,6 +194,8 @@ _AT_LEAST: dict[str, float] = {
     "titan.digest_interval_steps": 0,
     "groups.count": 1,
     "groups.ranks_per_group": 1,
+    "groups.nodes_per_group": 1,
+    "groups.ranks_per_node": 0,
     "groups.min_groups": 1,
     "allocation.nodes": 1,
     "allocation.spares": 0,

@@ -216,7 +216,7 @@ def _group(g: status.GroupStatus, verdict: GroupVerdict) -> dict[str, Any]:
         "ranks": verdict.ranks,
         "worst": verdict.worst,
         "why": verdict.why,
-        "node": g.node,
+        "node": g.where,
         "generation": g.generation,
         "step": g.step,
         "incident": g.incident,
@@ -295,7 +295,7 @@ def _wrong(n: NodeStatus) -> list[str]:
 
 
 def _node(n: NodeStatus, found: RunStatus) -> dict[str, Any]:
-    does = [f"group {g.group}" for g in found.groups if g.node == n.node and n.node]
+    does = [f"group {g.group}" for g in found.groups if n.node in g.nodes]
     does += ["lighthouse"] if n.node and found.lighthouse.node == n.node else []
     does += ["spare"] if n.node in found.spares else []
     return {

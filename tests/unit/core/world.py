@@ -44,14 +44,15 @@ class World:
         groups: int = 2,
         spares: int = 1,
         ranks: int = 1,
+        size: int = 1,
         min_groups: int = 1,
         budget: dict[str, Any] | None = None,
         **policy: Any,
     ) -> None:
         self.spec = RunSpec(
             name="run",
-            groups=GroupsSpec(count=groups, ranks_per_group=ranks, min_groups=min_groups),
-            allocation=AllocationSpec(nodes=groups, spares=spares),
+            groups=GroupsSpec(count=groups, ranks_per_group=ranks, nodes_per_group=size, min_groups=min_groups),
+            allocation=AllocationSpec(nodes=groups * size, spares=spares),
             policy=PolicySpec(budget=BudgetSpec(**(budget or {})), **policy),
         )
         self.ranks = ranks
@@ -102,6 +103,7 @@ class World:
         self.last = decision
         self.incidents |= {i.id: i for i in decision.incidents}
         self._give_back()
+        self._meet_elsewhere()
         self.suspicions += decision.suspicions
         for suspicion in decision.suspicions:
             self.hold(suspicion.host)
@@ -118,6 +120,14 @@ class World:
             live = grant is not None and grant.state in ("pending", "granted")
             if allocation.state == "released" and live and grant is not None and not self.engine_away:
                 self.grants[key] = replace(grant, state="gone", reason="given back")
+
+    def _meet_elsewhere(self) -> None:
+        """Agents choose another port once a group meets at the one that they had reported."""
+        for group in self.memory.groups.values():
+            view = self.nodes.get(group.first_node)
+            if group.phase == "starting" and view is not None and view.store == group.store:
+                node, _, port = view.store.partition(":")
+                self.nodes[view.name] = replace(view, store=f"{node}:{int(port) + 1}")
 
     def verbs(self, after: float = 0.0) -> list[str]:
         """The actions of one decision."""
@@ -177,7 +187,8 @@ class World:
 
     def node(self, number: int, **about: Any) -> None:
         name = f"n{number}"
-        view = self.nodes.get(name, NodeView(name=name, registered=True, allocation=f"run-a{number}", slots=self.ranks))
+        fresh = NodeView(name=name, registered=True, allocation=f"run-a{number}", slots=self.spec.groups.slots)
+        view = self.nodes.get(name, replace(fresh, store=f"{name}:1"))
         self.nodes[name] = replace(view, **{"registered": True, **about})
 
     def bring(self, number: int) -> None:
@@ -194,7 +205,8 @@ class World:
     def report(self, group: int, rank: int = 0, **about: Any) -> None:
         """Sets the agent's report of one rank of the group's current generation; the group's other ranks there stay."""
         memory = self.group(group)
-        self.report_on(memory.first_node, group, about.pop("generation", memory.generation), rank, **about)
+        node = memory.nodes[rank // self.spec.groups.slots] if memory.seats else ""
+        self.report_on(node, group, about.pop("generation", memory.generation), rank, **about)
 
     def report_on(self, node: str, group: int, generation: int, rank: int = 0, **about: Any) -> None:
         view = self.nodes[node]

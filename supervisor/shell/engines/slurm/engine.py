@@ -254,7 +254,7 @@ def before_launch(spec: RunSpec, etcd: Sequence[str], security_file: str) -> str
     request = Request(
         key=f"{spec.name}-check",
         run=spec.name,
-        slots=spec.groups.ranks_per_group,
+        slots=spec.groups.slots,
         lease_s=spec.policy.node_lease_s,
         spec=spec.allocation,
     )

@@ -1,0 +1,250 @@
+"""Groups on several nodes: started on all of them or none, and only what is lost is replaced (ADR 20)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core.evidence import group_nodes, hang_attribution
+from supervisor.core.invariants import violations
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import CordonView, GpuFact, StuckView
+from supervisor.core.model.reason import Code
+from supervisor.core.model.seats import Seat
+from supervisor.core.round.draft import Round
+from supervisor.shell.control import projection
+from supervisor.wire.records import NodeDesired, TrainerDesired
+from tests.helpers.reasons import codes
+from tests.unit.core.world import World
+
+
+def wide(groups: int = 2, spares: int = 2, size: int = 2) -> World:
+    """Groups of `size` nodes with two ranks each, in the order of their names."""
+    return World(groups=groups, spares=spares, ranks=2 * size, size=size)
+
+
+def desired(w: World) -> dict[str, NodeDesired]:
+    return projection.desired(w.spec, "/run", w.memory)
+
+
+def trainer(w: World, node: str) -> TrainerDesired:
+    (found,) = desired(w)[node].trainers
+    return found
+
+
+def seats(w: World, group: int) -> tuple[str, ...]:
+    return w.group(group).nodes
+
+
+def lose(w: World, *numbers: int) -> None:
+    """The nodes and all that runs there are silent, which the gate notices."""
+    for number in numbers:
+        holder = next(g.group for g in w.memory.groups.values() if g.holds(f"n{number}"))
+        w.hear(holder, "silent")
+    for number in numbers:
+        w.nodes[f"n{number}"] = replace(w.nodes[f"n{number}"], registered=False)
+    w.round()
+    w.round(1.0)
+
+
+def end_the_old(w: World, *numbers: int) -> None:
+    """The agents of these nodes report that what is older than the wanted generation has ended there."""
+    for number in numbers:
+        view = w.nodes[f"n{number}"]
+        ranks = tuple(replace(rank, state="exited", signal=15, told="replaced") for rank in view.ranks)
+        w.nodes[f"n{number}"] = replace(view, ranks=ranks)
+
+
+def test_groups_start_on_all_of_their_nodes() -> None:
+    w = wide().bring_up()
+    assert (seats(w, 0), seats(w, 1)) == (("n1", "n2"), ("n3", "n4"))
+    assert [[*trainer(w, node).ranks] for node in ("n1", "n2")] == [[0, 1], [2, 3]]
+    assert {trainer(w, node).store for node in ("n1", "n2")} == {"n1:1"}
+    assert {trainer(w, node).store for node in ("n3", "n4")} == {"n3:1"}
+    assert Round(w.observed(), w.spec, w.memory).spares() == ["n5", "n6"]
+
+
+def test_nothing_starts_on_a_part() -> None:
+    w = wide(spares=0)
+    w.host()
+    for number in (1, 2, 3):
+        w.round()
+        w.bring(number)
+    w.open_gate()
+    w.round(w.spec.policy.allocation_timeout_s + 1)
+    w.round()
+    assert (seats(w, 0), seats(w, 1)) == (("n1", "n2"), ()), "min_groups start; the third node is no half of a group"
+    w.bring(4)
+    w.round()
+    assert seats(w, 1) == ("n3", "n4")
+
+
+def test_a_node_that_names_no_port_is_waited_for() -> None:
+    w = wide(groups=1, spares=0)
+    w.host()
+    w.round()
+    for number in (1, 2):
+        w.bring(number)
+        w.node(number, store="")
+    w.open_gate()
+    w.round()
+    assert (w.group().phase, codes(*w.last.waits) & {Code.NO_STORE_YET}) == ("unplaced", {Code.NO_STORE_YET})
+    w.node(1, store="n1:7")
+    w.round()
+    assert (w.group().phase, w.group().store) == ("starting", "n1:7")
+
+
+def test_a_dead_process_restarts_all_ranks_on_the_same_nodes() -> None:
+    w = wide().bring_up()
+    w.report(1, 3, state="exited", signal=11)
+    w.round()
+    group = w.group(1)
+    assert (w.incident.kind, w.incident.node, w.incident.rung) == (Kind.CRASH, "n4", Rung.RESTART)
+    assert (group.phase, group.nodes, group.generation) == ("fencing", ("n3", "n4"), 2)
+    assert trainer(w, "n3").hold and trainer(w, "n4").hold, "what is left of the old generation ends there"
+    w.round(1.0)
+    assert w.group(1).phase == "fencing", "neither node has reported its ends, and the gate admits the old one"
+    end_the_old(w, 3)
+    w.round()
+    assert w.group(1).phase == "fencing", "ranks of the old generation run on the other node"
+    end_the_old(w, 4)
+    w.round()
+    assert (w.group(1).phase, seats(w, 1)) == ("starting", ("n3", "n4"))
+    assert trainer(w, "n4").store == "n3:2", "no store serves two generations"
+    assert not w.memory.cordons
+    assert w.group(0).phase == "running"
+
+
+@pytest.mark.parametrize("lost", [3, 4])
+def test_only_the_lost_node_is_replaced(lost: int) -> None:
+    w = wide().bring_up()
+    lose(w, lost)
+    kept = 7 - lost
+    assert (w.incident.kind, w.incident.node, w.incident.rung) == (Kind.NODE_LOST, f"n{lost}", Rung.REPLACE)
+    assert (seats(w, 1), [seat.node for seat in w.group(1).left]) == ((f"n{kept}",), ["n3", "n4"])
+    assert set(w.memory.cordons) == {f"n{lost}"}
+    assert [key for key, a in w.memory.allocations.items() if a.state == "released"] == [f"run-a{lost}"]
+    assert trainer(w, f"n{kept}").hold
+    assert f"n{lost}" not in desired(w)
+    w.start_again(1)
+    assert seats(w, 1) == (f"n{kept}", "n5")
+    assert [[*trainer(w, node).ranks] for node in seats(w, 1)] == [[0, 1], [2, 3]]
+    assert trainer(w, "n5").store.startswith(f"n{kept}:")
+    assert w.group(0).phase == "running"
+
+
+def test_both_nodes_of_a_group_are_lost_at_once() -> None:
+    w = wide().bring_up()
+    lose(w, 3, 4)
+    assert (seats(w, 1), set(w.memory.cordons)) == ((), {"n3", "n4"})
+    w.start_again(1)
+    assert seats(w, 1) == ("n5", "n6")
+
+
+def test_one_spare_is_not_enough_for_two() -> None:
+    w = wide(spares=1).bring_up()
+    lose(w, 3, 4)
+    assert w.incident.rung == Rung.REALLOCATE
+    assert sum(a.state == "wanted" for a in w.memory.allocations.values()) == 5, "one for each that was lost"
+
+
+def test_a_kept_node_that_is_lost_meanwhile_is_left_too() -> None:
+    w = wide().bring_up()
+    lose(w, 3)
+    w.nodes["n4"] = replace(w.nodes["n4"], registered=False)
+    w.admit(1)
+    w.round(1.0)
+    w.round(1.0)
+    assert (w.group(1).phase, seats(w, 1), set(w.memory.cordons)) == ("starting", ("n5", "n6"), {"n3", "n4"})
+
+
+def test_the_idle_node_of_a_group_that_waits_serves_another() -> None:
+    w = wide(groups=3, spares=0).bring_up()
+    lose(w, 5)
+    assert (w.incident.rung, seats(w, 2)) == (Rung.REALLOCATE, ("n6",))
+    w.admit(2)
+    w.round(1.0)
+    lose(w, 2)
+    assert w.incident.rung == Rung.REPLACE
+    w.start_again(0)
+    assert (seats(w, 0), seats(w, 2)) == (("n1", "n6"), ())
+
+
+def test_a_drained_node_is_left_alone() -> None:
+    w = wide().bring_up()
+    w.cordons["n4"] = CordonView(drain="new firmware")
+    for _ in range(4):
+        w.round(1.0)
+    assert (w.incident.kind, seats(w, 1), w.group(1).phase) == (Kind.LEAVING, ("n3",), "fencing")
+    assert not w.memory.cordons
+    w.start_again(1)
+    assert seats(w, 1) == ("n3", "n5")
+
+
+def test_two_groups_lose_a_node_at_once() -> None:
+    w = wide(groups=4, spares=2).bring_up()
+    lost = [w.group(0).nodes[1], w.group(1).nodes[0]]
+    lose(w, *(int(node[1:]) for node in lost))
+    w.start_again(0)
+    w.start_again(1)
+    now = [*seats(w, 0), *seats(w, 1)]
+    assert len({*now}) == 4
+    assert not {*now} & {*lost}
+
+
+def exited(w: World) -> None:
+    w.report_on("n4", 1, 1, 3, state="exited", signal=11)
+
+
+def lapsed(w: World) -> None:
+    w.hear(1, "gone")
+    w.lapse("n4")
+
+
+def taken(w: World) -> None:
+    w.grant(4, "gone", reason="preempted")
+
+
+def given_again(w: World) -> None:
+    w.node(4, allocation="run-a9")
+    w.round()
+    w.now += 10.0
+
+
+def gpu_lost(w: World) -> None:
+    w.node(4, gpus=(GpuFact(kind="gpu_lost", evidence="GPU 0 is lost", rank=0),))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sign"),
+    [
+        (Kind.CRASH, exited),
+        (Kind.NODE_LOST, lapsed),
+        (Kind.ALLOCATION_LOST, taken),
+        (Kind.ALLOCATION_LOST, given_again),
+        (Kind.GPU, gpu_lost),
+    ],
+)
+def test_a_failure_is_that_of_the_node_where_it_was_seen(kind: Kind, sign: Callable[[World], None]) -> None:
+    w = wide().bring_up()
+    sign(w)
+    w.round()
+    assert (w.incident.group, w.incident.kind, w.incident.node) == (1, kind, "n4")
+    assert w.group(1).at_fault == ("n4",)
+    assert set(w.memory.cordons) <= {"n4"}
+
+
+def test_a_rank_that_hangs_on_another_node_is_seen() -> None:
+    w = wide().bring_up()
+    w.report(1, 2, commits=1, stuck=StuckView(activity="data", bound_s=30.0))
+    assert [rank.rank for rank in hang_attribution.stuck_ranks(w.group(1), w.observed())] == [2]
+    assert [rank.rank for rank in group_nodes.ranks_of(w.group(1), w.observed())] == [0, 1, 3, 2]
+
+
+def test_no_node_is_held_by_two_groups() -> None:
+    w = wide().bring_up()
+    both = replace(w.memory, groups={**w.memory.groups, 0: replace(w.group(0), seats=(Seat("n3"), Seat("n1")))})
+    assert [v.split(":")[0] for v in violations(Memory(), both, w.observed(), w.spec)] == ["I1"]
