@@ -135,6 +135,15 @@ class Checkpoints:
             return None
         raise CheckpointLost(f"no checkpoint can be read, the newest should be {self._launch.checkpoint}")
 
+    def load_weights(self, folder: str) -> None:
+        """Loads the parameters alone from a checkpoint of another run. Raises what DCP raises if they do not fit."""
+        import torch.distributed.checkpoint as dcp
+
+        state = {"model": self._state()["model"]}
+        dcp.load(state, storage_reader=dcp.FileSystemReader(folder), process_group=self._group)
+        for part in self._trainer.model_parts:
+            part.load_state_dict(state["model"], strict=False)
+
     def _candidates(self) -> list[CheckpointMark]:
         wanted = self._launch.checkpoint
         found = [mark for _, _, mark in listed(self._launch.run_dir) if mark is not None]
