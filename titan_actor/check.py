@@ -14,7 +14,8 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from titan_actor import mends
 Lines = list[dict[str, object]]
 
 NEEDED = ("torch", "torchft", "torchtitan")
+
+NEWEST_GPU = (10, 0)
+"""Compute capability of a B200: TorchTitan 0.3.0 asks for none above it."""
 
 
 def problems(titan: TitanSpec, groups: GroupsSpec) -> Lines:
@@ -46,7 +50,8 @@ def looked_at(
     from titan_actor import config, fit, memory
 
     try:
-        built, changes = config.resolved(titan)
+        with _as_on_a_gpu(slurm is not None):
+            built, changes = config.resolved(titan)
     except config.ConfigError as error:
         return [dataclasses.asdict(problem) for problem in error.problems], [], []
     notes: list[str] = []
@@ -70,6 +75,21 @@ def looked_at(
     return *lines, notes
 
 
+@contextmanager
+def _as_on_a_gpu(elsewhere: bool) -> Iterator[None]:
+    """Has TorchTitan make the config of a run that trains elsewhere. Recipes with float8 or NVFP4 ask for a new GPU, which
+    the nodes may have and a login host has not; each rank asks again."""
+    import torch
+
+    cuda, before = torch.cuda, (torch.cuda.is_available, torch.cuda.get_device_capability)
+    if elsewhere:
+        cuda.is_available, cuda.get_device_capability = lambda: True, lambda device=None: NEWEST_GPU
+    try:
+        yield
+    finally:
+        cuda.is_available, cuda.get_device_capability = before
+
+
 def _no_weights(checkpoint: Any) -> str:
     """Explains why a run cannot begin with the weights that its config names; empty: it may."""
     path = checkpoint.initial_load_path or ""
@@ -79,7 +99,7 @@ def _no_weights(checkpoint: Any) -> str:
         return "there is no such folder on this machine"
     if not checkpoint.initial_load_in_hf and not (Path(path) / ".metadata").is_file():
         return (
-            "is no checkpoint of TorchTitan, as it has no .metadata: name the folder of one step, or set "
+            "no checkpoint of TorchTitan is there (no .metadata): name the folder of one step, or set "
             "titan.overrides.checkpoint.initial_load_in_hf = true for weights of Hugging Face"
         )
     return ""
@@ -105,7 +125,8 @@ def main() -> int:
     if "--show" in sys.argv[1:] and not found and not missing:
         from titan_actor import config
 
-        told["settings"] = [dataclasses.asdict(setting) for setting in config.shown(spec.titan)]
+        with _as_on_a_gpu(slurm is not None):
+            told["settings"] = [dataclasses.asdict(setting) for setting in config.shown(spec.titan)]
     json.dump(told, answer, default=str)
     answer.write("\n")
     answer.flush()

@@ -219,6 +219,16 @@ def test_check_refuses_a_folder_that_leaves_a_group_without_data(tmp_path: Path)
     assert check.problems(spec, GroupsSpec(count=1, ranks_per_group=2)) != []
 
 
+def test_what_asks_for_a_new_gpu_is_refused_only_where_it_would_train() -> None:
+    from titan_actor import check
+
+    spec = TitanSpec(recipe="tests.titan.recipes:that_asks_for_a_hopper")
+    (problem,) = check.looked_at(spec, GroupsSpec())[0]
+    assert "Hopper" in str(problem["message"])
+    assert check.looked_at(spec, GroupsSpec(), slurm=SlurmSpec())[0] == []
+    assert check.looked_at(spec, GroupsSpec())[0] != [], "this machine is asked again"
+
+
 def test_check_program_refuses_what_is_no_run() -> None:
     run = subprocess.run([sys.executable, "-m", "titan_actor.check"], input=b"{}", capture_output=True, check=False)
     assert run.returncode == 2
