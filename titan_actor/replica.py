@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.experiments.torchft.manager import TorchFTManager
 from torchtitan.trainer import Trainer
 
-from supervisor.wire.checkpoints import listed, mark_of
+from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark, DigestMark, TrainerLaunch
 from titan_actor import address, admission, between_groups, gloo, mends, peers, rehearsal, shares
 from titan_actor.activity import ActivityFile
@@ -574,13 +573,7 @@ class ReplicaTrainer(Trainer):
             if step is not None:
                 self.ledger.event("resumed", step=step, data=place)
             elif starts_from_weights(self.config):
-                path = self.config.checkpoint.initial_load_path or ""
-                if mark_of(Path(path)) is not None:
-                    # TorchTitan would look for the weights where its own checkpoints have them
-                    self.checkpoints.load_weights(path)
-                else:
-                    self.checkpointer.load()
-                self.ledger.event("initial_weights", path=path)
+                self.ledger.event("initial_weights", path=self.checkpoints.load_initial())
         else:
             place = self.cursor.load(None)
             self.ledger.note("resuming", data=place)
