@@ -2,9 +2,9 @@
 changed in the recipe's config. With `--show`, also every field of the config.
 
 Prints {"problems": [{"key", "value", "message", "nearest"}, ...], "changes": [{"key", "before", "after", "reason"},
-...], "settings": [{"key", "value", "by", "reason", "before"}, ...]}. Exits 0 without problems, 1 with some, 2 when stdin
-is no RunRecord. Where torch or what stands on it is not installed, "missing" names that, nothing is checked, and it
-exits 0.
+...], "notes": [sentence, ...], "settings": [{"key", "value", "by", "reason", "before"}, ...]}. Exits 0 without problems,
+1 with some, 2 when stdin is no RunRecord. Where torch or what stands on it is not installed, "missing" names that,
+nothing is checked, and it exits 0.
 """
 
 from __future__ import annotations
@@ -14,16 +14,21 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from supervisor.core.model.spec import GroupsSpec, TitanSpec
+from supervisor.core.model.spec import GroupsSpec, SlurmSpec, TitanSpec
 from supervisor.wire.records import RecordError, RunRecord, decode
 from titan_actor import mends
 
 Lines = list[dict[str, object]]
 
 NEEDED = ("torch", "torchft", "torchtitan")
+
+NEWEST_GPU = (10, 0)
+"""Compute capability of a B200: TorchTitan 0.3.0 asks for none above it."""
 
 
 def problems(titan: TitanSpec, groups: GroupsSpec) -> Lines:
@@ -32,31 +37,72 @@ def problems(titan: TitanSpec, groups: GroupsSpec) -> Lines:
 
 
 def looked_at(
-    titan: TitanSpec, groups: GroupsSpec, here: bool = False, files: Collection[str] = ()
-) -> tuple[Lines, Lines]:
-    """Returns all problems of a spec, and what is changed in its recipe's config: key, before, after, reason. `here`:
-    the run trains on this machine, whose memory is known. `files`: names of secrets that the ranks have."""
+    titan: TitanSpec,
+    groups: GroupsSpec,
+    here: bool = False,
+    files: Collection[str] = (),
+    slurm: SlurmSpec | None = None,
+) -> tuple[Lines, Lines, list[str]]:
+    """Returns all problems of a spec, what is changed in its recipe's config (key, before, after, reason), and sentences
+    on what the user must compare. `here`: the run trains on this machine, whose memory is known. `files`: names of
+    secrets that the ranks have. `slurm`: the request for nodes, if they are Slurm's."""
     mends.apply()
     from titan_actor import config, fit, memory
 
     try:
-        built, changes = config.resolved(titan)
+        with _as_on_a_gpu(slurm is not None):
+            built, changes = config.resolved(titan)
     except config.ConfigError as error:
-        return [dataclasses.asdict(problem) for problem in error.problems], []
+        return [dataclasses.asdict(problem) for problem in error.problems], [], []
+    notes: list[str] = []
     found = fit.problems(built, titan, groups, files)
     ranks = groups.ranks_per_group
     if here and not found and (why := memory.problem(built, ranks, groups.count * ranks)):
         found = [config.Problem("groups.ranks_per_group", ranks, why)]
-    weights = built.checkpoint.initial_load_path or ""
-    if here and weights.startswith("/") and not Path(weights).is_dir():
+    if slurm is not None and not found:
+        why, note = memory.in_slurm(built, ranks, slurm)
+        found = [config.Problem("groups.ranks_per_group", ranks, why)] if why else []
+        notes += [note] if note else []
+    if here and (why := _no_weights(built.checkpoint)):
         key = "titan.overrides.checkpoint.initial_load_path"
-        found.append(config.Problem(key, weights, "there is no such folder on this machine"))
+        found.append(config.Problem(key, built.checkpoint.initial_load_path, why))
     if here and not found and not mends.on_gpu():
         try:
             fit.refuse_on_cpu(built)
         except fit.NotOnCpu as error:
             found = [config.Problem("titan.recipe", titan.recipe, str(error))]
-    return [dataclasses.asdict(problem) for problem in found], [dataclasses.asdict(change) for change in changes]
+    lines = [dataclasses.asdict(problem) for problem in found], [dataclasses.asdict(change) for change in changes]
+    return *lines, notes
+
+
+@contextmanager
+def _as_on_a_gpu(elsewhere: bool) -> Iterator[None]:
+    """Has TorchTitan make the config of a run that trains elsewhere. Recipes with float8 or NVFP4 ask for a new GPU, which
+    the nodes may have and a login host has not; each rank asks again."""
+    import torch
+
+    cuda, before = torch.cuda, (torch.cuda.is_available, torch.cuda.get_device_capability)
+    if elsewhere:
+        cuda.is_available, cuda.get_device_capability = lambda: True, lambda device=None: NEWEST_GPU
+    try:
+        yield
+    finally:
+        cuda.is_available, cuda.get_device_capability = before
+
+
+def _no_weights(checkpoint: Any) -> str:
+    """Explains why a run cannot begin with the weights that its config names; empty: it may."""
+    path = checkpoint.initial_load_path or ""
+    if not path.startswith("/"):
+        return ""
+    if not Path(path).is_dir():
+        return "there is no such folder on this machine"
+    if not checkpoint.initial_load_in_hf and not (Path(path) / ".metadata").is_file():
+        return (
+            "no checkpoint of TorchTitan is there (no .metadata): name the folder of one step, or set "
+            "titan.overrides.checkpoint.initial_load_in_hf = true for weights of Hugging Face"
+        )
+    return ""
 
 
 def main() -> int:
@@ -70,16 +116,17 @@ def main() -> int:
         print(f"stdin is not a RunRecord: {error}", file=sys.stderr)
         return 2
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    found, changes = (
-        ([], [])
-        if missing
-        else looked_at(spec.titan, spec.groups, here=spec.allocation.engine == "local", files=spec.env.files)
+    engine = spec.allocation.engine
+    slurm = spec.allocation.slurm if engine == "slurm" else None
+    found, changes, notes = (
+        ([], [], []) if missing else looked_at(spec.titan, spec.groups, engine == "local", spec.env.files, slurm)
     )
-    told: dict[str, object] = {"problems": found, "changes": changes, "missing": missing}
+    told: dict[str, object] = {"problems": found, "changes": changes, "notes": notes, "missing": missing}
     if "--show" in sys.argv[1:] and not found and not missing:
         from titan_actor import config
 
-        told["settings"] = [dataclasses.asdict(setting) for setting in config.shown(spec.titan)]
+        with _as_on_a_gpu(slurm is not None):
+            told["settings"] = [dataclasses.asdict(setting) for setting in config.shown(spec.titan)]
     json.dump(told, answer, default=str)
     answer.write("\n")
     answer.flush()

@@ -50,6 +50,27 @@ def purge(run_dir: str, newest: CheckpointMark, kept: int) -> list[Path]:
     return gone
 
 
+def load_initial(trainer: Any, process_group: Any = None) -> str:
+    """Loads the weights with which a new run begins: TorchTitan's, Hugging Face's, or those of another run's checkpoint.
+    Returns their folder; empty: that of the tokenizer. Raises what TorchTitan and DCP raise."""
+    import torch.distributed.checkpoint as dcp
+
+    path = trainer.config.checkpoint.initial_load_path or ""
+    if mark_of(Path(path)) is None:
+        trainer.checkpointer.load()
+        return path
+    # TorchTitan would look for the weights where its own checkpoints have them
+    state = {"model": _weights(trainer)}
+    dcp.load(state, storage_reader=dcp.FileSystemReader(path), process_group=process_group)
+    for part in trainer.model_parts:
+        part.load_state_dict(state["model"], strict=False)
+    return path
+
+
+def _weights(trainer: Any) -> dict[str, Any]:
+    return {name: value for part in trainer.model_parts for name, value in part.state_dict().items()}
+
+
 class Purge:
     """Decides when a writer may purge. Its newest checkpoint must be complete before it asks for the quorum of its
     newest commit: its successor then finds that checkpoint on disk. A frozen writer that thaws gets into no quorum, and
@@ -121,6 +142,10 @@ class Checkpoints:
         """Waits until the running save has ended, well or not."""
         self._finished.wait()
 
+    def load_initial(self) -> str:
+        """Loads the weights with which the run begins; returns their folder."""
+        return load_initial(self._trainer, self._group)
+
     def load(self) -> int | None:
         """Loads the launch's checkpoint, else the newest complete one; returns its step, None if there never was one.
 
@@ -165,7 +190,7 @@ class Checkpoints:
     def _state(self) -> dict[str, Any]:
         trainer = self._trainer
         return {
-            "model": {name: value for part in trainer.model_parts for name, value in part.state_dict().items()},
+            "model": _weights(trainer),
             # not the TorchFT container's own: that is cached at start (findings, 6)
             "optimizer": _live_optimizers().state_dict(trainer.optimizers),
             "lr_schedulers": trainer.lr_schedulers.state_dict(),

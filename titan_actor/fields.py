@@ -71,8 +71,10 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         ),
     },
     "comm": {
+        **_honoured("init_timeout_seconds", "train_timeout_seconds"),
         **_honoured(
-            "init_timeout_seconds", "train_timeout_seconds", "trace_buf_size", "save_traces_folder", "save_traces_file_prefix",
+            "trace_buf_size", "save_traces_folder", "save_traces_file_prefix",
+            note="NCCL writes these traces when a collective times out; without GPUs the folder stays empty",
         ),
         "mode": Row("refused", "ranks train with real collectives", unless="default"),
     },

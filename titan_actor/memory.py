@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+from supervisor.core.model.spec import SlurmSpec
+
+GPU_GIB = {
+    "a100": 80, "b200": 192, "b300": 288, "gb200": 192, "h100": 94, "h200": 141, "l4": 24, "l40": 48, "l40s": 48, "t4": 16,
+    "v100": 32,
+}  # fmt: skip
+"""Memory of the largest GPU of a name, in GiB: NVIDIA's data sheets."""
+
+UNITS = {"k": 10, "": 20, "m": 20, "g": 30, "t": 40}
+"""Suffix of sbatch's --mem -> the power of two of its bytes."""
 
 ADAMS = ("Adam", "AdamW")
 """Optimizers with two states of a parameter's size."""
@@ -38,6 +50,32 @@ def problem(config: Any, ranks: int, together: int = 1) -> str:
         f"{whom} at least {needs / 1e9:.1f} GB for parameters, gradients and optimizer, and {device} has "
         f"{has / 1e9:.1f} GB: take more ranks in a group, or a smaller model"
     )
+
+
+def in_slurm(config: Any, ranks: int, slurm: SlurmSpec) -> tuple[str, str]:
+    """Explains why a rank does not fit on the GPU, or all ranks in the memory, that the run file asks Slurm for. Where it
+    names neither: the least memory of a rank, for the user to compare. Returns both texts, one of them empty."""
+    if config.training.enable_cpu_offload:
+        return "", ""
+    needs = least_bytes(config, ranks)
+    told = f"each rank needs at least {needs / 2**30:.1f} GiB for parameters, gradients and optimizer"
+    gpus = " ".join((slurm.gres, *(flag for flag in slurm.flags if flag.startswith("--gpu")))).lower()
+    memory = [found for flag in slurm.flags if (found := re.fullmatch(r"--mem=(\d+)([kmgt]?)b?", flag.lower()))]
+    if (gib := _of_gpu(gpus)) is not None:
+        where, has = f"{gpus.strip()!r} is a GPU of at most {gib} GiB", gib << 30
+    elif gpus.strip() or not memory or not int(memory[-1][1]):
+        # of all memory of a host (--mem=0) no one knows how much it is
+        return "", told
+    else:
+        where = f"{memory[-1][0]!r} is for all {ranks} ranks of a node"
+        has = (int(memory[-1][1]) << UNITS[memory[-1][2]]) // ranks
+    return (f"{told}, and {where}: take more ranks in a group, or a smaller model", "") if needs > has else ("", "")
+
+
+def _of_gpu(names: str) -> int | None:
+    """Returns the most GiB of a GPU that a gres asks for, as gpu:h100:8 or gpu:nvidia_a100_40gb:4; None: not known."""
+    told = [int(size) for size in re.findall(r"(\d+)gb(?!\d)", names)]
+    return max(told or [GPU_GIB[word] for word in re.split(r"[^a-z0-9]+", names) if word in GPU_GIB], default=None)
 
 
 def _here() -> tuple[str, int]:

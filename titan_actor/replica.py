@@ -573,8 +573,7 @@ class ReplicaTrainer(Trainer):
             if step is not None:
                 self.ledger.event("resumed", step=step, data=place)
             elif starts_from_weights(self.config):
-                self.checkpointer.load()
-                self.ledger.event("initial_weights", path=self.config.checkpoint.initial_load_path)
+                self.ledger.event("initial_weights", path=self.checkpoints.load_initial())
         else:
             place = self.cursor.load(None)
             self.ledger.note("resuming", data=place)

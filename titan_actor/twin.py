@@ -233,16 +233,21 @@ class Twin:
         import torch
         from torchtitan.components.optimizer.utils import init_optim_state
 
+        from titan_actor.checkpoint import load_initial
         from titan_actor.heal import HealState
+        from titan_actor.lift import starts_from_weights
 
         self._plan = plan
-        _config(plan.titan)  # fails here before anything is started for a run that can have no twin
-        shards = _drawn(plan.titan, plan.ranks) if plan.ranks > 1 else []
+        # fails here before anything is started for a run that can have no twin
+        given = starts_from_weights(_config(plan.titan))
+        shards = _drawn(plan.titan, plan.ranks) if plan.ranks > 1 and not given else []
         self._model = Model(plan.titan)
         self._trainer, self._parameters = self._model.trainer, self._model.parameters
         self._beside = min(plan.groups, os.cpu_count() or 1) - 1
         if shards:
             _copy([torch.cat(parts) for parts in zip(*shards, strict=True)], self._parameters)
+        if given:
+            load_initial(self._trainer)
         for optimizer in self._trainer.optimizers.optimizers:
             init_optim_state(optimizer)  # as TorchFT's container does: Adam's count of steps begins at one
         self._state = HealState(self._trainer, lambda: None)
@@ -418,6 +423,8 @@ def _config(titan: TitanSpec, whole: bool = False) -> Any:
         if getattr(made.parallelism, f"{name}_degree") > 1:
             raise Unlike(f"parallelism.{name}_degree is above 1: the twin supports only FSDP", NoTwin.PARALLELISM)
     made.dump_folder = tempfile.gettempdir()
+    # TorchTitan prefers what is in its own folder to the weights that a run begins with
+    made.checkpoint.folder = "no-checkpoints-of-a-twin"
     if whole:
         made.parallelism.data_parallel_shard_degree = -1
     return made

@@ -199,3 +199,12 @@ def that_spoils_one_rank_before_it_saves() -> Any:
 
     HealState.finite = spoil  # type: ignore[method-assign]
     return recipes.llama3_debug_small()
+
+
+def that_asks_for_a_hopper() -> Any:
+    """Asks as TorchTitan's recipes with float8 do."""
+    from torchtitan.tools.utils import has_cuda_capability
+
+    if not has_cuda_capability(9, 0):
+        raise ValueError("only supported on Hopper")
+    return recipes.llama3_debug_small()

@@ -1,7 +1,7 @@
 """Every config of TorchTitan's registries: checked, and the debug-sized ones trained in two groups through a kill.
 
-`python -m tests.titan.stock_configs [--only NAME] [--results benchmarks/results/titan_configs.json]` writes one entry
-for each. docs/TITAN.md shows them (`python -m dashboards.reference`).
+`python -m tests.titan.stock_configs [--only NAME ...] [--results benchmarks/results/titan_configs.json]` writes one entry
+for each; with `--only`, the others stay as they are. docs/TITAN_CONFIGS.md shows them (`python -m dashboards.reference`).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def looked_at(recipe: str, config: Any) -> dict[str, Any]:
     # of a larger model its own tokenizer is not in the wheel, and it is for nodes of eight GPUs
     overrides = SMALL if debug else {**SMALL, "hf_assets_path": str(TOKENIZER), "training.seq_len": 8192}
     spec = TitanSpec(recipe=recipe, overrides=overrides, data=DataSpec(source="python-stdlib"))
-    problems, changes = check.looked_at(spec, GroupsSpec(ranks_per_group=1 if debug else 8), here=debug)
+    problems, changes, _ = check.looked_at(spec, GroupsSpec(ranks_per_group=1 if debug else 8), here=debug)
     if problems:
         return {"outcome": "refused", "what": "; ".join(f"{one['key']}: {one['message']}" for one in problems)}
     return {"outcome": "checked", "changes": [change["key"] for change in changes]}
@@ -112,7 +112,7 @@ def looked_at(recipe: str, config: Any) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.titan.stock_configs", description=__doc__)
-    parser.add_argument("--only", default="", help="only configs with this in their name")
+    parser.add_argument("--only", nargs="+", default=[""], help="only configs with one of these in their name")
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -120,7 +120,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # forked trainers become our children
     warm, found = Warm(), {}
     for recipe, config in names():
-        if given.only not in recipe:
+        if not any(part in recipe for part in given.only):
             continue
         entry = looked_at(recipe, config)
         if entry["outcome"] == "checked" and "debug" in recipe:
@@ -138,6 +138,10 @@ def main() -> None:
         print(recipe, json.dumps(entry), flush=True)
     warm.close()
     about = {"what": __doc__.partition("\n")[0], "commit": commit(), "steps": STEPS, "overrides": SMALL}
+    if given.only != [""]:
+        before = json.loads(given.results.read_text())
+        rerun = {recipe: {**entry, "commit": about["commit"]} for recipe, entry in found.items()}
+        about, found = before, {**before["configs"], **rerun}
     given.results.write_text(json.dumps({**about, "configs": found}, indent=1) + "\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model.spec import DataSpec, GroupsSpec, RunSpec, TitanSpec
+from supervisor.core.model.spec import DataSpec, GroupsSpec, RunSpec, SlurmSpec, TitanSpec
 from supervisor.wire.gpus import SHARED
 from supervisor.wire.records import RunRecord, TrainerLaunch, encode
 from titan_actor import mends
@@ -218,6 +219,16 @@ def test_check_refuses_a_folder_that_leaves_a_group_without_data(tmp_path: Path)
     assert check.problems(spec, GroupsSpec(count=1, ranks_per_group=2)) != []
 
 
+def test_what_asks_for_a_new_gpu_is_refused_only_where_it_would_train() -> None:
+    from titan_actor import check
+
+    spec = TitanSpec(recipe="tests.titan.recipes:that_asks_for_a_hopper")
+    (problem,) = check.looked_at(spec, GroupsSpec())[0]
+    assert "Hopper" in str(problem["message"])
+    assert check.looked_at(spec, GroupsSpec(), slurm=SlurmSpec())[0] == []
+    assert check.looked_at(spec, GroupsSpec())[0] != [], "this machine is asked again"
+
+
 def test_check_program_refuses_what_is_no_run() -> None:
     run = subprocess.run([sys.executable, "-m", "titan_actor.check"], input=b"{}", capture_output=True, check=False)
     assert run.returncode == 2
@@ -419,6 +430,39 @@ def test_a_model_larger_than_the_memory_here_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("slurm", "says"),
+    [
+        ({"gres": "gpu:8"}, "131.4 GiB"),
+        ({"flags": ("--mem=0",)}, "131.4 GiB"),
+        ({"gres": "gpu:h100:8"}, "94 GiB"),
+        ({"gres": "gpu:nvidia_a100_40gb:8"}, "40 GiB"),
+        ({"flags": ("--gpus-per-node=a100:8",)}, "80 GiB"),
+        ({"flags": ("--mem=900G",)}, "for all 8 ranks"),
+        ({"gres": "gpu:h200:8"}, ""),
+        ({"flags": ("--mem=1100G",)}, ""),
+    ],
+)
+def test_a_model_is_compared_with_what_the_run_file_asks_slurm_for(slurm: dict[str, Any], says: str) -> None:
+    from titan_actor import config, memory
+
+    made = config.from_spec(TitanSpec(recipe=RECIPE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "least_bytes", lambda config, ranks: int(70.55e9) * 16 // ranks)  # Llama 3 70B
+        problem, note = memory.in_slurm(made, 8, SlurmSpec(**slurm))
+    assert says in problem + note
+    assert bool(problem) == (says not in ("131.4 GiB", ""))
+    assert bool(note) == (says == "131.4 GiB")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is not None, reason="torchao is installed here")
+@pytest.mark.parametrize("name", ["float8", "float8_emulate_lora", "nvfp4"])
+def test_a_converter_whose_package_is_not_here_is_refused_by_the_check(name: str) -> None:
+    (problem,) = problems(recipe=f"torchtitan.models.llama3.config_registry:llama3_debugmodel_{name}")
+    assert problem.key == "titan.recipe"
+    assert "torchao is not installed" in problem.message
+
+
+@pytest.mark.parametrize(
     ("recipe", "reason"),
     [
         ("llama3.config_registry:llama3_debugmodel_varlen_attn", "needs GPUs"),
@@ -473,6 +517,11 @@ def test_names_that_torchtitan_takes_unchecked() -> None:
     assert check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec())[0] == []
     (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec(), here=True)[0]
     assert found["value"] == "/nope"
+    weights["checkpoint.initial_load_path"] = "/"
+    (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec(), here=True)[0]
+    assert "initial_load_in_hf" in str(found["message"])
+    weights = {**weights, "checkpoint.initial_load_in_hf": True}
+    assert check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec(), here=True)[0] == []
     stock = "torchtitan.models.llama3.config_registry:llama3_debugmodel"
     (problem,) = problems(recipe=stock, overrides={"dataloader.dataset": "mine", "validator.enable": False})
     assert "c4_test" in problem.message

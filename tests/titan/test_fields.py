@@ -5,18 +5,26 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
+import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from supervisor.core.model.spec import TitanSpec
-from tests.titan.groups import Groups
+from supervisor.wire.address import free_port
+from tests.titan.groups import Groups, assert_equal_digests, complete
 from titan_actor import fields, mends
 
 NEEDED: tuple[type[Exception], ...] = (ImportError, ValueError)
 """Raised by configs for packages or devices that are not here."""
+
+COMPILES_WITHIN_S = 240.0
+"""Deadline of a part of the training in which the compiler writes and builds C++."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -142,3 +150,88 @@ def test_profiles_metrics_and_weights_are_where_the_config_wants_them(groups: Gr
     assert first.lines("initial_weights")
     (begun,), trained = first.lines("step"), survivor.lines("step")
     assert begun["loss"] < trained[0]["loss"] - 0.5, "it begins where the other run ended"
+
+
+@pytest.mark.long
+@pytest.mark.trainers
+def test_a_compiled_model_and_loss_train_through_a_kill(groups: Groups) -> None:
+    """Compiled before the group is let in, by the one that comes back too: no step of the others waits for that."""
+    keeps: dict[str, Any] = {"steps": 12, "overrides": {"compile.enable": True, "compile.backend": "inductor"}}
+    survivor, lost = groups.start(0, **keeps), groups.start(1, **keeps)
+    lost.reached(5, commits=2, within_s=COMPILES_WITHIN_S)
+    lost.kill()
+    back = groups.start(1, generation=2, resume="peers", **keeps)
+    ended = [survivor.exit_code(COMPILES_WITHIN_S), back.exit_code(COMPILES_WITHIN_S)]
+    assert ended == [0, 0], survivor.log()[-1500:] + back.log()[-1500:]
+    for rank in (survivor, back):
+        assert "Compiling each TransformerBlock with torch.compile" in rank.log()
+        assert "Compiling the loss function with torch.compile" in rank.log()
+        assert rank.lines("rehearsed")
+        assert {line["seconds"]["compile"] for line in rank.lines("step")} == {0.0}
+    assert_equal_digests(survivor, back)
+
+
+TITANS_OWN = """
+import os, sys
+from supervisor.core.model.spec import TitanSpec
+from titan_actor import config, mends
+mends.apply()
+from torchtitan.tools.logging import init_logger
+init_logger()
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2])
+made = config.from_spec(TitanSpec(recipe="llama3-debug-small", steps=20))
+made.dump_folder = sys.argv[1]
+made.checkpoint.enable, made.checkpoint.last_save_model_only = True, False
+made.build().train()
+"""
+"""TorchTitan's own trainer with its own checkpoint at the end: model, optimizer, place in the data. A process of its own."""
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """A checkpoint in TorchTitan's own format (DCP), and the first loss of the training that wrote it."""
+    folder = tmp_path_factory.mktemp("native")
+    command = [sys.executable, "-c", TITANS_OWN, str(folder), str(free_port())]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    losses = re.findall(r"loss: +([\d.]+)", result.stderr + result.stdout)
+    return folder / "checkpoint" / "step-20", float(losses[0])
+
+
+@pytest.mark.long
+@pytest.mark.trainers
+def test_a_run_begins_with_native_weights_once(groups: Groups, native: tuple[Path, float]) -> None:
+    """The group that was killed heals, and a run that lost all groups goes on from its own checkpoint."""
+    weights, untrained = native
+    keeps: dict[str, Any] = {
+        "steps": 12,
+        "checkpoint_interval_steps": 4,
+        "overrides": {"checkpoint.initial_load_path": str(weights)},
+    }
+    survivor, lost = groups.start(0, writer=True, **keeps), groups.start(1, **keeps)
+    lost.reached(5, commits=2)
+    lost.kill()
+    back = groups.start(1, generation=2, resume="peers", **keeps)
+    assert [survivor.exit_code(), back.exit_code()] == [0, 0], survivor.log()[-1500:] + back.log()[-1500:]
+    assert [bool(rank.lines("initial_weights")) for rank in (survivor, lost, back)] == [True, True, False]
+    first = survivor.lines("step")[0]
+    assert first["step"] == 1, "the other training's steps do not count"
+    assert first["loss"] < untrained - 0.5
+    assert_equal_digests(survivor, back)
+
+    keeps["steps"] = 14
+    (newest,) = complete(groups.run_dir)[-1:]
+    again = groups.start(0, generation=3, groups=1, **keeps)
+    assert again.exit_code() == 0, again.log()[-1500:]
+    assert [line["step"] for line in again.lines("resumed")] == [newest.step]
+    assert not again.lines("initial_weights")
+    assert again.lines("step")[0]["step"] == newest.step + 1
+
+    groups.run_dir = groups.top / "next"
+    keeps["overrides"] = {"checkpoint.initial_load_path": newest.path}
+    other = groups.start(0, generation=4, groups=1, steps=1, overrides=keeps["overrides"])
+    assert other.exit_code() == 0, other.log()[-1500:]
+    assert [line["path"] for line in other.lines("initial_weights")] == [newest.path]
+    (begun,) = other.lines("step")
+    assert begun["step"] == 1
+    assert begun["loss"] < first["loss"], "it begins where the other run ended"

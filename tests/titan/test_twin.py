@@ -15,7 +15,7 @@ from fault_injection.in_rank import causes
 from fault_injection.parity import twin
 from fault_injection.parity.replay import of_history
 from supervisor.shell.history.files import History, Steps
-from tests.titan.groups import Groups, Rank
+from tests.titan.groups import Groups, Rank, complete
 from tests.unit.fault_injection.broken import SETTING
 from tests.unit.fault_injection.toy_model import ToyRun
 from titan_actor.samples import names
@@ -193,3 +193,21 @@ def test_the_twin_flips_the_bits_that_were_flipped_in_a_group(groups: Groups) ->
     without = replace(plan, steps=tuple(replace(step, flips={}, taken=None) for step in plan.steps))
     other = parity(history, twin.trained(without, 200.0))["states"]
     assert other["first_other"] == next(one.step for one in replay.steps if one.flips)
+
+
+@pytest.mark.long
+@pytest.mark.trainers
+@pytest.mark.timeout(900)
+def test_a_twin_begins_with_the_weights_that_its_run_began_with(groups: Groups) -> None:
+    exports = {"checkpoint.last_save_in_hf": True}
+    other = groups.start(0, groups=1, steps=12, overrides=exports, writer=True)
+    assert other.exit_code() == 0, other.log()[-2000:]
+    (newest,), (export,) = complete(groups.run_dir), (groups.run_dir / "export").iterdir()
+    for n, (path, of_hugging_face) in enumerate(((newest.path, False), (str(export), True)), 2):
+        groups.run_dir = groups.top / f"run-{n}"
+        given = {"checkpoint.initial_load_path": path, "checkpoint.initial_load_in_hf": of_hugging_face}
+        rank = groups.start(0, generation=n, groups=1, steps=3, overrides=given)
+        assert rank.exit_code() == 0, rank.log()[-2000:]
+        found = parity(history_of(rank))
+        assert found["answer"] == "pass", found["why"]
+        assert rank.lines("step")[0]["loss"] < other.lines("step")[0]["loss"] - 0.5

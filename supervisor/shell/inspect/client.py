@@ -35,14 +35,15 @@ class NotChecked(Exception):
 
 
 def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
-    """Returns the problems of the Titan part, and what is changed in its recipe's config, as sentences. A command of the
-    user's own has no such part: what is noted is that its script is not on this machine. Raises NotChecked."""
+    """Returns the problems of the Titan part, and what is changed in its recipe's config or must be compared, as
+    sentences. A command of the user's own has no such part: what is noted is that its script is not on this machine.
+    Raises NotChecked."""
     if spec.trainer.command:
         return [], _not_here(spec)
     found = _asked_titan(spec)
     if isinstance(found, str):
         return [found], []
-    return [_problem(p) for p in found["problems"]], [_change(c) for c in found.get("changes", ())]
+    return [_problem(p) for p in found["problems"]], [*map(_change, found.get("changes", ())), *found.get("notes", ())]
 
 
 def titan_settings(spec: RunSpec) -> tuple[list[str], list[dict[str, Any]]]:

@@ -41,7 +41,16 @@ def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
     if not groups:
         return tuple(asked)
     who = f"{'group' if len(groups) == 1 else 'groups'} {', '.join(groups)} without a node"
-    return (f"{who}: " + ("waiting for the engine" if asked else "not waiting for the engine"), *asked)
+    if asked:
+        return (f"{who}: waiting for the engine", *asked)
+    coming = memory.phase == "new" or any(_comes(observed, a.key) for a, state in open_ if state == "granted")
+    return (f"{who}: {'waiting for the granted nodes to be ready' if coming else 'not waiting for the engine'}",)
+
+
+def _comes(observed: Observed, key: str) -> bool:
+    """Returns true if no node of a granted allocation is there yet, or one of them is still being checked."""
+    there = [node for name in observed.grants[key].nodes if (node := observed.nodes.get(name)) and node.registered]
+    return not there or any(node.checking for node in there)
 
 
 def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:

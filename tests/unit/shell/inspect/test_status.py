@@ -29,6 +29,7 @@ from supervisor.wire.records import (
     HealFailed,
     Health,
     LeaderRecord,
+    NodeCheck,
     NodeObserved,
     Progress,
     RunRecord,
@@ -71,6 +72,17 @@ def test_who_waits_is_told_in_the_engines_own_words() -> None:
         "allocation run-a3 pending: Resources; requested at least 65 s ago (incident i1: node lost)",
     )
     assert "run-a3 pending: Resources" in text(render.run(found, NOW))
+
+
+def test_a_granted_node_that_is_not_ready_is_waited_for() -> None:
+    granted = Grant(key="run-a3", state="granted", nodes=("n9",))
+    ready = "group 1 without a node: waiting for the granted nodes to be ready"
+    there = registration("n9", allocation="run-a3")
+    checked = {keys.check("n9"): encode(NodeCheck(node="n9", host="n9", state="pending", why="before its first rank"))}
+    assert seen(WAITING, granted).waiting == (ready,)
+    assert seen(WAITING, granted, **there, **checked).waiting == (ready,)
+    assert seen(WAITING, granted, **there).waiting == ("group 1 without a node: not waiting for the engine",)
+    assert seen(replace(WAITING, phase="new"), granted, **there).waiting == (ready,)
 
 
 def test_one_that_no_engine_has_answered_yet_is_pending() -> None:
