@@ -155,7 +155,7 @@ class _Free:
         own = [p for p in self._history.processes if p.group == incident["group"]]
         after = {p.node for p in own if p.generation == incident["generation_after"]}
         before = max((p for p in own if p.generation < incident["generation_after"]), key=_generation, default=None)
-        return before is None or after <= {before.node}
+        return before is None or after <= {p.node for p in own if p.generation == before.generation}
 
     def _ended_by_themselves(self, t: float) -> list[Process]:
         told = {(s.node, s.group, s.generation, s.rank) for s in self._history.signals}

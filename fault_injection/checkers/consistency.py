@@ -28,17 +28,24 @@ def one_actuation_per_decision(history: History) -> list[str]:
     found = []
     spawns = Counter((p.group, p.generation, p.rank) for p in history.processes)
     found += [f"group {g} generation {n} rank {r} was spawned {k} times" for (g, n, r), k in spawns.items() if k > 1]
-    started: dict[tuple[int, int], list[str]] = defaultdict(list)
+    started: dict[tuple[int, int], list[list[str]]] = defaultdict(list)
     decided: dict[tuple[int, int], float] = {}
     for decision in history.committed():
         for action in decision.actions:
             if action["verb"] in ("start", "place"):
-                started[action["group"], action["generation"]].append(action["node"])
+                started[action["group"], action["generation"]].append(nodes_of(action))
                 decided.setdefault((action["group"], action["generation"]), decision.t)
     found += [
-        f"generation {n} of group {g} was started by {len(nodes)} decisions"
-        for (g, n), nodes in started.items()
-        if len(nodes) > 1
+        f"generation {n} of group {g} was started by {len(starts)} decisions"
+        for (g, n), starts in started.items()
+        if len(starts) > 1
+    ]
+    most = max((len(nodes) for starts in started.values() for nodes in starts), default=0)
+    found += [
+        f"generation {n} of group {g} was started on {', '.join(nodes)} alone: groups have {most} nodes"
+        for (g, n), starts in started.items()
+        for nodes in starts
+        if len(nodes) < most
     ]
     born = {(p.group, p.generation, p.rank, p.node) for p in history.processes}
     found += [
@@ -47,9 +54,9 @@ def one_actuation_per_decision(history: History) -> list[str]:
         if s.lines and _owner(s) not in born
     ]
     for process in history.processes:
-        nodes = started.get((process.group, process.generation), [])
+        nodes = [node for each in started.get((process.group, process.generation), []) for node in each]
         if process.node not in nodes:
-            where = f"on {nodes[0]}" if nodes else "nowhere"
+            where = f"on {', '.join(nodes)}" if nodes else "nowhere"
             found.append(
                 f"group {process.group} generation {process.generation} was spawned on {process.node}; it was decided {where}"
             )
@@ -59,6 +66,11 @@ def one_actuation_per_decision(history: History) -> list[str]:
                 f"group {process.group} generation {process.generation} was spawned {early:.3f} s before that was decided"
             )
     return found
+
+
+def nodes_of(action: Mapping[str, Any]) -> list[str]:
+    """Returns the nodes of an action of the journal."""
+    return [*(action.get("nodes") or [action["node"]])]
 
 
 def _owner(steps: Steps) -> tuple[int, int, int, str]:

@@ -43,14 +43,19 @@ def single_owner(history: History) -> list[str]:
 
 def _late_commits(history: History) -> Iterator[str]:
     by_owner: dict[tuple[int, int, str], list[dict[str, Any]]] = defaultdict(list)
+    ranks: dict[tuple[int, int, str], set[int]] = defaultdict(set)
     for steps in history.steps:
-        by_owner[steps.group, steps.generation, steps.node] += steps.committed()
+        if steps.committed():
+            by_owner[steps.group, steps.generation, steps.node] += steps.committed()
+            ranks[steps.group, steps.generation, steps.node].add(steps.rank)
     owners = sorted((owner, sorted(lines, key=lambda x: x["t"])) for owner, lines in by_owner.items() if lines)
     of_group = groupby(owners, key=lambda owner: owner[0][0])
     pairs = chain.from_iterable(combinations(list(mine), 2) for _, mine in of_group)
     for ((group, generation, node), lines), ((_, newer, elsewhere), newer_lines) in pairs:
         if generation == newer:
-            yield f"group {group}: generation {generation} committed on {node} and on {elsewhere}"
+            if twice := ranks[group, generation, node] & ranks[group, generation, elsewhere]:
+                which = f"generation {generation} rank {min(twice)}"
+                yield f"group {group}: {which} committed on {node} and on {elsewhere}"
             continue
         first = newer_lines[0]
         late = [x for x in lines if x["t"] > first["t"] and not _was_in_flight(x, first)]
@@ -111,10 +116,10 @@ def _commits_of_the_fenced(history: History) -> Iterator[str]:
             ):
                 late = [line for line in steps.committed() if line["t"] > decision.t]
                 bad = [x for x in late if x["start"] > decision.t or _is_newer(quorums, steps.group, x, decision.t)]
-                if bad and steps.node != action["node"]:
+                if bad and steps.node not in (action.get("nodes") or [action["node"]]):
                     yield (
                         f"{steps.name} on {steps.node} began step {bad[0]['step']} after generation {action['generation']} was to "
-                        f"begin on {action['node']}: it was not fenced"
+                        f"begin on {', '.join(action.get('nodes') or [action['node']])}: it was not fenced"
                     )
 
 

@@ -128,16 +128,16 @@ def one_incident_each(history: History) -> list[str]:
 def _others_cordoned(history: History) -> Iterator[str]:
     """Finds nodes cordoned for an incident never about them. One that climbs may be about several in turn."""
     about: dict[str, set[str]] = defaultdict(set)
-    where: dict[int, str] = {}
+    where: dict[int, set[str]] = {}
     for decision in history.committed():
         for incident in decision.incidents:
-            about[incident["id"]] |= {incident.get("node", ""), where.get(incident["group"], "")} - {""}
+            about[incident["id"]] |= ({incident.get("node", "")} | where.get(incident["group"], set())) - {""}
         for action in decision.actions:
             nodes = about.get(action.get("incident") or "", set())
             if action["verb"] == "cordon" and nodes and action.get("node") and action["node"] not in nodes:
                 told = " and ".join(sorted(nodes))
                 yield f"{action['node']} was cordoned for {action['incident']}, which is about {told}"
-        where |= {group: str(state.get("node") or "") for group, state in decision.groups.items()}
+        where |= {g: {*(state.get("nodes") or [state.get("node") or ""])} for g, state in decision.groups.items()}
 
 
 def others_go_on(history: History) -> list[str]:

@@ -71,6 +71,12 @@ def ended(ranks: tuple[RankView, ...]) -> Failure | None:
     return replace(failure, evidence=(*failure.evidence, Reason.of(Code.ON_ITS_NODE, fact=first.disk)))
 
 
+def echoes(ranks: tuple[RankView, ...]) -> bool:
+    """Returns true if ranks have failed, and each of them because it lost a peer."""
+    bad = [r for r in ranks if r.state == "exited" and not clean(r)]
+    return bool(bad) and all(error_text.of_a_lost_peer(r.error) for r in bad)
+
+
 def _judged(first: RankView) -> Failure:
     if first.signal is not None or terminated(first):
         return _by_signal(first)

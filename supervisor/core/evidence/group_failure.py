@@ -97,6 +97,8 @@ def suspect(group: GroupMemory, observed: Observed) -> Sign | None:
         if nonfinite.said(group, observed):
             # the others end at the same step: a moment later all have reported whose number it was
             return Sign(SignKind.NAN, str(group.group), str(group.generation))
+        if group.size > 1 and exit_status.echoes(ranks_of(group, observed)):
+            return Sign(SignKind.PEER, str(group.group), str(group.generation))
     if other := _under_another(group, observed):
         return Sign(SignKind.OTHER, other[0].node, other[1].allocation)
     return None
@@ -169,6 +171,8 @@ def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
     waited_s = observed.now - since
     if waited_s < still_to_wait_s(group, observed, spec):
         return False
+    if sign.kind == SignKind.PEER and waited_s < spec.policy.node_lease_s:
+        return False  # if the node of the peer is lost, its lease will show that
     # judged together: a group that is already being started again no longer reports whose number it was
     together = sign.kind == SignKind.NAN and waited_s < ENGINE_AWAY_S
     if together and observed.now - numbers.newest < engine_word_s(observed, spec):

@@ -42,6 +42,8 @@ class Action:
     group: int | None = None
     generation: int | None = None
     node: str = ""
+    nodes: tuple[str, ...] = ()
+    """All nodes of a group on several that is started."""
     rung: Rung | None = None
     incident: str = ""
 

@@ -15,6 +15,8 @@ class SignKind(StrEnum):
     """A SIGTERM that we did not send ended the group's generation."""
     NAN = "nan"
     """A number that is not finite ended the group's generation."""
+    PEER = "peer"
+    """Ranks of the group ended because they lost a peer: the cause may be on another of its nodes."""
     OTHER = "other"
     """The node is registered under another allocation."""
     BACK = "back"

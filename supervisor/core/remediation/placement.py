@@ -262,6 +262,7 @@ def _start(r: Round, group: GroupMemory, nodes: Sequence[str]) -> None:
         group=group.group,
         generation=generation,
         node=nodes[0],
+        nodes=tuple(nodes) if group.size > 1 else (),
         rung=incident.rung if incident is not None else None,
         incident=group.incident,
     )

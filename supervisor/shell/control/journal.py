@@ -89,6 +89,7 @@ class Journal:
                 "incidents": [_lean(i) for i in decision.incidents],
                 "groups": {
                     str(g): {"generation": m.generation, "node": m.first_node, "phase": m.phase}
+                    | ({"nodes": m.nodes} if m.size > 1 else {})
                     for g, m in decision.memory.groups.items()
                     if known.get(g) is not m and known.get(g) != m
                 },
