@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from supervisor.core.model.kinds import Kind
@@ -48,6 +48,17 @@ def texts(*reasons: Reason | None) -> str:
     return " ".join(strings(reason for reason in reasons if reason is not None))
 
 
-def values(reasons: Iterable[Reason], code: Code) -> list[dict[str, Any]]:
-    """The values of each reason of this code."""
-    return [dict(reason.about) for reason in reasons if reason.code == code]
+def values(reasons: Iterable[Reason | None], code: Code) -> list[dict[str, Any]]:
+    """The values of each reason of this code, in order, also of those inside others. The group of an ABOUT_GROUP is a
+    value of all that it holds."""
+    return list(_values(reasons, code, {}))
+
+
+def _values(reasons: Iterable[Any], code: Code, group: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for reason in reasons:
+        if isinstance(reason, Reason):
+            if reason.code == code:
+                yield {**group, **reason.about}
+            inside = {"group": reason.about["group"]} if reason.code == Code.ABOUT_GROUP else group
+            for value in reason.about.values():
+                yield from _values(value if isinstance(value, tuple) else (value,), code, inside)
