@@ -9,6 +9,8 @@ from supervisor.core.model.kinds import Kind
 from supervisor.core.model.reason import Code, Reason, strings
 
 STARTS = Reason.of(Code.RUN_STARTS)
+WITHOUT_SPARE = frozenset({Code.NO_SPARE, Code.SPARE_ILL, Code.SPARE_GONE})
+"""Codes for which the move to a spare was passed over."""
 SEGFAULT = Reason.of(Code.ENDED_BY_SIGNAL, rank=0, name="SIGSEGV", signal=11)
 
 
@@ -35,8 +37,8 @@ def codes(*reasons: Reason | None) -> set[str]:
 
 
 def passed(considered: Iterable[Reason]) -> list[str]:
-    """Rungs that were passed over, in order."""
-    return ["replace" if reason.code == Code.NO_SPARE else str(reason.about["rung"]) for reason in considered]
+    """Rungs that were passed over, in order; an empty name for a reason that is not about passing over one."""
+    return ["replace" if reason.code in WITHOUT_SPARE else str(reason.about.get("rung", "")) for reason in considered]
 
 
 def spent(rung: str, allowed: int = 1, window_s: float = 3600.0) -> Reason:

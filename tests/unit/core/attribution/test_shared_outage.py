@@ -184,8 +184,9 @@ def test_a_store_that_takes_one_after_the_other_is_one_cause_and_a_person_is_cal
         told += give(w, 90.0, no_store, range(group + 1))
     told += give(w, 120.0, no_store)
     assert w.memory.breaker_since is not None
-    assert [notice.text.partition(":")[0] for notice in told] == ["run run"]
-    assert "breaker: 5 of 5 groups do not train (5 error)" in told[0].text
+    assert [notice.about.partition("-")[0] for notice in told] == ["breaker"]
+    (why,) = w.waiting(Code.GROUPS_OF_MANY)
+    assert (why["failing"], why["of"], why["kinds"], why["times"]) == (5, 5, ("error",), (5,))
     give(w, 2 * w.spec.policy.backoff_max_s)
     assert all_train(w)
     assert w.memory.breaker_since is None
