@@ -28,7 +28,6 @@ from supervisor.core.model.observed import Grant, Observed
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import RunSpec, SlurmSpec
 from supervisor.core.policy.ladder import first_rung
-from supervisor.core.report.words import say
 from supervisor.ports.engine import Request, RequestRefused
 from supervisor.shell.control import cordons
 from supervisor.shell.control.state_cache import Mirror
@@ -36,6 +35,7 @@ from supervisor.shell.inspect import client, hosts
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult
 from supervisor.wire.records import Control, Cordon, Fact, Health, NodeCheck, encode
+from tests.helpers.reasons import codes, passed
 
 WARN_S = 80
 """Seconds from the warning of a time limit to the end of the allocation."""
@@ -175,9 +175,9 @@ class Rules(Checks):
         self._acquired(observed, before, decision)
         for incident in decision.incidents:
             if incident.decided == observed.now:
-                for passed in range(first_rung(incident.kind, self.world.spec.policy), incident.rung):
-                    name = Rung(passed).name.lower()
-                    if not any(say(why).startswith(f"{name}: ") for why in incident.considered):
+                for rung in range(first_rung(incident.kind, self.world.spec.policy), incident.rung):
+                    name = Rung(rung).name.lower()
+                    if name not in passed(incident.considered):
                         self.broke(f"rung: {incident.id} ({incident.kind}) is at {incident.rung!r}, {name} skipped")
                 if incident.kind == Kind.GPU:
                     self._moved_for_its_gpu(observed, before, incident.group)
@@ -195,7 +195,7 @@ class Rules(Checks):
                     self.broke(f"stale: {action.key} is done twice")
                 self.acted.add(action.key)
             if observed.control.paused and action.verb not in FACTS and not drains:
-                self.broke(f"paused: {action.key} ({say(action.reason)})")
+                self.broke(f"paused: {action.key} ({action.reason})")
 
     def _moved_for_its_gpu(self, observed: Observed, before: Memory, group: int) -> None:
         """Checks that no group moves for another generation's GPU failure."""
@@ -216,7 +216,7 @@ class Rules(Checks):
             for is_one, had in ((Code.IN_PLACE_OF_LEAVING, self.successors), (Code.IN_PLACE_OF, self.renewed)):
                 if code == is_one:
                     if of in had:
-                        self.broke(f"acquired: {say(action.reason)}: a second time")
+                        self.broke(f"acquired: {action.reason}: a second time")
                     had.add(str(of))
             if code == Code.IN_PLACE_OF:
                 self._renewed(str(of), observed, before)
@@ -331,7 +331,7 @@ class Cluster(World):
         for group, memory in self.memory.groups.items():
             if not memory.seats and any(_asks_for(group, wait) for wait in waits):
                 self.ask_for(group, only_once=True)
-        if self.memory.phase == "halted" and "refused" in say(self.memory.halt_reason):
+        if self.memory.phase == "halted" and codes(self.memory.halt_reason) & {Code.REFUSED, Code.ALL_REFUSED}:
             self.control(lambda control: client.resumed(control, "a person looked"))
 
     def lead(self) -> None:

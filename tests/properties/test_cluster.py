@@ -17,9 +17,9 @@ from fault_injection.sim.run import state
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.spec import RunSpec
 from supervisor.core.remediation import shutdown
-from supervisor.core.report.words import say
 from supervisor.wire import keys
 from supervisor.wire.records import Control
+from tests.helpers.reasons import texts
 from tests.properties.cluster import OWN, WARN_S, Cluster, spec
 
 LEAVES = ["limit", "limit", "limit_all", "preempt", "drain", "undrain"]
@@ -145,7 +145,7 @@ def test_a_bug_of_the_program_halts_the_run_and_costs_no_node(seed: int, groups:
     c = live(seed, [], spec(groups))
     c.training.bug_at, c.training.bug = c.training.newest + ahead, bug
     assert c.until(lambda: c.memory.phase == "halted", 300.0), state(c)
-    assert bug in say(c.memory.halt_reason)
+    assert bug in texts(c.memory.halt_reason)
     assert any(i.state == "halted" and i.kind == Kind.SAME_ERROR for i in c.checks.incidents.values()), state(c)
     assert c.memory.cordons == {}
     assert set(c.memory.spent) <= {f"restart:{g}" for g in range(groups)}
@@ -230,7 +230,7 @@ def test_an_engine_that_refuses_is_not_asked_again_and_again(seed: int, plan: Pl
     c.run(50.0)
     assert len(c.memory.allocations) == asked, "nothing happened any more, and still it is asked"
     if c.memory.phase == "halted":
-        assert "no quota" in say(c.memory.halt_reason)
+        assert "no quota" in texts(c.memory.halt_reason)
     c.heal()
     c.helpful = True
     c.gets_well()

@@ -64,11 +64,11 @@ def _began(train: list[GroupMemory], observed: Observed) -> int:
     return min((rank.step - rank.commits for g in began for rank in ranks_of(g, observed)), default=0)
 
 
-def _why(groups: Mapping[int, GroupMemory], observed: Observed) -> str:
+def _why(groups: Mapping[int, GroupMemory], observed: Observed) -> Reason:
     """Report of the one group that writes: that of an earlier writer is old."""
     number = writer(groups)
     ranks = ranks_of(groups[number], observed) if number is not None else ()
     failed = min((rank for rank in ranks if rank.save_failed), key=lambda rank: rank.rank, default=None)
     if failed is None:
-        return "no rank says that one failed: they may be written slowly"
-    return f"rank {failed.rank} of group {failed.group} says: {failed.save_failed}"
+        return Reason.of(Code.NO_SAVE_FAILED)
+    return Reason.of(Code.SAVE_FAILED, rank=failed.rank, group=failed.group, why=failed.save_failed)

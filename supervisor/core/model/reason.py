@@ -336,6 +336,8 @@ class Code(StrEnum):
     SPIKE_OF_ALL = "spike_of_all"  # step, loss, usual, spreads, own, of: how many groups
     GATE_UNREACHABLE = "gate_unreachable"  # groups, host
     UNSAVED = "unsaved"  # newest: a step (None: there is none), every, more_than: steps
+    SAVE_FAILED = "save_failed"  # rank, group, why: its own words
+    NO_SAVE_FAILED = "no_save_failed"
 
     # one cause, for which the breaker holds. Each: run, given_up: how many nodes
     CHECKS_OF_MANY = "checks_of_many"  # failed, of, window_s, fact: a sentence of an agent

@@ -293,6 +293,8 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.SPIKE_OF_ALL: _spike_of_all,
     Code.GATE_UNREACHABLE: _gate_unreachable,
     Code.UNSAVED: _unsaved,
+    Code.SAVE_FAILED: "rank {rank} of group {group} says: {why}",
+    Code.NO_SAVE_FAILED: "no rank says that one failed: they may be written slowly",
     Code.CHECKS_OF_MANY: _checks_of_many,
     Code.NODES_OF_MANY: _nodes_of_many,
     Code.GROUPS_OF_MANY: _groups_of_many,

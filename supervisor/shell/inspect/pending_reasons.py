@@ -7,10 +7,11 @@ from supervisor.core.evidence import checkpoint_lag, disk_faults, group_failure,
 from supervisor.core.evidence.hang_attribution import blame
 from supervisor.core.model.memory import AllocationMemory, Memory
 from supervisor.core.model.observed import Observed
+from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import RunSpec
 from supervisor.core.remediation import suspended_groups
 from supervisor.core.remediation.placement import passed_over
-from supervisor.core.report.words import said, say
+from supervisor.core.report.words import say
 from supervisor.core.round import observe_mode
 from supervisor.core.round.view import RoundView
 
@@ -53,10 +54,10 @@ def _comes(observed: Observed, key: str) -> bool:
     return not there or any(node.checking for node in there)
 
 
-def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
-    """Returns sentences about problems that are left as they are: suspended and slow groups, a risen loss, an
-    unreachable gate, failing heals. Also hangs without a culprit, what the breaker holds, missing checkpoints, and
-    nodes that are passed over or have unusable disks."""
+def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[Reason, ...]:
+    """Returns problems that are left as they are: suspended and slow groups, a risen loss, an unreachable gate, failing
+    heals. Also hangs without a culprit, what the breaker holds, missing checkpoints, and nodes that are passed over or
+    have unusable disks."""
     if memory.phase != "running":
         return ()
     found = [suspended_groups.about(group) for group in memory.groups.values() if group.left_out]
@@ -72,12 +73,12 @@ def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
     together = stragglers.together(memory.groups, observed, spec)
     found += filter(None, (together, spike, no_way, hangs, tripped, behind))
     heals = (
-        f"group {group.group}, {say(why)}"
+        Reason.of(Code.ABOUT_GROUP, group=group.group, why=why)
         for group in groups.values()
         for why in group_failure.heals_failed(group, observed)[:1]
     )
     more = (*disk_faults.untold(memory.groups, observed), *passed_over(RoundView(observed, spec, memory)))
-    return (*said(found), *heals, *said(more))
+    return (*found, *heals, *more)
 
 
 def _state(allocation: AllocationMemory, observed: Observed) -> str:

@@ -15,7 +15,7 @@ from supervisor.core.model.reason import of_json
 from supervisor.core.policy import budgets
 from supervisor.core.policy.cordons import barred
 from supervisor.core.remediation.restore import ENDED
-from supervisor.core.report.words import say
+from supervisor.core.report.words import said, say
 from supervisor.core.round.view import RoundView
 from supervisor.ports.errors import PortError
 from supervisor.shell.control import cordons, observe
@@ -213,7 +213,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
                 None, (clock_skew.leader_off(account(mirror, spec.name).off_s if leader_record is not None else 0.0),)
             ),
         ),
-        waiting=waiting.sentences(memory, observed) + waiting.held(memory, observed, spec),
+        waiting=waiting.sentences(memory, observed) + said(waiting.held(memory, observed, spec)),
         leaving=leaving,
         handover_at_step=memory.handover_at_step,
         resumed=say(memory.resumed.said) if memory.resumed is not None else "",

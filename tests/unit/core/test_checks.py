@@ -14,8 +14,7 @@ from supervisor.core.model.observed import CordonView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.policy.cordons import REPEATED_S, freeable, repeated
-from supervisor.core.report.words import say
-from tests.helpers.reasons import codes
+from tests.helpers.reasons import codes, held_against, text, values
 from tests.unit.core.world import World
 
 FAILED = "its checks failed on node n1 (before its first rank): disk: 0.1 MB/s: below 1 MB/s"
@@ -57,7 +56,9 @@ def test_nothing_starts_on_a_node_before_it_is_checked_however_late_it_is() -> N
     w = arrived()
     w.node(2, checking=True)
     assert w.verbs(after=2 * w.spec.policy.allocation_timeout_s) == [], "it is there: its run is not given up for it"
-    assert w.waits() == "1 of 2 nodes are there; node n2 is being checked before its first rank"
+    there = Reason.of(Code.NODES_THERE, free=1, of=2)
+    checked = Reason.of(Code.BEING_CHECKED, node="n2", more=0)
+    assert w.last.waits == (Reason.of(Code.AND, reason=there, note=checked),)
     w.node(2, checking=False)
     w.round()
     assert homes(w) == ["n1", "n2"]
@@ -73,7 +74,7 @@ def test_a_group_without_a_node_waits_for_the_spare_that_is_being_checked() -> N
     w.round(1.0)
     w.round(w.spec.policy.backoff_max_s)
     assert w.group().phase == "placing"
-    assert "group 0: node n3 is being checked before its first rank" in w.waits()
+    assert w.waiting(Code.BEING_CHECKED) == [{"group": 0, "node": "n3", "more": 0}]
     w.node(3, checking=False)
     w.recover(0)
     assert w.group().first_node == "n3"
@@ -86,7 +87,7 @@ def test_a_restart_in_place_waits_too() -> None:
     w.crash(0)
     w.admit(0)
     assert "start" not in [verb for _ in range(3) for verb in w.verbs(after=1.0)]
-    assert "group 0: node n1 is being checked" in w.waits()
+    assert w.waiting(Code.IN_ITS_CHECKS) == [{"group": 0, "node": "n1"}]
     w.node(1, checking=False)
     w.recover(0)
     assert (w.group().first_node, w.group().generation) == ("n1", 2)
@@ -109,7 +110,8 @@ def test_a_spare_that_fails_them_is_replaced_unless_the_run_is_only_observed(mod
     fail(w, 3)
     assert w.verbs(1.0) == done
     assert ("reallocate" in w.memory.spent) == (mode == "act")
-    assert ("nothing is done about it: policy.mode is observe" in w.waits()) == (mode == "observe")
+    failed = {"allocation": "run-a3", "why": Reason.of(Code.HOST_CORDONED, host="n3", why=FAILED)}
+    assert w.waiting(Code.SPARE_OBSERVED) == ([failed] if mode == "observe" else [])
 
 
 def test_a_spare_that_the_engine_took_is_asked_for_again_also_where_the_run_is_only_observed() -> None:
@@ -140,10 +142,10 @@ def test_a_run_asks_for_another_in_the_place_of_one_whose_checks_failed_and_give
     w.node(2, checking=False)
     decision = w.round()
     assert [a.verb for a in decision.actions] == ["release", "acquire"]
-    assert FAILED in say(decision.actions[0].reason)
+    assert decision.actions[0].reason == Reason.of(Code.HOST_CORDONED, host="n1", why=FAILED)
     assert w.memory.allocations["run-a3"].exclude == ("n1",)
     assert (w.memory.phase, set(w.memory.spent)) == ("running", {"reallocate"})
-    assert "others were asked for in the place of barred ones" in w.waits()
+    assert w.waiting(Code.NODES_REPLACED) == [{"free": 1, "of": 2}]
     w.bring(3)
     w.round(timeout_s / 2)
     assert homes(w) == ["n2", "n3"]
@@ -163,7 +165,7 @@ def test_one_that_could_not_be_checked_is_given_no_group_and_another_is_asked_fo
     w.node(1, unsure=UNSURE)
     decision = w.round()
     assert [a.verb for a in decision.actions] == ["release", "acquire"]
-    assert (UNSURE in say(decision.actions[0].reason), decision.actions[1].rung) == (True, Rung.REALLOCATE)
+    assert (decision.actions[0].reason, decision.actions[1].rung) == (text(UNSURE), Rung.REALLOCATE)
     assert w.memory.allocations["run-a3"].exclude == ("n1",), "for this run: it bars nothing for others"
     w.bring(3)
     w.round(1.0)
@@ -175,7 +177,7 @@ def test_a_node_whose_budget_is_spent_is_kept_and_taken_once_it_passes() -> None
     w.node(1, unsure=UNSURE)
     w.round()
     assert homes(w) == ["", ""]
-    assert f"node n1 is given no group: {UNSURE}" in w.waits()
+    assert w.waiting(Code.NODE_UNFIT) == [{"node": "n1", "why": UNSURE}]
     passes(w, 1)
     w.round(w.spec.policy.allocation_timeout_s / 2)
     assert homes(w) == ["n1", "n2"]
@@ -188,7 +190,8 @@ def test_a_run_that_is_halted_for_them_says_so() -> None:
     w.round(w.spec.policy.allocation_timeout_s + 1.0)
     assert w.memory.phase == "stopping"
     assert codes(w.memory.halt_reason) >= {Code.TOO_FEW_NODES, Code.UNFIT_THERE}
-    assert f"1 more are there, node n1 is given no group: {FAILED}" in say(w.memory.halt_reason)
+    unfit = Reason.of(Code.NODE_UNFIT, node="n1", why=FAILED)
+    assert values([w.memory.halt_reason], Code.UNFIT_THERE) == [{"count": 1, "first": unfit}]
 
 
 # --- failed where a group will be started again ---
@@ -227,7 +230,8 @@ def test_with_nothing_left_to_pay_it_waits_until_its_node_passes_while_others_tr
     for _ in range(3):
         w.round(w.spec.policy.backoff_max_s)
     assert (w.memory.phase, w.group().phase) == ("running", "placing")
-    assert f"group 0: {FAILED}: nothing is started there until it passes; nothing cheaper is left" in w.waits()
+    (waits,) = w.waiting(Code.NOT_BEFORE_IT_PASSES)
+    assert (waits["group"], waits["fact"], waits["then"].code) == (0, FAILED, Code.NOTHING_LEFT)
     passes(w, 1)
     w.recover(0)
     assert w.group().first_node == "n1"
@@ -272,10 +276,10 @@ def test_a_cause_that_fails_the_checks_of_many_is_held_and_is_over_by_itself() -
         fail(w, number)
     w.round()
     assert w.memory.breaker_since is not None
-    assert "breaker: the checks of 12 of 12 nodes did not pass: one cause" in w.waits()
-    assert "supervisor resume run --because" in w.waits()
-    assert w.waits().count("is given no group: ") == 5
-    assert "7 more nodes are given no group" in w.waits()
+    about = {"run": "run", "given_up": 0, "window_s": 60.0}
+    assert w.waiting(Code.CHECKS_OF_MANY) == [{"failed": 12, "of": 12, "fact": FAILED, **about}]
+    assert w.waiting(Code.NODE_UNFIT) == [{"node": f"n{n}", "why": FAILED} for n in range(1, 6)]
+    assert w.waiting(Code.MORE_UNFIT) == [{"more": 7}]
     for _ in range(30):
         w.round(w.spec.policy.allocation_timeout_s)
     assert (w.memory.phase, w.memory.spent, len(w.memory.allocations)) == ("running", {}, 12)
@@ -334,7 +338,7 @@ def test_a_group_that_waits_for_such_a_node_is_held_too_and_a_person_may_give_th
     for _ in range(5):
         w.round(w.spec.policy.backoff_max_s)
     assert w.memory.breaker_since is not None
-    assert f"group 0: {FAILED}: nothing is started there" in w.waits()
+    assert {"group": 0, "why": FAILED} in w.waiting(Code.NOT_STARTED_THERE)
     assert (w.memory.phase, w.memory.cordons) == ("running", {})
     spent = w.memory.spent
     w.control = replace(w.control, evictions=1, because="these nodes are scrap")
@@ -400,7 +404,8 @@ def test_a_run_lets_go_of_a_host_that_passed_and_says_by_what() -> None:
     w.cordons["n1"] = CordonView(passed="the checks that it passed on node n1 (by hand, ann@n1)")
     decision = w.round()
     assert decision.actions[0].verb == "uncordon"
-    assert "freed by the checks that it passed on node n1 (by hand, ann@n1)" in say(decision.actions[0].reason)
+    by, was = "the checks that it passed on node n1 (by hand, ann@n1)", held_against("i1", Kind.NODE_LOST)
+    assert decision.actions[0].reason == Reason.of(Code.FREED_BY, host="n1", by=by, was=was)
     assert w.memory.cordons == {}
 
 

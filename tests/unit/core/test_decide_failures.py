@@ -13,7 +13,6 @@ from supervisor.core.model.engines import TRAITS
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.observed import ControlView
 from supervisor.core.model.reason import Code, Reason
-from supervisor.core.report.words import say
 from tests.helpers.reasons import SEGFAULT, codes, held_against, spent
 from tests.unit.core.world import HOST, World
 
@@ -331,7 +330,7 @@ def test_the_whole_ladder_in_one_incident() -> None:
         w.bring(number)
         for _ in range(3):
             w.round(61.0)
-        assert w.group().phase == "starting", w.waits()
+        assert w.group().phase == "starting", w.last.waits
     assert rungs == [Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE]
     assert w.incident.id == "i1"
     assert (w.incident.rung, w.incident.state) == (Rung.STOP, "halted")
@@ -351,7 +350,7 @@ def test_no_spare_climbs_to_a_new_allocation() -> None:
     assert w.memory.allocations["run-a3"].exclude == ("n1",)
     w.admit(0)
     assert w.verbs() == ["fence"]
-    assert "allocation run-a3 is pending" in w.waits()
+    assert w.waiting(Code.PENDING) == [{"group": 0, "allocation": "run-a3", "word": "", "usual_s": 0.0}]
     w.bring(3)
     assert w.verbs() == ["place"]
     assert w.group().first_node == "n3"
@@ -422,9 +421,9 @@ def test_a_spare_that_lapsed_after_the_decision_does_not_hold_the_group_for_ever
     w.lapse("n3")
     w.admit(0)
     w.round(30.0)
-    assert "group 0: allocation run-a4 is pending" in w.waits()
+    assert w.waiting(Code.PENDING) == [{"group": 0, "allocation": "run-a4", "word": "", "usual_s": 0.0}]
     w.round(61.0)
-    assert "group 0: allocation run-a4 is late; the run goes on with fewer groups" in w.waits()
+    assert w.waiting(Code.LATE) == [{"group": 0, "allocation": "run-a4", "word": ""}]
     assert w.memory.allocations["run-a4"].late
     w.bring(4)
     assert w.verbs() == ["place"]
@@ -453,10 +452,10 @@ def test_a_lost_node_is_fenced_by_the_gate_before_the_spare_starts() -> None:
     assert (w.group().phase, w.group().first_node, w.group().last_node) == ("fencing", "", "n1")
     for _ in range(3):
         assert w.verbs(after=10.0) == []
-        assert "its generation on node n1 is neither gone nor fenced: hold" in w.waits()
+        assert w.waiting(Code.NOT_FENCED) == [{"group": 0, "node": "n1"}]
     w.admit(0)
     assert w.verbs() == ["fence", "place"]
-    assert say(w.last.actions[0].reason) == "the gate admits generation 2 alone"
+    assert w.last.actions[0].reason == Reason.of(Code.GATE_ADMITS, generation=2)
     assert w.group().first_node == "n3"
 
 
@@ -486,7 +485,7 @@ def test_a_node_that_still_runs_the_old_generation_is_no_proof() -> None:
     w.report_on("n1", 0, 1, state="exited", signal=15)
     w.bring(4)
     assert w.verbs()[:1] == ["fence"]
-    assert say(w.last.actions[0].reason) == "node n1 says that its processes are gone"
+    assert w.last.actions[0].reason == Reason.of(Code.NODE_HAS_NONE, node="n1")
 
 
 def test_a_node_that_never_spoke_of_the_group_does_not_say_that_it_is_gone() -> None:
@@ -525,7 +524,7 @@ def test_no_gate_and_a_silent_node_holds_with_the_reason() -> None:
     w.gate = None
     for _ in range(3):
         assert w.verbs(after=100.0) == []
-        assert "the lease of node n1 lapsed, and no gate says whether group 0 still steps" in w.waits()
+        assert w.waiting(Code.LAPSED_NO_GATE) == [{"group": 0, "node": "n1"}]
     assert w.memory.incidents == {}
 
 
@@ -534,7 +533,7 @@ def test_a_silent_node_whose_group_steps_is_unknown() -> None:
     w.lapse("n1")
     for _ in range(3):
         assert w.verbs(after=100.0) == []
-        assert "the lease of node n1 lapsed, but the gate still hears group 0: hold" in w.waits()
+        assert w.waiting(Code.LAPSED_BUT_HEARD) == [{"group": 0, "node": "n1"}]
         assert w.last.look_again_at == pytest.approx(w.now + 1.0)
     w.hear(0, "silent")
     assert w.verbs() == ["cordon", "release", "acquire"]
@@ -559,7 +558,7 @@ def test_a_lapsed_lease_right_after_a_store_outage_holds() -> None:
     w.hear(0, "gone")
     w.stable = 0.0
     assert w.verbs() == []
-    assert "the store was away 0.0 s ago: hold for one lease (5 s)" in w.waits()
+    assert w.waiting(Code.STORE_AWAY) == [{"group": 0, "seconds": 0.0, "lease_s": 5}]
     w.stable = 4.9
     assert w.verbs() == []
     w.stable = 5.0
@@ -708,7 +707,7 @@ def test_backoff_grows_up_to_its_ceiling() -> None:
         pauses.append(round(max(0.0, w.group().not_before - w.now), 3))
         if pauses[-1]:
             assert w.group().phase == "placing"
-            assert "backoff before attempt" in w.waits()
+            assert w.waiting(Code.BACKOFF) == [{"group": 0, "attempt": len(pauses)}]
             assert w.last.look_again_at == pytest.approx(w.group().not_before)
         w.recover()
     assert pauses == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
@@ -763,7 +762,7 @@ def test_a_spent_budget_for_allocations_lets_fewer_groups_go_on() -> None:
     w.grant(4, "gone")
     w.admit(0)
     assert w.verbs() == ["fence"]
-    assert "the budget for new allocations is spent: fewer groups go on" in w.waits()
+    assert w.waiting(Code.FEWER_GO_ON) == [{"group": 0, "why": Reason.of(Code.ALLOCATIONS_SPENT)}]
     assert w.memory.phase == "running"
 
 
@@ -775,7 +774,7 @@ def test_many_crashes_are_answered_over_several_rounds_each_at_once_after_the_ot
     while started < 90:
         started += w.verbs().count("start")
         rounds += 1
-        assert started == 90 or w.last.look_again_at == w.now, w.waits()
+        assert started == 90 or w.last.look_again_at == w.now, w.last.waits
         assert rounds < 20
     assert rounds > 1
     assert {g.generation for g in w.memory.groups.values()} == {2}
@@ -865,8 +864,7 @@ def no_peers(**policy: Any) -> World:
 def test_who_found_no_peer_is_not_started_again_while_the_others_are_not_heard() -> None:
     w = no_peers(backoff_first_s=0.0)
     assert w.verbs() == []
-    said = "group 0: it found no peer to heal from, and the gate hears none of those that train: nothing is started yet"
-    assert said in w.waits()
+    assert w.waiting(Code.NO_PEER_HEARD) == [{"group": 0}]
     for _ in range(10):
         assert w.verbs(2.0) == []
     assert w.group(0).generation == 3

@@ -10,9 +10,8 @@ from supervisor.core.decide import decide
 from supervisor.core.evidence.group_failure import ENGINE_AWAY_S
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.observed import Checkpoint
-from supervisor.core.model.reason import Code
-from supervisor.core.report.words import say
-from tests.helpers.reasons import codes
+from supervisor.core.model.reason import Code, Reason
+from tests.helpers.reasons import SEGFAULT, codes
 from tests.unit.core.world import World
 
 
@@ -27,7 +26,7 @@ def test_the_first_round_seats_the_lighthouse_and_asks_for_every_node() -> None:
 def test_without_a_service_host_it_waits_for_one() -> None:
     w = World()
     w.round()
-    assert "no service host is there yet" in w.waits()
+    assert w.waiting(Code.SEAT_NO_HOST) == [{}]
     w.host()
     assert w.verbs() == ["lighthouse"]
 
@@ -39,7 +38,7 @@ def test_nothing_starts_before_the_lighthouse_is_up() -> None:
     for number in (1, 2, 3):
         w.bring(number)
     assert w.verbs() == []
-    assert "the lighthouse is not up yet" in w.waits()
+    assert w.waiting(Code.SEAT_NOT_UP) == [{}]
     w.open_gate()
     assert w.verbs() == ["place", "place"]
 
@@ -54,7 +53,7 @@ def test_a_gate_of_another_seat_does_not_count() -> None:
     assert w.gate is not None
     w.gate = replace(w.gate, generation=7)
     assert w.verbs() == []
-    assert "the lighthouse is not up yet" in w.waits()
+    assert w.waiting(Code.SEAT_NOT_UP) == [{}]
 
 
 def test_the_first_groups_start_together_and_the_spare_is_not_waited_for() -> None:
@@ -64,7 +63,7 @@ def test_the_first_groups_start_together_and_the_spare_is_not_waited_for() -> No
     w.open_gate()
     w.bring(1)
     assert w.verbs() == []
-    assert "1 of 2 nodes are there" in w.waits()
+    assert w.waiting(Code.NODES_THERE) == [{"free": 1, "of": 2}]
     w.bring(3)
     assert w.verbs() == ["place", "place"]
     assert [(g.first_node, g.generation, g.phase, g.resume) for g in w.memory.groups.values()] == [
@@ -84,7 +83,7 @@ def test_with_too_few_nodes_in_time_it_begins_with_those_there_are() -> None:
     assert w.verbs(after=30.0) == []
     assert w.last.look_again_at == pytest.approx(1060.0)
     assert w.verbs(after=31.0) == ["place", "place"]
-    assert "allocation run-a3 is late" in w.waits()
+    assert w.waiting(Code.LATE) == [{"group": 2, "allocation": "run-a3", "word": ""}]
     # the late allocation comes after all
     for group in (0, 1):
         w.commit(group)
@@ -119,7 +118,8 @@ def test_an_engine_that_refuses_halts_the_run_with_its_reason() -> None:
     w.grant(1, "refused", reason="no such partition")
     w.grant(2, "refused", reason="no such partition")
     assert w.verbs() == ["halt"]
-    assert "the engine refused: no such partition" in say(w.memory.halt_reason)
+    refused = Reason.of(Code.ALL_REFUSED, word="no such partition")
+    assert w.memory.halt_reason == Reason.of(Code.TOO_FEW_NODES, free=0, groups=2, least=1, why=refused)
     w.round()
     assert w.memory.phase == "halted"
 
@@ -262,14 +262,14 @@ def test_stop_drains_all_groups_at_one_step() -> None:
     assert w.verbs() == ["stop"]
     assert w.memory.phase == "stopping"
     assert w.memory.stop_at_step == 30 + 2 + 5
-    assert f"after step {w.memory.stop_at_step}" in w.waits()
+    assert w.waiting(Code.DRAINING) == [{"step": w.memory.stop_at_step}]
     w.commit(0, step=36, step_s=0.1)
     w.round()
     assert w.memory.stop_at_step == 37, "it is chosen once"
     w.fail(0, code=0)
     w.fail(1, code=0)
     assert w.verbs() == ["release"] * 3
-    assert "the engine takes back 3 allocations, run-a1 first" in w.waits()
+    assert w.waiting(Code.TAKEN_BACK) == [{"count": 3, "allocation": "run-a1"}]
     w.round()
     assert w.memory.phase == "stopped"
 
@@ -359,7 +359,9 @@ def test_paused_does_nothing_but_open_incidents_and_resume_acts() -> None:
     assert w.verbs() == []
     assert [i.kind for i in w.memory.incidents.values()] == [Kind.CRASH, Kind.NODE_LOST, Kind.SILENT]
     assert {i.state for i in w.memory.incidents.values()} == {"open"}
-    assert "group 0: rank 0 was ended by SIGSEGV (signal 11); the run is paused, nothing is done" in w.waits()
+    paused = w.waiting(Code.PAUSED)
+    assert paused[0] == {"group": 0, "evidence": SEGFAULT}
+    assert [(why["group"], why["evidence"].code) for why in paused[1:]] == [(1, Code.LAPSED_UNHEARD), (2, Code.UNHEARD)]
     assert w.verbs(after=3.0) == []
     assert w.memory.cordons == before.cordons
     assert w.memory.spent == before.spent
@@ -389,7 +391,7 @@ def test_paused_starts_nothing_that_was_decided_before() -> None:
     w.admit(0)
     assert set(w.verbs()) <= {"fence"}, "a proof is a fact, and may be noted"
     assert w.group().phase == "placing"
-    assert "the run is paused: nothing is started" in w.waits()
+    assert w.waiting(Code.PAUSED_STARTS) == [{}]
     w.control = replace(w.control, paused=False)
     assert w.verbs() == ["place"]
 

@@ -16,9 +16,11 @@ import benchmarks.decide as bench
 from supervisor.core.decide import decide
 from supervisor.core.model.engines import TRAITS
 from supervisor.core.model.observed import CordonView, GpuFact, RankView, StuckView
+from supervisor.core.model.reason import Code
 from supervisor.core.model.spec import SlurmSpec
 from supervisor.core.round.view import MAX_CHANGES
 from supervisor.shell.inspect.pending_reasons import held
+from tests.helpers.reasons import values
 from tests.unit.core.world import World
 
 LOCAL_WORD_S = TRAITS["local"].word_s
@@ -333,7 +335,7 @@ def test_status_says_what_decide_says() -> None:
             w.commit(g, step=step)
         w.round(5.0)
     assert [i.group for i in w.memory.incidents.values()] == [1]
-    assert not any("not known for whom" in sentence for sentence in held(w.memory, w.observed(), w.spec))
+    assert values(held(w.memory, w.observed(), w.spec), Code.ALL_WAIT) == []
 
 
 # --- in act mode too the first rank that finishes makes its group `silent` ---

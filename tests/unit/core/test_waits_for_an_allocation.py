@@ -4,6 +4,7 @@ is no evidence about the others' ends."""
 from __future__ import annotations
 
 from supervisor.core.model.kinds import Kind
+from supervisor.core.model.reason import Code
 from tests.unit.core.evidence.test_hang_attribution import REDUCES, hangs
 from tests.unit.core.world import World
 
@@ -70,7 +71,7 @@ def test_that_all_others_wait_is_said() -> None:
     for g in range(3):
         hangs(w, g, "collective")
     assert hanging(w) == []
-    assert "groups 0, 1, 2 wait in collective for longer than a step may take: not known for whom" in w.waits()
+    assert w.waiting(Code.ALL_WAIT) == [{"groups": (0, 1, 2), "activities": ("collective",)}]
 
 
 def test_an_error_of_all_others_stops_the_run() -> None:

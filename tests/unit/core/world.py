@@ -27,9 +27,9 @@ from supervisor.core.model.observed import (
     RankView,
     StuckView,
 )
+from supervisor.core.model.reason import Code
 from supervisor.core.model.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
-from supervisor.core.report.words import said
-from tests.helpers.reasons import held_against
+from tests.helpers.reasons import held_against, values
 
 LOCAL_WORD_S = TRAITS["local"].word_s
 
@@ -141,8 +141,9 @@ class World:
         """The newest incident."""
         return self.incidents[f"i{len(self.incidents)}"]
 
-    def waits(self) -> str:
-        return " | ".join(said(self.last.waits))
+    def waiting(self, code: Code) -> list[dict[str, Any]]:
+        """The values of each reason of this code for which the newest decision waits."""
+        return values(self.last.waits, code)
 
     # --- observations ---
 
@@ -291,7 +292,7 @@ class World:
             if self.group(group).phase == "starting":
                 break
             self.round(max(after, self.group(group).not_before - self.now))
-        assert self.group(group).phase == "starting", (self.group(group), self.waits())
+        assert self.group(group).phase == "starting", (self.group(group), self.last.waits)
 
     def admit(self, group: int = 0) -> None:
         """Makes the gate take the newest admission: every older generation is shut out."""

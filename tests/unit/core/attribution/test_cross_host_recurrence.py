@@ -14,8 +14,6 @@ from supervisor.core.model.observed import CordonView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import FirstRungSpec
 from supervisor.core.policy import cordons
-from supervisor.core.report.explain import explain
-from supervisor.core.report.words import say
 from tests.helpers.reasons import codes, held_against
 from tests.unit.core.evidence.test_hang_attribution import hangs
 from tests.unit.core.world import World
@@ -51,7 +49,8 @@ def test_the_same_signal_on_the_next_host_frees_the_first_one_of_it() -> None:
     assert decision.acquitted == (("n1", "i2"),)
     assert (w.memory.cordons, w.suspicions) == ({}, [])
     freed = next(a for a in decision.actions if a.verb == "uncordon")
-    assert say(freed.reason) == ("host n1 is not to blame for it (incident i2: crash): the same befell group 0 on n3")
+    elsewhere = Reason.of(Code.BEFELL_ELSEWHERE, group=0, host="n3")
+    assert freed.reason == Reason.of(Code.NOT_TO_BLAME, host="n1", was=held_against("i2", Kind.CRASH), why=elsewhere)
     assert w.incident.evidence[-1] == Reason.of(Code.FOLLOWS, host="n1", incident="i2")
 
 
@@ -178,9 +177,7 @@ def test_an_incident_that_goes_on_is_told_as_it_is() -> None:
         w.start_again()
     assert (len(w.incidents), w.incident.rung, w.incident.followed) == (1, Rung.REPLACE, True)
     assert (w.memory.cordons, w.suspicions) == ({}, [])
-    said = "\n".join(explain(replace(w.incident, acted=w.now)))
-    assert "no host was cordoned, for it follows the group" in said
-    assert "the same on host n1 (incident i1): it follows the group" in said
+    assert Reason.of(Code.FOLLOWS, host="n1", incident="i1") in w.incident.evidence
 
 
 def test_at_a_halt_too_the_first_host_is_free() -> None:

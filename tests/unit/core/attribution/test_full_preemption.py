@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.model.kinds import Kind, Rung
-from supervisor.core.model.reason import Code
-from supervisor.core.report.words import say
-from tests.helpers.reasons import codes
+from supervisor.core.model.reason import Code, Reason
+from tests.helpers.reasons import codes, spent, values
 from tests.unit.core.world import HOST, World
 
 
@@ -32,7 +31,7 @@ def _start_again(w: World) -> None:
         if all(g.phase == "starting" for g in w.memory.groups.values()):
             return
         w.round(max([1.0, *(g.not_before - w.now for g in w.memory.groups.values())]))
-    raise AssertionError(w.waits())
+    raise AssertionError(w.last.waits)
 
 
 def test_a_run_that_dies_at_once_again_and_again_ends_in_a_halt() -> None:
@@ -46,7 +45,7 @@ def test_a_run_that_dies_at_once_again_and_again_ends_in_a_halt() -> None:
     _take_all(w)
     assert w.memory.phase == "halted"
     assert Code.GONE_AGAIN in codes(w.memory.halt_reason)
-    assert "budget spent (3 within 3600 s)" in say(w.memory.halt_reason)
+    assert values([w.memory.halt_reason], Code.BUDGET_SPENT) == [spent("reallocate", 3).about]
     assert len(w.memory.allocations) == 4
 
 
@@ -120,7 +119,7 @@ def test_a_failed_host_is_no_proof_but_a_persons_word_is() -> None:
     for _ in range(100):
         w.round(60.0)
     assert w.memory.lighthouse.generation == 1
-    assert "--they-are-down" in w.waits()
+    assert w.waiting(Code.SEAT_MUTE) == [{}]
     w.control = replace(w.control, down=1)
     for _ in range(10):
         w.round(2.0)
@@ -171,7 +170,8 @@ def test_a_restart_in_place_waits_for_the_engines_word_when_another_job_has_the_
     w.memory = replace(w.memory, groups={**w.memory.groups, 0: replace(w.group(0), phase="placing", generation=2)})
     w.node(1, allocation="run-a9", ranks=())
     assert w.verbs() == []
-    assert "node n1 is registered under allocation run-a9, not under run-a1: nothing is started there" in w.waits()
+    under = Reason.of(Code.UNDER_ANOTHER, node="n1", allocation="run-a9", placed="run-a1")
+    assert w.waiting(Code.NOT_STARTED_THERE) == [{"group": 0, "why": under}]
     w.round(5.0)
     assert w.incident.kind == Kind.ALLOCATION_LOST, "it cannot be ours any more"
     assert (w.group(0).first_node, w.memory.cordons) == ("", {})

@@ -13,9 +13,8 @@ from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import ControlView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import FirstRungSpec, TrainerSpec
-from supervisor.core.report.words import say
 from supervisor.wire.records import decode, encode
-from tests.helpers.reasons import codes, texts
+from tests.helpers.reasons import codes, texts, values
 from tests.unit.core.world import World, replace
 
 BUG = "ValueError: bad batch at 0x7f10"
@@ -67,7 +66,7 @@ def test_a_lone_group_that_ends_at_the_same_step_again_is_the_programs_fault() -
     assert outcome(w) == STOPPED
     assert Reason.of(Code.SEEN_AGAIN, step=20, times=2, hosts=("n1",)) in w.incident.evidence
     assert why_halted(w) == Reason.of(Code.SAME_STEP_AGAIN, step=20, hosts=("n1",))
-    assert SAME_BUG in say(w.memory.halt_reason)
+    assert [ended["error"] for ended in values([w.memory.halt_reason], Code.EXITED)] == [SAME_BUG]
     assert w.memory.spent == {"restart:0": w.memory.spent["restart:0"]}, "one restart is all that was spent"
 
 
@@ -607,7 +606,8 @@ def test_a_group_that_no_machine_can_train_halts_the_run_at_once_and_holds_no_ho
     misconfigured(w, 1)
     assert outcome(w) == STOPPED
     assert why_halted(w) == Reason.of(Code.MISCONFIGURED, group=1)
-    assert "NoData: group 1 gets no document of /data" in say(w.memory.halt_reason)
+    ended = {"rank": 0, "exit_code": 78, "error": "NoData: group 1 gets no document of /data"}
+    assert values([w.memory.halt_reason], Code.EXITED) == [ended]
     assert (w.memory.spent, w.memory.cordons, w.suspicions) == ({}, {}, [])
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.core.attribution import circuit_breaker
 from supervisor.core.model.kinds import Rung
-from supervisor.core.model.reason import Code
+from supervisor.core.model.reason import Code, Reason
 from supervisor.core.report.notifications import Notice, due
 from supervisor.core.round.draft import Round
 from tests.helpers.reasons import codes, texts, values
@@ -81,7 +81,8 @@ def test_the_incident_says_what_ended_it_however_often() -> None:
     evidence = w.incidents[w.group(0).incident].evidence
     assert EIO in texts(evidence[0])
     assert len(values(evidence, Code.SEEN_AGAIN)) == 1
-    assert EIO in w.waits()
+    (why,) = w.waiting(Code.GROUPS_OF_MANY)
+    assert why["evidence"] == Reason.of(Code.EXITED, rank=0, exit_code=1, error=EIO)
 
 
 def test_a_store_that_comes_and_goes_moves_nobody_when_no_restart_is_left() -> None:
@@ -132,7 +133,7 @@ def test_some_whose_server_stays_away_are_left_out() -> None:
     give(w, 50.0, no_store, range(3, 5))
     assert w.memory.breaker_since is None, "who is left out is not counted"
     give(w, 60.0, no_store, range(3, 8))
-    assert "breaker: 5 of 12 groups do not train" in w.waits()
+    assert [(why["failing"], why["of"]) for why in w.waiting(Code.GROUPS_OF_MANY)] == [(5, 12)]
     held = circuit_breaker.why_it_holds(Round(w.observed(), w.spec, w.memory))
     assert (held.code, held.about["failing"], held.about["of"]) == (Code.GROUPS_OF_MANY, 5, 12), "as status has it"
     give(w, 120.0)
@@ -183,8 +184,9 @@ def test_a_store_that_takes_one_after_the_other_is_one_cause_and_a_person_is_cal
         told += give(w, 90.0, no_store, range(group + 1))
     told += give(w, 120.0, no_store)
     assert w.memory.breaker_since is not None
-    assert [notice.text.partition(":")[0] for notice in told] == ["run run"]
-    assert "breaker: 5 of 5 groups do not train (5 error)" in told[0].text
+    assert [notice.about.partition("-")[0] for notice in told] == ["breaker"]
+    (why,) = w.waiting(Code.GROUPS_OF_MANY)
+    assert (why["failing"], why["of"], why["kinds"], why["times"]) == (5, 5, ("error",), (5,))
     give(w, 2 * w.spec.policy.backoff_max_s)
     assert all_train(w)
     assert w.memory.breaker_since is None

@@ -14,7 +14,7 @@ from supervisor.core.model.observed import StuckView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import FirstRungSpec
 from supervisor.shell.inspect.pending_reasons import held
-from tests.helpers.reasons import values
+from tests.helpers.reasons import codes, spent, values
 from tests.unit.core.world import World
 
 FOR_S = 300.0
@@ -32,60 +32,65 @@ def says(w: World, *computes: float, step: int = 50, **about: float) -> None:
         w.commit(group, step=step, compute_s=seconds, **about)
 
 
+def is_slow(group: int, node: str, times: float, rank: int = 0, for_data: bool = False) -> Reason:
+    """Returns the reason that a group takes longer than the others."""
+    return Reason.of(Code.GROUP_SLOW, group=group, rank=rank, node=node, times=times, for_data=for_data)
+
+
 def test_the_slow_one_is_named_with_its_rank_and_node() -> None:
     w = world(0.4, 0.9, 0.4, 0.42)
-    assert w.waits() == "group 1 is slow: rank 0 on node n2 computes about 2 times as long as the others"
+    assert w.last.waits == (is_slow(1, "n2", 2.0),)
     w.commit(1, step=51, compute_s=0.87)
-    before = w.waits()
+    before = w.last.waits
     w.round(1.0)
-    assert w.waits() == before, "said in the same words: it is journaled when the words change"
+    assert w.last.waits == before, "the same values: it is journaled when they change"
     assert w.memory.incidents == {}
     assert {g.generation for g in w.memory.groups.values()} == {1}
 
 
 def test_where_the_policy_takes_little_for_slow_the_words_are_finer() -> None:
     w = world(0.4, 0.5, 0.4, 0.4, straggler_factor=1.2)
-    assert "computes about 1.2 times as long as the others" in w.waits()
+    assert w.last.waits == (is_slow(1, "n2", 1.2),)
 
 
 def test_of_two_the_slower_one() -> None:
-    assert "group 0 is slow" in world(0.8, 0.4).waits()
+    assert world(0.8, 0.4).last.waits == (is_slow(0, "n1", 2.0),)
 
 
 def test_a_little_is_noise_and_so_are_milliseconds() -> None:
-    assert world(0.4, 0.55).waits() == ""
-    assert world(0.004, 0.02).waits() == ""
+    assert world(0.4, 0.55).last.waits == ()
+    assert world(0.004, 0.02).last.waits == ()
 
 
 def test_all_that_are_slow_alike_are_not() -> None:
-    assert world(0.9, 0.9, 0.9).waits() == ""
+    assert world(0.9, 0.9, 0.9).last.waits == ()
 
 
 def test_one_that_has_not_learned_yet_is_not_compared() -> None:
-    assert world(0.0, 0.9).waits() == ""
+    assert world(0.0, 0.9).last.waits == ()
 
 
 def test_one_that_waits_for_its_data_is_told_from_one_that_computes() -> None:
     w = world(0.4, 0.4, 0.4)
     w.commit(2, step=51, compute_s=0.4, data_s=0.6)
     w.round(1.0)
-    assert w.waits() == "group 2 is slow: rank 0 on node n3 takes about 2.5 times as long as the others, for its data"
+    assert w.last.waits == (is_slow(2, "n3", 2.5, for_data=True),)
 
 
 def test_what_a_silent_node_said_last_is_not_compared() -> None:
     w = world(0.4, 0.9, 0.4)
     w.node(2, registered=False)
     w.round(1.0)
-    assert "is slow" not in w.waits()
+    assert not codes(*w.last.waits) & {Code.GROUP_SLOW, Code.NOT_TOUCHED}
 
 
 def test_the_slowest_rank_counts_and_five_are_named_at_most() -> None:
     w = world(0.4, 0.4, ranks=2)
     w.report(1, 1, commits=1, step=50, compute_s=0.8)
     w.round(1.0)
-    assert "group 1 is slow: rank 1 " in w.waits()
+    assert is_slow(1, "n2", 2.0, rank=1) in w.last.waits
     many = world(*[0.4] * 10, *[0.9] * 7)
-    assert many.waits().count("is slow") == 5
+    assert [why["group"] for why in many.waiting(Code.GROUP_SLOW)] == [10, 11, 12, 13, 14]
 
 
 # --- all of them, or one alone ---
@@ -100,56 +105,61 @@ def began(*computes: float, past: float = 0.4, data: float = 0.0) -> World:
     return w
 
 
-ALL = "all groups compute about 2 times as long as when they began (0.4 s a step then): by what they share, or by their program"
+def together(number: int, of: int, times: float = 2.0, for_data: bool = False) -> Reason:
+    """Returns the reason that `number` of `of` groups take longer than when they began."""
+    return Reason.of(Code.ALL_SLOWER, slow=number, of=of, times=times, past_s=0.4, for_data=for_data)
+
+
+def alone(times: float, for_data: bool) -> Reason:
+    """Returns the reason that the only group takes longer than when it began."""
+    return Reason.of(Code.ALONE_SLOWER, group=0, times=times, past_s=0.4, for_data=for_data)
+
+
+ALL = together(3, 3)
 
 
 def test_that_all_take_longer_than_they_did_is_said_and_nothing_done() -> None:
     w = began(0.8, 0.81, 0.79)
-    assert (w.waits(), held(w.memory, w.observed(), w.spec)) == (ALL, (ALL,)), "status says so too"
+    assert w.last.waits == held(w.memory, w.observed(), w.spec) == (ALL,), "status says so too"
     for group in range(3):
         w.commit(group, step=600, compute_s=0.84, compute_past_s=0.4)
     w.round(10_000.0)
-    assert w.waits() == ALL, "said in the same words: it is journaled when the words change"
+    assert w.last.waits == (ALL,), "the same values: it is journaled when they change"
     assert (w.memory.incidents, w.memory.slow) == ({}, {})
     for group in range(3):
         w.commit(group, step=700, compute_s=0.41, compute_past_s=0.4)
     w.round(1.0)
-    assert (w.waits(), held(w.memory, w.observed(), w.spec)) == ("", ()), "it is over"
+    assert w.last.waits == held(w.memory, w.observed(), w.spec) == (), "it is over"
 
 
 def test_one_alone_is_compared_with_what_it_took_at_first() -> None:
-    said = "group 0 computes about 3 times as long as when it began (0.4 s a step then): there is no other to compare it with"
-    assert began(1.2).waits() == said
-    assert began(0.45, data=0.8).waits() == (
-        "group 0 takes about 3 times as long as when it began (0.4 s a step then), for its data: there is no other to compare it with"
-    )
+    assert began(1.2).last.waits == (alone(3.0, for_data=False),)
+    assert began(0.45, data=0.8).last.waits == (alone(3.0, for_data=True),)
 
 
 def test_that_all_wait_for_their_data_is_told_from_that_they_compute() -> None:
-    said = "all groups take about 3 times as long as when they began (0.4 s a step then), for their data: by what they share, or by their program"
-    assert began(0.4, 0.42, data=0.8).waits() == said
+    assert began(0.4, 0.42, data=0.8).last.waits == (together(2, 2, 3.0, for_data=True),)
 
 
 def test_of_most_of_them_their_number_is_said() -> None:
     """None of the others is unusual among as many slow ones."""
     w = began(0.8, 0.8, 0.8, 0.4, 0.4)
-    assert w.waits().startswith("3 of 5 groups compute about 2 times as long as when they began")
-    assert "they began" not in began(0.8, 0.8, 0.4, 0.4).waits(), "half of them are told one by one, or not at all"
+    assert w.last.waits == (together(3, 5),)
+    half = began(0.8, 0.8, 0.4, 0.4)
+    assert half.waiting(Code.ALL_SLOWER) == [], "half of them are told one by one, or not at all"
 
 
 def test_one_that_is_slower_than_the_others_is_told_as_ever_where_they_are_slow_too() -> None:
     w = began(0.8, 0.8, 2.0)
-    assert w.waits().split(" | ") == [
-        "group 2 is slow: rank 0 on node n3 computes about 2.5 times as long as the others", ALL
-    ]  # fmt: skip
+    assert w.last.waits == (is_slow(2, "n3", 2.5), ALL)
 
 
 @pytest.mark.parametrize(
     ("now", "past"), [(0.8, 0.0), (0.55, 0.4), (0.024, 0.008)], ids=["just started", "a little", "milliseconds"]
 )
 def test_what_says_nothing_of_all_of_them_is_not_said(now: float, past: float) -> None:
-    assert began(now, now, past=past).waits() == ""
-    assert began(now, past=past).waits() == ""
+    assert began(now, now, past=past).last.waits == ()
+    assert began(now, past=past).last.waits == ()
 
 
 def test_who_was_started_a_moment_ago_has_nothing_to_be_compared_with() -> None:
@@ -157,7 +167,7 @@ def test_who_was_started_a_moment_ago_has_nothing_to_be_compared_with() -> None:
     w.crash(1)
     w.round(1.0)
     w.recover(1, step=501)
-    assert w.waits().startswith("2 of 3 groups compute"), "the others are as slow as they were"
+    assert w.last.waits == (together(2, 3),), "the others are as slow as they were"
 
 
 def acting(*computes: float, rung: Any = "restart", **policy: Any) -> World:
@@ -242,7 +252,7 @@ def test_of_two_groups_it_must_be_slower_than_it_was_itself() -> None:
     stays(w, 0.4, 0.9)
     w.round(10 * FOR_S)
     assert w.memory.slow == {}
-    assert "group 1 is slow" in w.waits(), "it is reported all the same"
+    assert is_slow(1, "n2", 2.0) in w.last.waits, "it is reported all the same"
     w.commit(1, step=200, compute_s=0.9, compute_past_s=0.4, data_past_s=0.05)
     w.round(1.0)
     w.commit(1, step=300, compute_s=0.9, compute_past_s=0.4, data_past_s=0.05)
@@ -258,7 +268,8 @@ def test_never_two_at_once() -> None:
     stays(w, 0.4, 0.9, 0.4, 0.4, 0.8, 0.4)
     assert [w.group(g).generation for g in range(6)] == [1, 2, 1, 1, 1, 1], "the slowest"
     w.round(1.0)
-    assert "group 4 is slow and not touched: group 1 is in incident i1" in w.waits()
+    busy = Reason.of(Code.ANOTHER_IS_BUSY, other=1, incident="i1", phase="starting")
+    assert w.waiting(Code.NOT_TOUCHED) == [{"group": 4, "why": (busy,)}]
     w.recover(1, step=115)
     w.round(1.0)
     assert [w.group(g).generation for g in range(6)] == [1, 2, 1, 1, 2, 1]
@@ -272,8 +283,8 @@ def test_the_run_is_neither_halted_nor_a_group_left_without_a_node(gone: str) ->
         w.lapse("n4")
     stays(w, 0.4, 0.9, 0.4)
     assert w.memory.incidents == {}
-    why = "no healthy spare node" if gone == "spare" else "budget spent (0 within 3600 s)"
-    assert f"group 1 is slow and not touched: replace: {why}" in w.waits()
+    why = Reason.of(Code.NO_SPARE) if gone == "spare" else spent("replace", 0)
+    assert w.waiting(Code.NOT_TOUCHED) == [{"group": 1, "why": (why,)}]
 
 
 def test_one_that_failed_and_is_only_observed_keeps_nobody_from_being_mended() -> None:
@@ -294,7 +305,7 @@ def test_but_it_is_nobody_to_heal_from() -> None:
     assert [(i.group, i.kind, i.shadow) for i in w.incidents.values()] == [(0, Kind.HANG, True), (2, Kind.HANG, True)]
     w.round(FOR_S)
     assert w.group(1).generation == 1
-    assert "group 1 is slow and not touched: no other group trains that it can heal from" in w.waits()
+    assert w.waiting(Code.NOT_TOUCHED) == [{"group": 1, "why": (Reason.of(Code.NONE_TRAINS_BESIDE),)}]
 
 
 def test_replaced_its_host_is_suspect() -> None:
@@ -353,10 +364,8 @@ def test_one_that_is_slow_on_the_next_host_too_costs_no_further_node() -> None:
     w = moved(0.4, 0.9, 0.4)
     slow_again(w, 0.4, 0.9, 0.4)
     assert (w.group(1).generation, len(w.incidents)) == (2, 1)
-    assert "group 1 is slow: rank 0 on node n4 computes about 2 times" in w.waits()
-    assert (
-        "group 1 is slow and not touched: it was on host n2 too (incident i1): its own data or work, and no host's fault"
-    ) in w.waits()
+    elsewhere = Reason.of(Code.SLOW_ELSEWHERE, host="n2", incident="i1")
+    assert w.last.waits == (is_slow(1, "n4", 2.0), Reason.of(Code.NOT_TOUCHED, group=1, why=(elsewhere,)))
     assert (w.memory.cordons, w.suspicions) == ({}, []), "nor is the first host to blame"
     says(w, 0.4, 0.9, 0.4, step=10_000)
     w.round(3 * WITHIN_S)

@@ -8,8 +8,7 @@ import pytest
 
 from supervisor.core.evidence import checkpoint_lag
 from supervisor.core.evidence.checkpoint_lag import BEHIND
-from supervisor.core.model.reason import Code
-from supervisor.core.report.words import say
+from supervisor.core.model.reason import Code, Reason
 from supervisor.shell.inspect.pending_reasons import held
 from tests.unit.core.world import World
 
@@ -25,17 +24,32 @@ def trains(w: World, step: int, began: int = 0, **about: str) -> None:
     assert w.round(1.0).actions == (), "nothing is done about it"
 
 
-def said(w: World) -> str:
-    """The text that status shows; the journal has the same, without the writer's own words."""
-    shown = " | ".join(held(w.memory, w.observed(), w.spec))
-    assert "".join(say(why) for why in w.last.waits if why.code == Code.UNSAVED) == shown.partition("; ")[0]
-    return shown
+def shown(w: World) -> tuple[Reason, Reason] | None:
+    """The reason that status shows, and the writer's report; the journal has the same, without the writer's own words."""
+    found = held(w.memory, w.observed(), w.spec)
+    assert tuple(why.about["reason"] for why in found) == tuple(why for why in w.last.waits if why.code == Code.UNSAVED)
+    if not found:
+        return None
+    (both,) = found
+    assert both.code == Code.AND
+    return both.about["reason"], both.about["note"]
+
+
+def unsaved(newest: int | None, more_than: int = BEHIND * EVERY) -> Reason:
+    return Reason.of(Code.UNSAVED, newest=newest, every=EVERY, more_than=more_than)
+
+
+def failed(rank: int) -> Reason:
+    return Reason.of(Code.SAVE_FAILED, rank=rank, group=0, why=DISK)
+
+
+NONE_FAILED = Reason.of(Code.NO_SAVE_FAILED)
 
 
 def saved(w: World, step: int) -> None:
     w.save(0, step)
     assert w.verbs(1.0) == ["checkpoint"]
-    assert "no checkpoint" not in w.waits(), "at once"
+    assert w.waiting(Code.UNSAVED) == [], "at once"
 
 
 @pytest.fixture
@@ -49,74 +63,69 @@ def test_it_is_said_past_three_intervals_and_until_one_is_written(w: World) -> N
     trains(w, 100)
     saved(w, 100)
     trains(w, 100 + BEHIND * EVERY)
-    assert said(w) == "", "the third is due just now"
+    assert shown(w) is None, "the third is due just now"
     trains(w, 101 + BEHIND * EVERY)
-    assert said(w) == (
-        "no checkpoint since step 100, and one is due every 50 steps: more than 150 steps are lost if all groups are lost at "
-        "once; no rank says that one failed: they may be written slowly"
-    )
+    assert shown(w) == (unsaved(100), NONE_FAILED)
     saved(w, 250)
     trains(w, 300)
-    assert said(w) == ""
+    assert shown(w) is None
 
 
 def test_so_it_is_of_a_run_that_has_none_yet(w: World) -> None:
     trains(w, BEHIND * EVERY)
-    assert said(w) == ""
+    assert shown(w) is None
     trains(w, BEHIND * EVERY + 1)
-    assert said(w).startswith("no checkpoint yet, and one is due every 50 steps: more than 150 steps are lost")
+    assert shown(w) == (unsaved(None), NONE_FAILED)
 
 
 def test_what_an_earlier_run_has_left_in_the_folder_is_where_it_began(w: World) -> None:
     trains(w, 5150, began=5000)
-    assert said(w) == ""
+    assert shown(w) is None
     trains(w, 5151, began=5000)
-    assert said(w).startswith("no checkpoint yet, ")
-    for group in (1, 0):
+    assert shown(w) == (unsaved(None), NONE_FAILED)
+    # once both have healed from each other, neither knows where the run began: it counts from step 0
+    for group, more_than in ((1, 150), (0, 4800)):
         w.crash(group)
         w.round(1.0)
         w.recover(group, step=5152)
         assert w.group(group).resume == "peers", "it has made one step itself, and healed the others"
-        assert said(w).startswith("no checkpoint yet, ")
+        assert shown(w) == (unsaved(None, more_than), NONE_FAILED)
 
 
-def test_the_words_stay_the_same_until_twice_as_much_is_unsaved(w: World) -> None:
+def test_the_reason_stays_the_same_until_twice_as_much_is_unsaved(w: World) -> None:
     saved(w, 100)
-    words = []
+    reasons = []
     for step in range(251, 701):
         trains(w, step)
-        words.append(said(w))
-    first, second = dict.fromkeys(words)
-    assert (words.count(first), words.count(second)) == (150, 300)
-    assert "more than 150 steps are lost" in first
-    assert "more than 300 steps are lost" in second
+        reasons.append(shown(w))
+    assert reasons == [(unsaved(100, 150), NONE_FAILED)] * 150 + [(unsaved(100, 300), NONE_FAILED)] * 300
 
 
 def test_the_writer_says_why() -> None:
     w = World(ranks=2).bring_up()
     old = "checkpoint of step 100 failed: Permission denied"
     trains(w, 251, save_failed=DISK)
-    assert said(w).endswith(f"; rank 0 of group 0 says: {DISK}")
+    assert shown(w) == (unsaved(None, 150), failed(rank=0))
     w.report(0, 0, commits=251, step=251)
     w.report(1, 0, commits=251, step=251, save_failed=old)
     w.round(1.0)
-    assert said(w).endswith(f"; rank 1 of group 0 says: {DISK}"), "group 1 wrote before it"
+    assert shown(w) == (unsaved(None, 150), failed(rank=1)), "group 1 wrote before it"
     w.report(0, 1, commits=251, step=251)
     w.round(1.0)
-    assert "no rank says that one failed" in said(w)
+    assert shown(w) == (unsaved(None, 150), NONE_FAILED)
 
 
 def test_one_that_failed_alone_is_not_said(w: World) -> None:
     """The next one may be written."""
     saved(w, 100)
     trains(w, 200, save_failed=DISK)
-    assert said(w) == ""
+    assert shown(w) is None
 
 
 def test_where_none_is_due_none_is_missed(w: World) -> None:
     w.spec = replace(w.spec, titan=replace(w.spec.titan, checkpoint_interval_steps=0))
     trains(w, 100_000)
-    assert said(w) == ""
+    assert shown(w) is None
 
 
 def test_of_who_does_not_train_nothing_is_known() -> None:
@@ -138,6 +147,6 @@ def test_gone_back_behind_the_newest_nothing_is_unsaved(w: World) -> None:
 
 def test_a_run_that_is_over_or_halted_says_nothing(w: World) -> None:
     trains(w, 1000)
-    assert said(w)
+    assert shown(w) == (unsaved(None, 600), NONE_FAILED)
     w.memory = replace(w.memory, phase="halted")
     assert held(w.memory, w.observed(), w.spec) == ()

@@ -11,7 +11,7 @@ from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import FirstRungSpec
 from supervisor.core.policy import budgets
-from supervisor.core.report.explain import explain
+from tests.helpers.reasons import spent
 from tests.unit.core.world import World
 
 FULL = "/home/nodes/n: No space left on device"
@@ -73,7 +73,7 @@ def test_where_it_is_the_only_one_another_allocation_is_asked_for_and_why_is_sai
     w.admit(0)
     w.round()
     w.round()
-    assert f"node n3 is given no group while there is another: {FULL}" in w.waits()
+    assert w.waiting(Code.NODE_DISFAVOURED) == [{"node": "n3", "why": FULL}]
     assert w.group(0).first_node == ""
     w.bring(4)
     w.recover(0)
@@ -98,7 +98,7 @@ def test_it_is_the_last_resort_where_no_budget_is_left_to_ask_for_another() -> N
     w.admit(0)
     w.round(1.0)
     w.round(1.0)
-    assert "group 0: allocation run-a4 is pending" in w.waits()
+    assert w.waiting(Code.PENDING) == [{"group": 0, "allocation": "run-a4", "word": "", "usual_s": 0.0}]
     w.round(w.spec.policy.allocation_timeout_s)
     w.round(1.0)
     assert w.group(0).first_node == "n3"
@@ -188,7 +188,6 @@ def test_one_that_fails_there_is_started_on_the_spare_at_the_budget_of_a_restart
     assert Reason.of(Code.MOVED, why=why) in w.incident.considered
     w.recover(1)
     assert w.group(1).first_node == "n3"
-    assert "  The group's processes were started again, on another node; no host was cordoned." in explain(w.incident)
     assert w.memory.cordons == {}, "its disk is full: nobody's suspicion"
     assert {scope: len(at) for scope, at in w.memory.spent.items()} == {"restart:1": 1}
     tell(w, node, "")
@@ -241,11 +240,10 @@ def test_that_a_group_runs_where_nothing_can_be_written_is_said() -> None:
     node = w.group(1).first_node
     tell(w, node, "disk_read_only")
     assert w.round(1.0).actions == ()
-    said = f"group 1: its node {node} says: {FULL}: the group may go on, but its steps, checkpoints and logs may not be reported"
-    assert said in w.waits()
+    assert w.waiting(Code.NODE_SAYS) == [{"group": 1, "node": node, "fact": FULL}]
     tell(w, node, "")
     w.round(1.0)
-    assert "may not be reported" not in w.waits()
+    assert w.waiting(Code.NODE_SAYS) == []
 
 
 def test_what_many_say_is_not_said_for_each() -> None:
@@ -253,8 +251,8 @@ def test_what_many_say_is_not_said_for_each() -> None:
     for group in range(12):
         tell(w, w.group(group).first_node, "file_system_stalled")
     w.round()
-    assert w.waits().count("may not be reported") == disk_faults.NAMED
-    assert "and so 7 more groups" in w.waits()
+    assert [says["group"] for says in w.waiting(Code.NODE_SAYS)] == list(range(disk_faults.NAMED))
+    assert w.waiting(Code.AND_MORE_GROUPS) == [{"more": 12 - disk_faults.NAMED}]
 
 
 # --- groups that could stay ---
@@ -273,7 +271,7 @@ def test_a_straggler_is_not_moved_there() -> None:
         for g, s in enumerate((0.4, 0.9, 0.4)):
             w.commit(g, step=step, compute_s=s)
         w.round(after)
-    assert "group 1 is slow and not touched: replace: no healthy spare node" in w.waits()
+    assert w.waiting(Code.NOT_TOUCHED) == [{"group": 1, "why": (Reason.of(Code.NO_SPARE), spent("reallocate", 0))}]
     assert (w.group(1).first_node, w.group(1).phase) == ("n2", "running")
 
 

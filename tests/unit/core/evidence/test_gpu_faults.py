@@ -13,8 +13,7 @@ from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.observed import GpuFact, NodeView, StuckView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import GroupsSpec
-from supervisor.core.report.words import say
-from tests.helpers.reasons import SEGFAULT, texts, values
+from tests.helpers.reasons import SEGFAULT, text, texts, values
 from tests.unit.core.world import World
 
 NAME = "GPU 0 (0000:10:00.0, GPU-0000)"
@@ -115,7 +114,7 @@ def test_a_hang_is_the_gpus_also_when_all_wait() -> None:
     for group in (0, 1):
         w.report(group, commits=1, step=5, stuck=StuckView(activity="collective", activity_s=60.0, bound_s=30.0))
     assert w.verbs() == []
-    assert "not known for whom" in w.waits()
+    assert w.waiting(Code.ALL_WAIT) == [{"groups": (0, 1), "activities": ("collective",)}]
     tell(w, xid(w, 119))
     w.round()
     assert (w.incident.kind, w.incident.group) == (Kind.GPU, 1)
@@ -263,7 +262,7 @@ def test_why_a_node_is_given_no_group_is_said() -> None:
     w.admit(1)
     w.round()
     w.round()
-    assert f"node n3 is given no group: {NAME} nvml_stalled" in w.waits()
+    assert w.waiting(Code.NODE_UNFIT) == [{"node": "n3", "why": f"{NAME} nvml_stalled"}]
     tell(w, node="n3")
     w.start_again(1)
     assert w.group(1).first_node == "n3"
@@ -275,7 +274,7 @@ def test_a_spare_whose_gpu_is_lost_is_given_back_and_its_host_not_asked_for_agai
     w.round()
     released, acquired = w.last.actions
     assert (released.verb, released.key) == ("release", "release:run-a3")
-    assert say(released.reason) == f"{NAME} gpu_lost"
+    assert released.reason == text(f"{NAME} gpu_lost")
     assert acquired.verb == "acquire"
     assert w.memory.allocations["run-a4"].exclude == ("n3",)
     del w.nodes["n3"]

@@ -100,7 +100,7 @@ def test_where_every_group_hangs_by_itself_nobody_is_ended(w: World) -> None:
         hangs(w, group, "checkpoint")
     w.round()
     assert not w.memory.incidents
-    assert "every group hangs, in checkpoint: it is a cause that they share" in w.waits()
+    assert w.waiting(Code.ALL_HANG) == [{"activities": ("checkpoint",)}]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_who_alone_hangs_on_a_storage_that_is_away_for_all_is_not_ended(w: World
         node = w.group(group).first_node
         w.nodes[node] = replace(w.nodes[node], facts={"file_system_stalled": away} if group in says else {})
     w.round()
-    assert (f"group 1 hangs; the nodes of all groups say: {away}: it is a cause that they share" in w.waits()) == held
+    assert w.waiting(Code.HANG_OF_SHARED) == ([{"groups": (1,), "fact": away}] if held else [])
     assert [w.group(g).generation for g in range(3)] == [1, 1 if held else 2, 1]
     if not held:
         return
@@ -137,10 +137,10 @@ def test_what_all_share_is_told_also_where_other_ranks_wait_in_the_next_quorum()
         hangs(w, group, "checkpoint", stack="in write (store.py:1)")
         hangs(w, group, "quorum", rank=1, stack="in start_quorum (manager.py:2)")
     assert w.round(100.0).actions == ()
-    assert "every group hangs, in checkpoint: it is a cause that they share, so none is ended" in w.waits()
+    assert w.waiting(Code.ALL_HANG) == [{"activities": ("checkpoint",)}]
     hangs(w, 1, "quorum", stack="in start_quorum (manager.py:2)")
     assert w.round(TOLD_S - 1.0).actions == ()
-    assert "group 0 hangs, as all groups did a moment ago" in w.waits()
+    assert w.waiting(Code.HUNG_TOGETHER) == [{"groups": (0,)}]
     w.round(1.0)
     assert (w.incident.kind, w.incident.group) == (Kind.HANG, 0)
 
@@ -173,7 +173,7 @@ def test_where_all_wait_nobody_is_blamed(w: World) -> None:
         hangs(w, group, "collective")
     w.round(3600.0)
     assert not w.memory.incidents
-    assert "wait in collective for longer than a step may take: not known for whom" in w.waits()
+    assert w.waiting(Code.ALL_WAIT) == [{"groups": (0, 1, 2), "activities": ("collective",)}]
 
 
 REDUCES = "in wait (gloo.py:91) < allreduce (manager.py:412)"
@@ -212,7 +212,7 @@ def test_stacks_that_tell_nobody_apart_blame_nobody(w: World, stacks: list[str])
         hangs(w, group, "collective", stack=stack)
     w.round(3600.0)
     assert not w.memory.incidents
-    assert "not known for whom" in w.waits()
+    assert w.waiting(Code.ALL_WAIT) == [{"groups": (0, 1, 2), "activities": ("collective",)}]
 
 
 def test_while_a_rank_has_not_told_nobody_is_blamed() -> None:
@@ -292,7 +292,7 @@ def test_a_machine_that_is_not_well_is_no_reason_where_every_group_has_a_rank_th
     facts(w, 0, file_system_stalled="/shared has not answered for over 10 s")
     w.round()
     assert not w.memory.incidents
-    assert "it is a cause that they share" in w.waits()
+    assert w.waiting(Code.ALL_HANG) == [{"activities": ("checkpoint",)}]
 
 
 def test_one_whose_ranks_cannot_be_seen_is_to_blame_once_all_others_wait(w: World) -> None:
@@ -400,7 +400,7 @@ def test_waiting_for_a_group_that_is_being_started_is_nobodys_hang(w: World) -> 
         hangs(w, group, "quorum")
     w.round(60.0)
     assert [i.kind for i in w.memory.incidents.values()] == [Kind.CRASH]
-    assert "not known for whom" not in w.waits()
+    assert w.waiting(Code.ALL_WAIT) == []
 
 
 def test_who_waits_while_the_others_step_on_is_to_blame(w: World) -> None:
@@ -437,7 +437,7 @@ def test_who_was_passed_by_and_waits_now_is_not_to_blame_for_what_keeps_the_othe
     for _ in range(10):
         w.round(5.0)
         assert not w.memory.incidents
-    assert "groups 1 wait in quorum for longer than a step may take: not known for whom" in w.waits()
+    assert w.waiting(Code.ALL_WAIT) == [{"groups": (1,), "activities": ("quorum",)}]
     for group in (0, 2):
         w.report(group, commits=1, step=61)
     w.round(5.0)
@@ -491,7 +491,7 @@ def one_inside_a_collective() -> World:
     w.others_wait(1)
     w.round()
     assert not w.memory.incidents
-    assert "group 1 hangs; not known yet for which rank of group 1 the others wait" in w.waits()
+    assert w.waiting(Code.HANG_OF_RANKS) == [{"groups": (1,), "others": (1,)}]
     return w
 
 
@@ -597,11 +597,11 @@ def test_the_first_that_says_so_may_be_one_of_many(w: World) -> None:
     hangs(w, 0, "data")
     w.round()
     assert not w.memory.incidents
-    assert "group 0 hangs; not known yet whether groups 1, 2 does too" in w.waits()
+    assert w.waiting(Code.HANG_OF_OTHERS) == [{"groups": (0,), "others": (1, 2)}]
     for group in (1, 2):
         hangs(w, group, "data")
     w.round(5.0)
-    assert "it is a cause that they share" in w.waits()
+    assert w.waiting(Code.ALL_HANG) == [{"activities": ("data",)}]
     for group in (2, 0, 1):  # the shared cause is over, and one after the other reports it
         w.commit(group, step=51)
         w.round(1.0)
@@ -667,7 +667,7 @@ def test_what_a_rank_does_for_itself_tells_it_without_any_stack(activity: str, n
 def test_what_may_be_a_wait_for_a_shard_tells_nobody_without_a_stack(activity: str) -> None:
     w = several(activity, "quorum")
     assert not w.incidents
-    assert "not known for whom" in w.waits()
+    assert w.waiting(Code.ALL_WAIT) == [{"groups": (0, 1, 2), "activities": (activity, "quorum")}]
 
 
 def test_one_whose_stack_no_debugger_can_read_for_its_sleep_is_elsewhere() -> None:

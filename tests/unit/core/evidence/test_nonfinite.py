@@ -12,9 +12,8 @@ from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.observed import SpikeView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import FirstRungSpec, TitanSpec
-from supervisor.core.report.words import say
 from supervisor.core.round.view import MAX_CHANGES
-from tests.helpers.reasons import codes
+from tests.helpers.reasons import codes, values
 from tests.unit.core.world import World
 
 LOCAL_WORD_S = TRAITS["local"].word_s
@@ -139,7 +138,7 @@ def test_where_all_groups_computed_it_it_is_the_models_fault(w: World, words: tu
     judged(w)
     w.round(1.0)
     assert w.memory.phase in ("stopping", "halted")
-    assert ERROR in say(w.memory.halt_reason)
+    assert [ended["error"] for ended in values([w.memory.halt_reason], Code.EXITED)] == [ERROR]
     assert w.memory.cordons == {}
 
 
@@ -230,27 +229,35 @@ def rises(w: World, *own: float, mean: float, step: int = 120) -> None:
     w.round(1.0)
 
 
+def of_all(spreads: float, own: int) -> Reason:
+    """Returns the reason of a loss that rose in the mean, and in `own` of three groups by itself."""
+    return Reason.of(Code.SPIKE_OF_ALL, step=120, loss=9.1, usual=2.3, spreads=spreads, own=own, of=3)
+
+
+OF_GROUP_1 = Reason.of(Code.SPIKE_OF_OWN, step=120, groups=(1,), loss=19.1, usual=2.3, spreads=120.0)
+
+
 @pytest.mark.parametrize(
-    ("own", "mean", "said"),
+    ("own", "mean", "why"),
     [
-        ((40.0, 34.0, 41.0), 60.0, "9.1 where 2.3 is usual (60 times the spread), in 3 of 3 groups by itself: the model's or the data's"),
-        ((6.0, 7.0, 6.0), 12.0, "9.1 where 2.3 is usual (12 times the spread), in none of 3 groups by itself: the model's or the data's"),
-        ((0.0, 120.0, 0.0), 0.0, "in group 1 alone, 19.1 where 2.3 is usual (120 times the spread): its data or its hardware is suspect"),
-        ((0.0, 120.0, 0.0), 50.0, "in group 1 alone, 19.1 where 2.3 is usual (120 times the spread): its data or its hardware is suspect"),
+        ((40.0, 34.0, 41.0), 60.0, of_all(60.0, own=3)),
+        ((6.0, 7.0, 6.0), 12.0, of_all(12.0, own=0)),
+        ((0.0, 120.0, 0.0), 0.0, OF_GROUP_1),
+        ((0.0, 120.0, 0.0), 50.0, OF_GROUP_1),
     ],
-)  # fmt: skip
-def test_a_loss_that_rose_is_told_with_whose_it_was(w: World, own: tuple[float, ...], mean: float, said: str) -> None:
+)
+def test_a_loss_that_rose_is_told_with_whose_it_was(w: World, own: tuple[float, ...], mean: float, why: Reason) -> None:
     rises(w, *own, mean=mean)
-    assert w.waits() == f"loss spike at step 120: {said}"
+    assert w.last.waits == (why,)
     assert w.memory.incidents == {}, "it is committed: there is nothing to be done about it"
 
 
 def test_a_little_is_not_told_and_the_policy_says_what_is_little(w: World) -> None:
     rises(w, 9.0, 9.0, 9.0, mean=9.0)
-    assert w.waits() == ""
+    assert w.last.waits == ()
     w.spec = replace(w.spec, policy=replace(w.spec.policy, loss_spike_factor=8.0))
     w.round(1.0)
-    assert "loss spike at step 120" in w.waits()
+    assert w.last.waits == (of_all(9.0, own=3),)
 
 
 def test_whose_it_was_is_said_when_all_are_past_it(w: World) -> None:
@@ -258,10 +265,10 @@ def test_whose_it_was_is_said_when_all_are_past_it(w: World) -> None:
     rises(w, 120.0, 120.0, 120.0, mean=120.0)
     w.commit(2, step=119)
     w.round(1.0)
-    assert w.waits() == ""
+    assert w.last.waits == ()
     w.commit(2, step=121)
     w.round(1.0)
-    assert "in 2 of 3 groups by itself" in w.waits()
+    assert w.last.waits == (of_all(120.0, own=2),)
 
 
 def test_of_another_generation_nothing_is_told(w: World) -> None:
@@ -272,7 +279,7 @@ def test_of_another_generation_nothing_is_told(w: World) -> None:
     for group in range(3):
         w.recover(group)
     w.round(1.0)
-    assert "loss spike" not in w.waits()
+    assert codes(*w.last.waits).isdisjoint({Code.SPIKE_OF_OWN, Code.SPIKE_OF_ALL})
 
 
 def test_the_innocent_pay_nothing_however_often_another_group_spoils_the_mean() -> None:

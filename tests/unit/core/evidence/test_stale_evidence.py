@@ -134,7 +134,7 @@ def test_it_never_fails_the_next_one(sign: str) -> None:
             w.nodes[name] = replace(w.nodes[name], gpus=old.gpus)
         w.gate = gate if look % 2 else now
         w.round(HALF_AN_HOUR_S)
-        assert w.waits() == "", "nor is it named by what was seen of the old one"
+        assert w.last.waits == (), "nor is it named by what was seen of the old one"
     assert len(w.incidents) == seen
     assert w.group(1).generation == 2
     assert w.memory.incidents == {}

@@ -100,7 +100,8 @@ def test_a_paused_run_does_nothing_and_what_goes_on_is_over(w: World) -> None:
     stop(w, 1)
     w.round()
     assert w.group(1).generation == 1
-    assert "the run is paused, nothing is done" in w.waits()
+    stopped = Reason.of(Code.STOPPED, rank=0, how="is stopped by a signal", limit_s=1.5)
+    assert w.waiting(Code.PAUSED) == [{"group": 1, "evidence": stopped}]
     stop(w, 1, 0.0)
     w.round(1.0)
     assert w.incidents["i1"].state == "recovered"
@@ -122,8 +123,7 @@ def test_where_one_hand_stops_all_none_is_ended_and_letting_them_go_on_ends_none
     for group in range(3):
         stop(w, group, 10.0)
     w.round(10.0)
-    assert "a rank of every group is stopped" in w.waits()
-    assert any("a rank of every group is stopped" in sentence for sentence in held(w.memory, w.observed(), w.spec))
+    assert w.last.waits == held(w.memory, w.observed(), w.spec) == (Reason.of(Code.ALL_STOPPED),)
     stop(w, 0, 0.0)
     w.round(0.1)
     stop(w, 1, 0.0)

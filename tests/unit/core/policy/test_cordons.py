@@ -12,10 +12,9 @@ from supervisor.core.model.engines import TRAITS
 from supervisor.core.model.incident import Suspicion
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.observed import CordonView, Grant, NodeView
+from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.policy.cordons import REPEATED_S, TOGETHER_S, freeable, repeated, together
-from supervisor.core.report import explain
-from supervisor.core.report.words import say
 from tests.helpers.reasons import held_against
 from tests.unit.core.world import World
 
@@ -32,6 +31,10 @@ def bar(w: World, host: str) -> None:
 
 def drain(w: World, host: str) -> None:
     w.cordons[host] = CordonView(why=DRAIN, drain=DRAIN)
+
+
+def freed_by(by: str) -> Reason:
+    return Reason.of(Code.FREED_BY, host="n1", by=by, was=held_against("i1", Kind.NODE_LOST))
 
 
 def lose(w: World, node: str) -> None:
@@ -231,7 +234,7 @@ def test_a_freed_host_is_let_go_of_by_the_runs_own_memory_and_may_be_cordoned_ag
     del w.cordons["n1"]
     decision = w.round()
     assert (decision.actions[0].verb, decision.actions[0].key.split(":")[1]) == ("uncordon", "n1")
-    assert "freed by a person (incident i1: node_lost)" in say(decision.actions[0].reason)
+    assert decision.actions[0].reason == freed_by("a person")
     assert w.memory.cordons == {}
     assert "uncordon" not in w.verbs(), "once"
     (pending,) = [key for key in wanted(w) if key not in w.grants]
@@ -270,7 +273,7 @@ def test_what_still_waits_is_asked_for_anew_without_the_exclusion() -> None:
     w.cordons.clear()
     w.round()
     assert [a.verb for a in w.last.actions] == ["uncordon", "release", "acquire"]
-    assert "asked for without host n1, which is free again" in say(w.last.actions[1].reason)
+    assert w.last.actions[1].reason == Reason.of(Code.HOST_FREE_AGAIN, host="n1")
     (again,) = [key for key in wanted(w) if key not in w.grants]
     assert (w.memory.allocations[again].exclude, w.memory.spent) == ((), spent)
     assert w.verbs() == [], "once"
@@ -291,7 +294,7 @@ def test_a_drained_host_is_left_at_no_budget_and_its_group_moves_to_a_spare() ->
     drain(w, "n1")
     decision = w.round()
     assert [a.verb for a in decision.actions] == ["acquire", "move"]
-    assert "run-a1 is leaving: drained by ann@login" in say(decision.actions[0].reason)
+    assert decision.actions[0].reason == Reason.of(Code.IN_PLACE_OF_LEAVING, allocation="run-a1", why=DRAIN)
     assert "n1" in w.memory.allocations["run-a4"].exclude
     assert (w.group().phase, w.group().last_node, w.incident.kind) == ("fencing", "n1", Kind.LEAVING)
     w.recover(0)
@@ -306,7 +309,8 @@ def test_it_is_left_only_while_another_group_trains_and_a_node_is_there() -> Non
     drain(w, "n1")
     assert w.verbs() == ["acquire"]
     assert w.verbs(after=1e4) == [], "nobody hurries it: a person's drain has no deadline"
-    assert "group 0: its node n1 is leaving (drained by ann@login" in w.waits()
+    (waits,) = w.waiting(Code.NO_OTHER_YET)
+    assert (waits["group"], waits["node"], waits["why"]) == (0, "n1", DRAIN)
     w.hear(1, "silent")
     w.bring(3)
     w.round()
@@ -397,8 +401,7 @@ def test_kills_from_outside_are_held_against_no_host(number: int) -> None:
     w = World(groups=2, spares=1).bring_up()
     kill_until_it_leaves(w, {"signal": number, **FROM_OUTSIDE})
     assert (w.suspicions, w.memory.cordons) == ([], {})
-    told = explain.done(replace(w.incident, acted=w.now))
-    assert "no host was cordoned, for its ranks were stopped or killed from outside" in told[1]
+    assert (w.incident.rung, w.incident.outside) == (Rung.REPLACE, True)
 
 
 FROM_INSIDE: list[dict[str, Any]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,11 @@ from supervisor.core.model.observed import StuckView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import FirstRungSpec, SlurmSpec, TrainerSpec
 from supervisor.core.remediation.drain import SUCCESSORS_A_NODE
-from supervisor.core.report.words import say
 from tests.unit.core.world import World
 
 WARN_S = 300.0
+NEAR = "its time limit is near"
+DRAINED = "drained: disk is failing"
 
 
 def world(groups: int = 2, spares: int = 1, **about: object) -> World:
@@ -26,10 +28,10 @@ def world(groups: int = 2, spares: int = 1, **about: object) -> World:
 
 def limit(w: World, number: int) -> None:
     """Notifies the node's shim that its time is nearly over."""
-    w.node(number, leaving="its time limit is near")
+    w.node(number, leaving=NEAR)
 
 
-def drain(w: World, number: int, why: str = "drained: disk is failing") -> None:
+def drain(w: World, number: int, why: str = DRAINED) -> None:
     key = f"run-a{number}"
     w.grants[key] = replace(w.grants[key], leaving=why)
 
@@ -49,7 +51,7 @@ def follow(w: World, group: int) -> None:
     """Fences the old generation, places the new one, and lets it commit."""
     w.admit(group)
     w.round()
-    assert w.group(group).phase == "starting", (w.group(group), w.waits())
+    assert w.group(group).phase == "starting", (w.group(group), w.last.waits)
     w.commit(group, step=10)
     w.round(1.0)
     w.hear(group, "beating")
@@ -106,7 +108,7 @@ def test_one_that_hangs_and_is_left_so_is_nobody_to_heal_from() -> None:
     limit(w, 1)
     settle(w)
     assert w.group(0).phase == "running"
-    assert "no other group trains that it can heal from" in w.waits()
+    assert w.waiting(Code.NO_ONE_TO_HEAL_FROM) == [{"group": 0, "node": "n1", "why": NEAR}]
 
 
 def test_one_that_is_slow_and_left_so_may_be_healed_from() -> None:
@@ -124,17 +126,17 @@ def test_one_that_is_slow_and_left_so_may_be_healed_from() -> None:
 # --- a node that is leaving ---
 
 
-@pytest.mark.parametrize("leaves", [limit, drain])
-def test_its_successor_is_asked_for_at_once_and_only_once(leaves: object) -> None:
+@pytest.mark.parametrize(("leaves", "why"), [(limit, NEAR), (drain, DRAINED)])
+def test_its_successor_is_asked_for_at_once_and_only_once(leaves: Callable[[World, int], None], why: str) -> None:
     w = world(spares=0)
-    leaves(w, 1)  # type: ignore[operator]
+    leaves(w, 1)
     (acquire,) = w.round().actions
     assert (acquire.verb, acquire.rung) == ("acquire", None)
-    assert "run-a1 is leaving" in say(acquire.reason)
+    assert acquire.reason == Reason.of(Code.IN_PLACE_OF_LEAVING, allocation="run-a1", why=why)
     assert w.memory.allocations["run-a1"].successor == "run-a3"
     assert [w.verbs(after=10.0) for _ in range(5)] == [[]] * 5
-    assert "group 0: its node n1 is leaving" in w.waits()
-    assert "allocation run-a3 is pending" in w.waits()
+    pending = {"allocation": "run-a3", "state": "pending", "word": ""}
+    assert w.waiting(Code.NO_OTHER_YET) == [{"group": 0, "node": "n1", "why": why, **pending}]
 
 
 @pytest.mark.parametrize("leaves", [limit, drain])
@@ -171,7 +173,7 @@ def test_one_group_moves_at_a_time() -> None:
     w.round()
     assert [g.phase for g in w.memory.groups.values()] == ["fencing", "running", "running"]
     assert w.verbs(after=5.0) == []
-    assert "group 1: its node n2 is leaving (its time limit is near): one at a time, group 0" in w.waits()
+    assert w.waiting(Code.ONE_AT_A_TIME) == [{"group": 1, "node": "n2", "why": NEAR, "other": 0}]
     follow(w, 0)
     assert w.group(1).phase == "fencing"
     follow(w, 1)
@@ -190,7 +192,7 @@ def test_it_waits_for_somebody_to_heal_from(why: str) -> None:
     w.round()
     w.round()
     assert w.group().phase == "running"
-    assert "no other group trains that it can heal from" in w.waits()
+    assert w.waiting(Code.NO_ONE_TO_HEAL_FROM) == [{"group": 0, "node": "n1", "why": DRAINED}]
     w.hear(1, "beating")
     w.round()
     assert "move" in w.verbs() or w.group().phase == "fencing"
@@ -399,10 +401,9 @@ def test_a_restart_that_is_asked_for_while_all_end_and_the_run_is_paused_is_no_g
     for g in (0, 1):
         w.admit(g)
     w.control = replace(w.control, paused=False)
-    reasons = [
-        say(a.reason) for _ in range(3) for a in w.round().actions if a.verb in ("start", "place") and a.group == 0
-    ]
-    assert reasons[0].startswith("its node is about to be taken away: it is left before: it was handed over after step")
+    reasons = [a.reason for _ in range(3) for a in w.round().actions if a.verb in ("start", "place") and a.group == 0]
+    handed_over = Reason.of(Code.HANDED_OVER, step=step, node="n1", why=NEAR)
+    assert reasons[0] == Reason.of(Code.LEFT_BEFORE, why=handed_over)
 
 
 def test_a_drained_host_never_forces_it() -> None:
@@ -487,11 +488,11 @@ def test_a_group_that_only_starts_ends_at_once() -> None:
 def test_the_time_of_a_start_bounds_it() -> None:
     """If a group never comes to the step, the run goes on from what is on disk."""
     w = world(spares=0, start_timeout_s=200.0)
-    begun(w)
+    step = begun(w)
     w.bring(3)
     w.bring(4)
     w.round(199.0)
-    assert "handing over" in w.waits()
+    assert w.waiting(Code.HANDING_OVER) == [{"step": step, "still": (0, 1)}]
     assert w.verbs(after=2.0)[:2] == ["move", "move"]
     w.admit(0)
     w.admit(1)
@@ -562,4 +563,4 @@ def test_a_command_without_a_quorum_needs_no_other_group_to_heal_from(reports: s
     drain(w, 1)
     settle(w)
     moved = w.group(0).generation == 2
-    assert moved == (reports == "output"), w.waits()
+    assert moved == (reports == "output"), w.last.waits

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.core.model.reason import Code
-from supervisor.core.report.words import say
-from tests.helpers.reasons import codes
+from tests.helpers.reasons import codes, values
 from tests.unit.core.remediation.test_drain import WARN_S, drain, limit, settle, world
 from tests.unit.core.world import World
 
@@ -15,7 +14,7 @@ def _begun_at(w: World, told_at: float) -> float:
     """Seconds from the warning to the begin of the hand-over, a second's round at a time."""
     while w.memory.handover_at_step is None and w.now < told_at + WARN_S:
         w.round(1.0)
-    assert w.memory.handover_at_step is not None, w.waits()
+    assert w.memory.handover_at_step is not None, w.last.waits
     return w.now - told_at
 
 
@@ -41,7 +40,7 @@ def test_a_step_that_takes_longer_than_the_warning_is_begun_at_once_and_said() -
     while w.memory.handover_at_step is None and decision.look_again_at == w.now:
         decision = w.round()
     (action,) = [a for a in decision.actions if a.verb == "hand_over"]
-    assert "a step takes 400 s, too long for the warning of 300 s" in say(action.reason)
+    assert values([action.reason], Code.STEP_TOO_LONG) == [{"step_s": 400.0, "warning_s": 300.0}]
 
 
 def _half_moved() -> World:

@@ -9,6 +9,7 @@ from supervisor.core import invariants
 from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
 from supervisor.core.model.memory import Lighthouse, Memory
 from supervisor.core.model.observed import NodeView, RankView
+from supervisor.core.model.reason import Code
 from tests.unit.core.world import HOST, World
 
 OTHER = "other-host"
@@ -48,7 +49,7 @@ def test_a_mute_lighthouse_that_forwarders_reach_is_unknown_and_held() -> None:
     w.mute()
     for _ in range(5):
         assert w.verbs(after=10.0) == []
-    assert "group 0's forwarder reaches its gate: unknown, hold" in w.waits()
+    assert w.waiting(Code.SEAT_REACHED) == [{"by": 0}]
     assert w.memory.lighthouse.address == "host:1"
 
 
@@ -58,7 +59,7 @@ def test_right_after_a_store_outage_a_mute_lighthouse_says_nothing() -> None:
     cut_off(w, 0, 1, gate="host:1")
     w.stable = 1.0
     assert w.verbs() == []
-    assert "hold for one lease" in w.waits()
+    assert w.waiting(Code.SEAT_AWAY) == [{}]
     w.stable = 60.0
     assert w.verbs(after=1.0) == ["close_lighthouse"]
 
@@ -70,10 +71,10 @@ def test_a_lost_lighthouse_is_closed_cut_waited_for_and_only_then_replaced() -> 
     assert w.verbs() == ["close_lighthouse"]
     assert (w.memory.lighthouse.address, w.memory.lighthouse.closing) == ("", True)
     assert w.verbs(after=60.0) == [], "nobody has cut yet"
-    assert "the forwarders of groups [0, 1] have not cut yet: hold" in w.waits()
+    assert w.waiting(Code.SEAT_UNCUT) == [{"node": "host", "uncut": (0, 1)}]
     cut_off(w, 0)
     assert w.verbs(after=60.0) == []
-    assert "groups [1]" in w.waits()
+    assert w.waiting(Code.SEAT_UNCUT) == [{"node": "host", "uncut": (1,)}]
     cut_off(w, 1)
     assert w.verbs() == [], "the old gate has its time"
     heartbeat_s = w.spec.torchft.heartbeat_timeout_ms / 1000
@@ -125,7 +126,7 @@ def test_when_all_groups_are_on_its_side_nothing_is_opened_here() -> None:
         w.nodes[node] = replace(w.nodes[node], registered=False)
     for _ in range(10):
         assert w.verbs(after=30.0) == []
-    assert "all groups that it admits may still be on its side: hold" in w.waits()
+    assert w.waiting(Code.SEAT_MUTE) == [{}]
     assert w.memory.lighthouse.address == "host:1", "when the network heals they go on as they are"
 
 
@@ -138,7 +139,7 @@ def test_when_the_last_of_our_side_goes_while_it_is_closed_nothing_is_opened() -
         w.nodes[node] = replace(w.nodes[node], registered=False)
     for _ in range(10):
         assert w.verbs(after=30.0) == []
-    assert "all groups that it admits may still be on its side: hold" in w.waits()
+    assert w.waiting(Code.SEAT_CLOSING) == [{"node": "host"}]
 
 
 def test_a_silent_node_is_made_up_for_by_one_that_has_cut() -> None:
@@ -160,7 +161,7 @@ def test_a_group_that_the_old_gate_admits_in_an_older_generation_elsewhere_is_no
     cut_off(w, 0)
     for _ in range(5):
         assert w.verbs(after=30.0) == []
-    assert "may still be on its side: hold" in w.waits()
+    assert w.waiting(Code.SEAT_MUTE) == [{}]
 
 
 def test_a_host_that_comes_back_while_it_is_closed_ends_it_by_its_shims_word() -> None:
@@ -180,7 +181,7 @@ def test_without_another_service_host_it_waits_for_one() -> None:
     w.round()
     w.round()
     assert w.verbs(after=10.0) == []
-    assert "no service host is there yet" in w.waits()
+    assert w.waiting(Code.SEAT_NO_HOST) == [{}]
     w.nodes[OTHER] = NodeView(name=OTHER, registered=True, role="service")
     assert w.verbs() == ["lighthouse"]
 

@@ -8,6 +8,7 @@ import pytest
 
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import Grant
+from supervisor.core.model.reason import Code
 from supervisor.core.model.seats import Seat
 from tests.unit.core.world import World
 
@@ -117,7 +118,7 @@ def test_two_groups_never_get_the_same_spare() -> None:
     w.admit(1)
     assert w.verbs() == ["fence", "fence", "place"]
     assert homes(w) == {0: "n3", 1: ""}
-    assert "group 1: allocation run-a4 is pending" in w.waits()
+    assert w.waiting(Code.PENDING) == [{"group": 1, "allocation": "run-a4", "word": "", "usual_s": 0.0}]
 
 
 def test_a_start_in_place_waits_for_its_node() -> None:
@@ -132,7 +133,7 @@ def test_a_start_in_place_waits_for_its_node() -> None:
     w.lapse("n1")
     w.stable = 1.0
     assert w.verbs() == []
-    assert "group 0: the store was away" in w.waits()
+    assert w.waiting(Code.STORE_AWAY) == [{"group": 0, "seconds": 1.0, "lease_s": 5}]
     w.node(1)
     assert w.verbs() == ["start"]
 
@@ -159,7 +160,8 @@ def test_a_run_waits_in_the_engines_queue_for_as_long_as_it_takes() -> None:
         w.round(w.spec.policy.allocation_timeout_s)
     assert w.memory.phase == "running"
     assert [a.state for a in w.memory.allocations.values()] == ["wanted", "wanted"]
-    assert "0 of 2 nodes are there (at least 1 are needed); 2 wait in the engine's queue: Resources" in w.waits()
+    there = {"free": 0, "of": 2, "least": 1, "queued": 2, "word": "Resources"}
+    assert w.waiting(Code.NODES_QUEUED) == [there]
     w.bring(1)
     w.round(1.0)
     assert w.group(0).phase == "starting", "one is enough: it had its time"
@@ -200,7 +202,7 @@ def test_an_engine_that_has_no_more_nodes_is_not_waited_for_and_the_last_group_j
     w = short_of_a_node()
     assert [g.phase for g in w.memory.groups.values()] == ["starting"] * 3 + ["unplaced"]
     w.round(1.0)
-    assert "group 3: allocation run-a4 is pending: all held" in w.waits()
+    assert w.waiting(Code.PENDING) == [{"group": 3, "allocation": "run-a4", "word": "all held", "usual_s": 1.0}]
     w.bring(4)
     w.round(1.0)
     assert w.group(3).phase == "starting"
@@ -217,7 +219,8 @@ def test_fewer_groups_than_the_run_needs_do_not_start() -> None:
     w = short_of_a_node(min_groups=4)
     w.round(2 * w.spec.policy.allocation_timeout_s)
     assert {g.phase for g in w.memory.groups.values()} == {"unplaced"}
-    assert "3 of 4 nodes are there (at least 4 are needed)" in w.waits()
+    there = {"free": 3, "of": 4, "least": 4, "queued": 1, "word": "all held"}
+    assert w.waiting(Code.NODES_QUEUED) == [there]
     w.bring(4)
     w.round(1.0)
     assert {g.phase for g in w.memory.groups.values()} == {"starting"}

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.model.kinds import Kind, Rung
-from supervisor.core.model.reason import Code
-from supervisor.core.report.words import say
-from tests.helpers.reasons import codes, texts
+from supervisor.core.model.reason import Code, Reason
+from tests.helpers.reasons import codes, texts, values
 from tests.unit.core.remediation.test_drain import WARN_S, drain, follow, limit, settle, wanted, world
 from tests.unit.core.world import World
 
@@ -39,7 +38,8 @@ def test_the_group_moves_while_it_trains_and_the_incident_says_preempted() -> No
     assert (w.group().phase, w.group().last_node, w.group(1).phase) == ("fencing", "n1", "running")
     assert (w.incident.kind, w.incident.rung, w.incident.node) == (Kind.LEAVING, Rung.REPLACE, "n1")
     assert "Slurm preempts job 1, after a grace of 60 s" in texts(w.incident.evidence[0])
-    assert "preempts" in say(w.incident.reason)
+    leaving = Reason.of(Code.NODE_LEAVING, node="n1", why="Slurm preempts job 1, after a grace of 60 s")
+    assert w.incident.reason == Reason.of(Code.LEFT_BEFORE, why=leaving)
     follow(w, 0)
     assert (w.group().first_node, w.group().resume, w.incident.state) == ("n3", "peers", "recovered")
     assert wanted(w) == ["run-a2", "run-a3", "run-a4"], "it is given back before its grace is over"
@@ -73,8 +73,8 @@ def test_a_successor_that_is_preempted_soon_is_replaced_within_its_grace() -> No
     w.round(1.0)
     preempt(w, 4)
     assert w.verbs() == []
-    assert w.waits().startswith("allocation run-a4 took another's place and is leaving already: Slurm preempts job 4")
-    assert "time limit" not in w.waits()
+    leaves = {"allocation": "run-a4", "why": "Slurm preempts job 4, after a grace of 60 s", "graced": True}
+    assert w.waiting(Code.LEAVES_ALREADY) == [leaves]
     assert sorted(w.verbs(after=GRACE_S - 1.0)) == ["acquire", "release"]
     assert w.memory.spent == {}
 
@@ -97,7 +97,7 @@ def test_after_a_signal_the_engine_is_asked_why(preempted: bool) -> None:
     w.engine_listed_at = w.now - 0.5
     w.node(1, leaving=NOTICE)
     assert w.verbs() == ["acquire"]
-    assert "the engine is asked why" in w.waits()
+    assert w.waiting(Code.ENGINE_IS_ASKED) == [{"group": 0, "node": "n1", "why": NOTICE}]
     assert w.last.look_again_at == pytest.approx(w.now + WORD_S)
     w.now += 0.5
     w.engine_listed_at = w.now
@@ -159,4 +159,6 @@ def test_handed_over_it_says_preempted_too() -> None:
     assert step is not None
     w.fail(0, 0, step=step)
     w.round()
-    assert (w.incident.kind, "Slurm preempts job 1" in say(w.incident.reason)) == (Kind.LEAVING, True)
+    (left,) = values([w.incident.reason], Code.HANDED_OVER)
+    assert (w.incident.kind, left["node"]) == (Kind.LEAVING, "n1")
+    assert left["why"] == "Slurm preempts job 1, after a grace of 60 s"

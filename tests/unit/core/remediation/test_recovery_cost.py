@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -11,14 +10,12 @@ from hypothesis import strategies as st
 
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import Tried
-from supervisor.core.model.reason import Code
+from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import FirstRungSpec
 from supervisor.core.policy import ladder
 from supervisor.core.remediation import recovery_cost
-from supervisor.core.report.explain import explain
-from supervisor.core.report.words import said, say
 from supervisor.core.round.draft import Round
-from tests.helpers.reasons import codes, passed
+from tests.helpers.reasons import codes, passed, values
 from tests.unit.core.world import World
 
 WHAT = ("restart", "replace", "reallocate", "allocation")
@@ -33,16 +30,38 @@ def remembers(w: World, **tried: tuple[float | tuple[float, bool], ...]) -> None
     w.memory = replace(w.memory, tried=known)
 
 
+def remedy(rung: str) -> Reason:
+    return Reason.of(Code.REMEDY, rung=rung)
+
+
+BY_SPARE = Reason.of(Code.BY_SPARE, node="n5")
+SO_FAR = Reason.of(Code.SO_FAR)
+
+
+def costs(
+    what: Reason, seconds: float, idle: int = 1, measured: Reason = SO_FAR, mended: int = 0, tries: int = 0
+) -> Reason:
+    """Returns the reason that names what a remedy costs while `idle` groups stand still for these seconds."""
+    about = {"measured": measured, "mended": mended, "tries": tries}
+    return Reason.of(Code.COSTS, what=what, cost=seconds * idle, seconds=seconds, idle=idle, **about)
+
+
+def rung_of(option: Reason) -> str:
+    """Returns the rung whose cost the reason names."""
+    what = option.about.get("what", option)
+    return "replace" if what.code in (Code.BY_SPARE, Code.WITHOUT_SPARE) else str(what.about["rung"])
+
+
 def test_what_was_not_measured_is_said() -> None:
     w = World(groups=4).bring_up()
     remembers(w)
     w.crash(1)
     w.round(1.0)
-    assert said(w.incident.costs) == (
-        "restart: not measured yet in this run",
-        "replace, by spare n5: not measured yet in this run",
-        "reallocate: not measured yet in this run",
-        "going on with 3 of 4 groups: 1 a second",
+    assert w.incident.costs == (
+        Reason.of(Code.COST_UNKNOWN, what=remedy("restart")),
+        Reason.of(Code.COST_UNKNOWN, what=BY_SPARE),
+        Reason.of(Code.COST_UNKNOWN, what=remedy("reallocate")),
+        Reason.of(Code.COST_GOES_ON, others=3, count=4),
     )
 
 
@@ -51,13 +70,13 @@ def test_what_was_measured_is_told_in_group_seconds() -> None:
     remembers(w, restart=(3.0, 2.0, 4.0, (9.0, False)), replace=(8.0,), allocation=(40.0,))
     w.crash(1)
     w.round(1.0)
-    assert said(w.incident.costs) == (
-        "restart: about 3 (3.0 s x 1 group, so far; 3 of 4 mended it)",
-        "replace, by spare n5: about 8 (8.0 s x 1 group, so far)",
-        "reallocate: about 43 (43.0 s x 1 group, 40.0 s until an allocation came, 3.0 s to start)",
-        "going on with 3 of 4 groups: 1 a second",
+    as_granted = Reason.of(Code.AS_GRANTED, granted_s=40.0, start_s=3.0)
+    assert w.incident.costs == (
+        costs(remedy("restart"), 3.0, mended=3, tries=4),
+        costs(BY_SPARE, 8.0),
+        costs(remedy("reallocate"), 43.0, measured=as_granted),
+        Reason.of(Code.COST_GOES_ON, others=3, count=4),
     )
-    assert "What each would cost, in lost group-seconds until it steps again:" in explain(w.incident)
 
 
 def test_one_that_is_slow_and_only_observed_is_not_counted_as_lost() -> None:
@@ -76,7 +95,7 @@ def test_one_that_is_slow_and_only_observed_is_not_counted_as_lost() -> None:
         assert [i.shadow for i in w.memory.incidents.values()] == [True]
         w.fail(1, 1, "KeyError: 'x'")
         w.round(1.0)
-        assert said(w.incident.costs)[-1] == f"going on with {others} of 4 groups: 1 a second"
+        assert w.incident.costs[-1] == Reason.of(Code.COST_GOES_ON, others=others, count=4)
 
 
 def test_where_too_few_are_left_all_stand_still() -> None:
@@ -84,8 +103,8 @@ def test_where_too_few_are_left_all_stand_still() -> None:
     remembers(w, restart=(3.0,))
     w.crash(1)
     w.round(1.0)
-    assert said(w.incident.costs)[0] == "restart: about 12 (3.0 s x 4 groups, so far)"
-    assert said(w.incident.costs)[-1] == "waiting, with 3 of 4 groups, which is too few to step: 4 a second"
+    assert w.incident.costs[0] == costs(remedy("restart"), 3.0, idle=4)
+    assert w.incident.costs[-1] == Reason.of(Code.COST_WAITS, others=3, count=4, idle=4)
 
 
 def test_a_lost_node_is_no_restart_and_without_a_spare_there_is_none() -> None:
@@ -93,12 +112,10 @@ def test_a_lost_node_is_no_restart_and_without_a_spare_there_is_none() -> None:
     w.hear(1, "gone")
     w.lapse("n2")
     w.round(1.0)
-    assert [cost.split(":")[0] for cost in said(w.incident.costs)] == [
-        "replace",
-        "reallocate",
-        "going on with 1 of 2 groups",
-    ]
-    assert said(w.incident.costs)[0] == "replace: there is no spare"
+    no_spare, reallocate, goes_on = w.incident.costs
+    assert no_spare == Reason.of(Code.WITHOUT_SPARE)
+    assert reallocate.about["what"] == remedy("reallocate")
+    assert goes_on == Reason.of(Code.COST_GOES_ON, others=1, count=2)
 
 
 def test_each_rung_is_measured_from_its_decision_until_the_group_trains_or_fails_again() -> None:
@@ -129,7 +146,8 @@ def test_an_allocation_is_measured_from_asking_until_a_group_is_on_it() -> None:
     w.round(1.0)
     w.admit(1)
     w.round(10.0)
-    assert "is pending (before, one took " in w.waits()
+    pending = {"allocation": "run-a3", "word": "", "usual_s": started[0].seconds}
+    assert w.waiting(Code.PENDING) == [{"group": 1, **pending}]
     w.bring(3)
     w.round(30.0)
     assert w.group(1).phase == "starting"
@@ -161,8 +179,8 @@ def test_a_spare_is_taken_where_restarts_do_not_mend_it_and_cost_more() -> None:
     w.round(1.0)
     assert w.incident.rung == Rung.REPLACE
     (considered,) = w.incident.considered
-    assert codes(considered) == {Code.PASSED, Code.SPARE_CHEAPER}
-    assert say(considered) == "restart: 3 of the last 4 did not mend it, so it costs about 22 group-seconds, a spare 8"
+    cheaper = Reason.of(Code.SPARE_CHEAPER, failed=3, tries=4, restart_cost=21.75, spare_cost=8.0)
+    assert considered == Reason.of(Code.PASSED, rung="restart", why=cheaper)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +198,7 @@ def test_else_the_ladder_s_rung_stays(why: str) -> None:
     else:
         w.crash(1)
     w.round(1.0)
-    assert not any("did not mend" in said for said in w.incident.considered)
+    assert Code.SPARE_CHEAPER not in codes(*w.incident.considered)
     assert w.incident.rung == (Rung.REPLACE if why == "policy" else Rung.RESTART)
 
 
@@ -195,16 +213,17 @@ def test_no_cost_is_negative_and_every_option_is_named(data: st.DataObject) -> N
     memory = replace(w.memory, tried=data.draw(st.dictionaries(st.sampled_from(WHAT), tries)))
     r = Round(w.observed(), w.spec, memory)
     kind = data.draw(st.sampled_from([Kind.CRASH, Kind.HANG, Kind.NODE_LOST, Kind.ALLOCATION_LOST, Kind.STRAGGLER]))
-    costs = said(recovery_cost.of(r, r.groups[1], kind))
+    *options, going_on = recovery_cost.of(r, r.groups[1], kind)
     first = max(Rung.RESTART, ladder.first_rung(kind, w.spec.policy))
-    assert [s.split(":")[0].split(",")[0] for s in costs[:-1]] == [
-        Rung(x).name.lower() for x in range(first, Rung.STOP)
-    ]
-    assert costs[-1].startswith("going on with ")
-    assert not re.search(r"-\d", "; ".join(costs))
+    named = [rung_of(option) for option in options]
+    assert named == [Rung(x).name.lower() for x in range(first, Rung.STOP)]
+    assert going_on.code == Code.COST_GOES_ON
+    for known in values(options, Code.COSTS):
+        assert min(known["cost"], known["seconds"], known["mended"]) >= 0
+    for granted in values(options, Code.AS_GRANTED):
+        assert min(granted["granted_s"], granted["start_s"]) >= 0
     choice = r.choose(kind, 1)
-    names = {s.split(":")[0].split(",")[0] for s in costs}
-    assert set(passed(choice.considered)) - {"ride_through"} <= names
+    assert set(passed(choice.considered)) - {"ride_through"} <= set(named)
 
 
 @given(st.lists(st.tuples(st.floats(-5.0, 1e6), st.booleans()), min_size=1))

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.model.kinds import Rung
-from supervisor.core.report.words import say
+from supervisor.core.model.reason import Code, Reason
 from tests.unit.core.world import World
 
 WORDS = "QOSMaxJobsPerUserLimit"
+
+
+def refused(number: int) -> Reason:
+    return Reason.of(Code.REFUSED, allocation=f"run-a{number}", word=WORDS)
 
 
 def lost_and_refused(spares: int = 0) -> World:
@@ -32,8 +36,7 @@ def test_a_refusal_is_not_followed_by_another_submission_and_fewer_groups_go_on(
     w = lost_and_refused()
     assert asked(w) == 3
     assert [w.verbs(after=1000.0) for _ in range(10)] == [[]] * 10
-    assert f"the engine refused allocation run-a3: {WORDS}: fewer groups go on" in w.waits()
-    assert "supervisor restart 0 asks once more" in w.waits()
+    assert w.waiting(Code.FEWER_GO_ON) == [{"group": 0, "why": refused(3)}]
     assert w.memory.phase == "running"
 
 
@@ -45,7 +48,7 @@ def test_a_person_asks_once_more() -> None:
     assert (asked(w), w.memory.spent, w.memory.restarts_done) == (4, spent, {0: 1})
     w.grant(4, "refused", reason=WORDS)
     assert [w.verbs(after=100.0) for _ in range(5)] == [[]] * 5
-    assert "the engine refused allocation run-a4" in w.waits()
+    assert w.waiting(Code.FEWER_GO_ON) == [{"group": 0, "why": refused(4)}]
     w.control = replace(w.control, restarts={0: 2})
     w.round()
     w.bring(5)
@@ -68,7 +71,7 @@ def test_with_nothing_left_that_trains_it_halts_with_the_engines_words() -> None
     assert w.memory.phase == "running", "the store was away: nodes may be there"
     w.stable = 1e6
     w.round()
-    assert say(w.memory.halt_reason) == f"group 0 has no node, and the engine refused allocation run-a2: {WORDS}"
+    assert w.memory.halt_reason == Reason.of(Code.NO_NODE, group=0, why=refused(2))
     w.round()
     assert w.memory.phase == "halted"
 
@@ -97,7 +100,8 @@ def test_a_refused_successor_is_not_asked_for_again() -> None:
     w.round()
     w.grant(3, "refused", reason=WORDS)
     assert [w.verbs(after=10.0) for _ in range(5)] == [[]] * 5
-    assert f"allocation run-a3 is refused: {WORDS}" in w.waits()
+    answer = {"allocation": "run-a3", "state": "refused", "word": WORDS}
+    assert w.waiting(Code.NO_OTHER_YET) == [{"group": 0, "node": "n1", "why": "time limit", **answer}]
     w.grant(1, "gone", reason="TIMEOUT")
     w.nodes["n1"] = replace(w.nodes["n1"], registered=False, leaving="")
     w.round()
@@ -105,7 +109,7 @@ def test_a_refused_successor_is_not_asked_for_again() -> None:
     for _ in range(5):
         w.round(10.0)
     assert asked(w) == 3
-    assert "fewer groups go on" in w.waits()
+    assert w.waiting(Code.FEWER_GO_ON) == [{"group": 0, "why": refused(3)}]
 
 
 def test_at_the_start_a_refusal_that_leaves_too_few_halts_at_once() -> None:
@@ -118,7 +122,8 @@ def test_at_the_start_a_refusal_that_leaves_too_few_halts_at_once() -> None:
     w.grant(3, "refused", reason=WORDS)
     w.round()
     w.round()
-    assert say(w.memory.halt_reason) == f"0 nodes for 3 groups (at least 3): the engine refused: {WORDS}"
+    all_refused = Reason.of(Code.ALL_REFUSED, word=WORDS)
+    assert w.memory.halt_reason == Reason.of(Code.TOO_FEW_NODES, free=0, groups=3, least=3, why=all_refused)
 
 
 def test_at_the_start_those_that_can_come_are_waited_for() -> None:
@@ -130,13 +135,13 @@ def test_at_the_start_those_that_can_come_are_waited_for() -> None:
     w.grant(2, "pending", reason="Priority")
     w.grant(3, "refused", reason=WORDS)
     w.round()
-    assert "1 of 3 nodes are there" in w.waits()
+    assert w.waiting(Code.NODES_THERE) == [{"free": 1, "of": 3}]
     w.bring(2)
     w.round()
     assert [g.phase for g in w.memory.groups.values()] == ["starting", "starting", "unplaced"]
     assert asked(w) == 3
     assert [w.verbs(after=1.0) for _ in range(5)] == [[]] * 5
-    assert f"group 2: no node, and the engine refused allocation run-a3: {WORDS}" in w.waits()
+    assert w.waiting(Code.FEWER_GO_ON) == [{"group": 2, "why": refused(3)}]
 
 
 def test_a_pending_one_is_told_of_in_the_engines_words() -> None:
@@ -147,9 +152,9 @@ def test_a_pending_one_is_told_of_in_the_engines_words() -> None:
     w.grant(3, "pending", reason="ReqNodeNotAvail")
     w.admit(0)
     w.round()
-    assert "group 0: allocation run-a3 is pending: ReqNodeNotAvail" in w.waits()
+    assert w.waiting(Code.PENDING) == [{"group": 0, "allocation": "run-a3", "word": "ReqNodeNotAvail", "usual_s": 0.0}]
     w.round(61.0)
-    assert "run-a3 is late: ReqNodeNotAvail; the run goes on with fewer groups" in w.waits()
+    assert w.waiting(Code.LATE) == [{"group": 0, "allocation": "run-a3", "word": "ReqNodeNotAvail"}]
     assert w.memory.allocations["run-a3"].late
     before = w.memory
     w.round(61.0)

@@ -104,7 +104,7 @@ def test_a_run_that_is_resumed_long_after_it_began_waits_for_its_nodes() -> None
     w.round(1200.0)
     w.control = replace(w.control, resumes=1, because="mended")
     w.gate = None
-    while "nodes are there" not in w.waits():
+    while not w.waiting(Code.NODES_THERE):
         w.round(1.0)
         generation = w.memory.lighthouse.generation
         w.gate = GateView(node="host", generation=generation, address="host:2", admitted={}, hearing={})

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from supervisor.core.evidence import group_failure
 from supervisor.core.model.measured import NOTHING
+from supervisor.core.model.reason import Code, Reason
 from supervisor.core.remediation import shutdown
-from supervisor.core.report.words import say
 from tests.unit.core.world import World
 
 
@@ -32,7 +32,7 @@ def test_groups_that_do_not_come_to_the_last_step_are_ended_when_the_drain_is_ov
     assert w.last.look_again_at <= w.now + 1.0
     done = w.round(1.0)
     assert [a.verb for a in done.actions] == ["stop", "stop", *["release"] * 3]
-    assert "group 0 did not end after step" in say(done.actions[0].reason)
+    assert done.actions[0].reason == Reason.of(Code.ENDED_LATE, group=0, step=w.memory.stop_at_step)
     w.round()
     assert w.memory.phase == "stopped"
 

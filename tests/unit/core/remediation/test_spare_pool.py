@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.core.model.kinds import Kind
 from supervisor.core.model.observed import Grant
-from supervisor.core.report.words import say
+from supervisor.core.model.reason import Code, Reason
+from tests.helpers.reasons import held_against
 from tests.unit.core.world import World
+
+PREEMPTED = Reason.of(Code.ENGINE_TOOK_IT, word="preempted")
 
 
 def _spare(w: World) -> str:
@@ -26,7 +30,7 @@ def test_a_spare_that_the_engine_took_is_asked_for_again_once_it_had_time_to_com
     w.now = due + 0.01
     decision = w.round()
     assert [a.verb for a in decision.actions] == ["release", "acquire"]
-    assert "preempted" in say(decision.actions[1].reason)
+    assert decision.actions[1].reason == Reason.of(Code.IN_PLACE_OF, allocation="run-a3", why=PREEMPTED)
     assert len(w.memory.spent["reallocate"]) == 1
     assert w.verbs() == [], "once"
 
@@ -61,7 +65,7 @@ def test_a_spare_that_is_taken_again_and_again_leaves_the_last_of_the_budget_to_
         w.round()
     assert len(w.memory.allocations) == 3 + 2
     assert len(w.memory.spent["reallocate"]) == 2
-    assert "preempted; not asked for again" in w.waits()
+    assert w.waiting(Code.SPARE_UNPAID) == [{"allocation": "run-a5", "why": PREEMPTED}]
     assert w.last.look_again_at is not None
     w.now = w.last.look_again_at
     assert w.verbs() == ["release", "acquire"], "the oldest draw is forgotten by then"
@@ -95,7 +99,8 @@ def test_a_cordoned_host_that_the_engine_gives_although_it_was_told_not_to_is_pa
         w.nodes["n3"] = replace(w.nodes["n3"], allocation=key)
         w.round()
     assert len(w.memory.allocations) == 3 + 1 + 2, "one free, two paid"
-    assert "not asked for again" in w.waits()
+    cordoned = Reason.of(Code.HOST_CORDONED, host="n3", why=held_against("i1", Kind.NODE_LOST))
+    assert w.waiting(Code.SPARE_UNPAID) == [{"allocation": "run-a6", "why": cordoned}]
 
 
 # --- granted, and its node does not come ---
@@ -110,13 +115,13 @@ def test_a_node_that_does_not_register_in_time_is_given_back_and_its_host_not_as
     w.round()
     w.grant(3)
     w.round(500.0)
-    assert "group 0: allocation run-a3 is granted, and its node is not there" in w.waits()
+    assert w.waiting(Code.UNHEARD_OF) == [{"group": 0, "allocation": "run-a3", "word": ""}]
     assert w.verbs(w.spec.policy.allocation_timeout_s - 1.0) == [], "its time counts from the grant"
     decision = w.round(1.1)
     assert [(a.verb, a.key) for a in decision.actions] == [
         ("release", "release:run-a3"), ("acquire", "acquire:run-a4"),
     ]  # fmt: skip
-    assert "did not register within 600 s" in say(decision.actions[0].reason)
+    assert decision.actions[0].reason == Reason.of(Code.UNREGISTERED, timeout_s=600.0)
     assert w.memory.allocations["run-a4"].exclude == ("n3",)
     assert w.memory.cordons == {}
     assert len(w.memory.spent["reallocate"]) == 2
@@ -149,7 +154,7 @@ def test_nodes_that_never_register_end_in_a_halt_when_nobody_trains() -> None:
                 w.grant(int(key.removeprefix("run-a")))
         w.round(100.0)
     assert w.memory.phase == "halted"
-    assert "the budget for new allocations is spent" in say(w.memory.halt_reason)
+    assert w.memory.halt_reason == Reason.of(Code.NO_NODE, group=0, why=Reason.of(Code.ALLOCATIONS_SPENT))
     assert len(w.memory.allocations) == 1 + 3
 
 

@@ -7,7 +7,6 @@ from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.observed import ControlView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.report.notifications import due
-from supervisor.core.report.words import say
 from tests.helpers.reasons import held_against, spent
 from tests.unit.core.world import World, replace
 
@@ -57,9 +56,8 @@ def test_the_others_train_on_and_a_person_is_told() -> None:
     w.round(1.0)
     assert (w.memory.phase, w.group(1).left_out) == ("running", SPENT)
     (notice,) = due("run", before, w.last)
-    assert notice.text.startswith(
-        f"run run goes on without a group: group 1 is left out: {say(SPENT)}; it is tried again once a budget"
-    )
+    assert notice.about == f"{w.incident.id}-left-out-{w.group(1).generation}"
+    assert (notice.group, notice.incident) == (1, w.incident.id)
     assert "acquire" not in [a.verb for a in w.last.actions]
     assert [w.group(g).phase for g in (2, 3)] == ["running", "running"]
 
@@ -72,7 +70,8 @@ def test_it_is_tried_again_once_the_budget_has_one_left() -> None:
         train(w, 60.0, 0, 2, 3)
         assert w.group(1).left_out == SPENT
         assert len(w.memory.spent["reallocate"]) == 1
-    assert "group 1 is left out" in w.waits()
+    (out,) = w.waiting(Code.STAYS_OUT)
+    assert out == {"group": 1, "reason": SPENT, "incident": "i2", "spent": True}
     assert w.last.look_again_at == first + 3600.0
     train(w, 120.0, 0, 2, 3)
     assert w.group(1).left_out is None

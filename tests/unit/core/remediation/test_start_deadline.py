@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from supervisor.core.model.kinds import Kind
+from supervisor.core.model.reason import Code
 from tests.unit.core.world import World
 
 TIMEOUT_S = 60.0
@@ -166,7 +167,7 @@ def test_one_that_waits_for_a_group_whose_allocation_is_in_a_queue_is_not_late()
 
     assert kinds(w, 60 * TIMEOUT_S, seen) == [(Kind.NODE_LOST, 1)]
     assert (w.group(0).generation, w.group(0).first_node) == (1, "n1")
-    assert "group 0 waits in a quorum for more: 1 of the 2 groups that a step needs are there" in w.waits()
+    assert w.waiting(Code.LATE_FOR_OTHERS) == [{"groups": (0,), "more": 0, "there": 1, "needed": 2}]
 
 
 def test_of_three_that_must_be_there_only_the_one_that_is_not_is_late() -> None:
@@ -256,4 +257,5 @@ def test_of_many_that_wait_a_few_are_named() -> None:
         w.report(13, phase="starting")
 
     kinds(w, TIMEOUT_S - 5.0, seen)
-    assert "groups 0, 1, 2, 3, 4, 5, 6, 7 and 5 more wait in a quorum for more: 13 of the 14" in w.waits()
+    named = (0, 1, 2, 3, 4, 5, 6, 7)
+    assert w.waiting(Code.LATE_FOR_OTHERS) == [{"groups": named, "more": 5, "there": 13, "needed": 14}]

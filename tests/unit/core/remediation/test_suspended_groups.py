@@ -12,7 +12,6 @@ from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import FirstRungSpec
 from supervisor.core.remediation.resume import fresh_start
 from supervisor.core.report.notifications import due
-from supervisor.core.report.words import say
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World, replace
 
@@ -70,8 +69,8 @@ def test_the_others_go_on_without_it_and_nothing_more_is_spent() -> None:
         w.round(600.0)
     assert (w.group(0).phase, w.group(0).first_node, w.group(1).generation) == ("placing", "", 1)
     assert (w.memory.phase, w.memory.spent, w.memory.cordons) == ("running", spent, {})
-    assert "group 0 is left out: it ended" in w.waits()
-    assert "supervisor restart 0 tries it once more" in w.waits()
+    out = {"group": 0, "reason": group.left_out, "incident": "i1", "spent": False}
+    assert w.waiting(Code.STAYS_OUT) == [out]
 
 
 def test_it_is_journaled_and_a_person_is_told_once() -> None:
@@ -83,9 +82,9 @@ def test_it_is_journaled_and_a_person_is_told_once() -> None:
     ends(w)
     (act,) = [a for a in w.last.actions if a.verb == "ride_through"]
     assert act.key.startswith("leave_out:0:")
-    assert "the others go on without it" in say(act.reason)
+    assert act.reason == Reason.of(Code.LEFT_OUT, reason=w.group(0).left_out)
     (notice,) = due("run", before, w.last)
-    assert notice.text.startswith("run run goes on without a group: group 0 is left out: it ended in the same way")
+    assert notice.about == f"{w.incident.id}-left-out-{w.group(0).generation}"
     assert (notice.group, notice.kind, notice.rung) == (0, "error", 0)
     before = w.memory
     assert due("run", before, w.round(1.0)) == []

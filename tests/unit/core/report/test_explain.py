@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from supervisor.core.model.incident import Confidence, Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code, Reason
-from supervisor.core.report.explain import DONE, done, explain
+from supervisor.core.report.explain import DONE, FOLLOWED, LEFT, MOVED, OUTSIDE, done, explain
 from tests.helpers.reasons import SEGFAULT, spent, text
 
 INCIDENT = Incident(
@@ -89,7 +90,35 @@ def test_of_a_long_traceback_it_shows_the_newest_frames(kind: Kind, told: int) -
 
 
 @pytest.mark.parametrize(
-    ("state", "more"), [("open", []), ("acting", []), ("recovered", ["  It recovered by itself."])]
+    ("about", "words"),
+    [
+        ({}, DONE[Rung.REPLACE]),
+        ({"followed": True}, FOLLOWED),
+        ({"outside": True}, OUTSIDE),
+        ({"kind": Kind.LEAVING}, LEFT),
+        ({"rung": Rung.RESTART, "considered": (Reason.of(Code.MOVED, why=SEGFAULT),)}, MOVED),
+    ],
+    ids=["replaced", "followed", "outside", "left", "moved"],
+)
+def test_that_no_host_was_cordoned_is_said_where_none_was(about: dict[str, Any], words: str) -> None:
+    assert done(replace(INCIDENT, **about))[1] == f"  {words}"
+    assert ("no host was cordoned" in words) == bool(about)
+
+
+def test_what_each_rung_would_cost_is_listed() -> None:
+    lines = explain(replace(INCIDENT, costs=(Reason.of(Code.WITHOUT_SPARE),)))
+    at = lines.index("What each would cost, in lost group-seconds until it steps again:")
+    assert lines[at + 1] == "  - replace: there is no spare"
+
+
+@pytest.mark.parametrize(
+    ("state", "more"),
+    [
+        ("open", []),
+        ("acting", []),
+        ("recovered", ["  It recovered by itself."]),
+        ("halted", ["  It did not recover by itself."]),
+    ],
 )
 def test_what_was_only_observed_says_how_it_ended_once_it_has(state: str, more: list[str]) -> None:
     told = done(replace(INCIDENT, shadow=True, state=state))

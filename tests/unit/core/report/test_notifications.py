@@ -141,5 +141,18 @@ def test_a_breaker_that_opens_is_told_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert [n.text for n in notices("run", w.round())] == ["run run: many are gone"], "however it is worded"
 
 
+def test_a_suspended_group_is_told_with_what_a_person_can_do() -> None:
+    w = World(groups=4, spares=0, budget={"reallocate": 0}).bring_up()
+    w.grant(1, "gone", "preempted")
+    w.nodes["n1"] = replace(w.nodes["n1"], registered=False)
+    (notice,) = told(w, 1.0)
+    assert notice.about == "i1-left-out-2"
+    assert notice.text == (
+        "run run goes on without a group: group 0 is left out: nothing cheaper is left: "
+        "reallocate: budget spent (0 within 3600 s); it is tried again once a budget has one left, or at once by "
+        "supervisor restart 0 (incident i1); more: supervisor explain i1 --run run"
+    )
+
+
 def test_nothing_happened() -> None:
     assert due("run", Memory(), World().round()) == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.core.model.kinds import Kind
 from supervisor.core.model.reason import Code, Reason, of_json
 from supervisor.core.report import words, words_seen
 from supervisor.core.report.words import say
@@ -200,6 +201,10 @@ def test_the_wording_of_every_piece_of_evidence_is_held() -> None:
 
 def test_every_code_has_words() -> None:
     assert words._WORDS.keys() == set(Code)
+
+
+def test_every_kind_has_a_reason_for_its_first_rung() -> None:
+    assert set(Kind) == set(words.WHY_FIRST)
 
 
 def test_the_wording_of_every_code_is_held() -> None:

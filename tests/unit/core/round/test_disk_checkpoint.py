@@ -5,8 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.model.observed import Checkpoint, DiskView
-from supervisor.core.report.words import say
+from supervisor.core.model.reason import Code, Reason
 from tests.unit.core.world import World
+
+
+def kept(step: int) -> Reason:
+    """Returns the reason that names a checkpoint of group 0's first generation."""
+    return Reason.of(Code.CHECKPOINT, step=step, group=0, generation=1)
+
+
+def newest(step: int) -> Reason:
+    return Reason.of(Code.NEWEST_COMPLETE, checkpoint=kept(step))
+
+
+def starts_from(checkpoint: Reason, record: Reason | None = None, passed: tuple[Reason | str, ...] = ()) -> Reason:
+    return Reason.of(Code.STARTS_FROM, checkpoint=checkpoint, record=record, passed=passed)
+
+
+GONE = Reason.of(Code.RECORD_GONE, step=50)
 
 
 def mark(step: int, generation: int = 1, group: int = 0) -> Checkpoint:
@@ -48,7 +64,7 @@ def resumed(w: World) -> set[int | None]:
     """Steps of the checkpoints from which the groups start."""
     for _ in range(4):
         w.round(1.0)
-    assert [g.phase for g in w.memory.groups.values()] == ["starting"] * len(w.memory.groups), w.waits()
+    assert [g.phase for g in w.memory.groups.values()] == ["starting"] * len(w.memory.groups), w.last.waits
     return {g.checkpoint.step if g.checkpoint else None for g in w.memory.groups.values()}
 
 
@@ -56,11 +72,12 @@ def test_what_was_saved_while_no_supervisor_led_is_resumed_from() -> None:
     w = stopped(trained())
     disk(w, mark(200), mark(150), mark(100), mark(50), at=w.now + 1.0)
     assert resumed(w) == {200}
-    said = "step 200 of group 0, generation 1, the newest complete one; the record in etcd had step 50"
+    said = starts_from(newest(200), Reason.of(Code.RECORD_OLDER, step=50))
     assert w.memory.checkpoint == mark(200)
     assert w.memory.resumed is not None
-    assert say(w.memory.resumed.said) == said
-    assert {say(i.resumed) for i in w.incidents.values()} == {said}, "every incident that was ended by it says so"
+    assert w.memory.resumed.said == said
+    ended = [i.resumed for i in w.incidents.values()]
+    assert ended == [said] * len(ended) != [], "every incident that was ended by it says so"
 
 
 def test_the_choice_is_in_the_journal_once_for_all_groups() -> None:
@@ -69,9 +86,7 @@ def test_the_choice_is_in_the_journal_once_for_all_groups() -> None:
     loads = []
     for _ in range(4):
         loads += [a for a in w.round(1.0).actions if a.verb == "load"]
-    assert [(a.key, say(a.reason).partition(";")[0]) for a in loads] == [
-        ("load:0:2:200", "step 200 of group 0, generation 1, the newest complete one")
-    ]
+    assert [(a.key, a.reason) for a in loads] == [("load:0:2:200", starts_from(newest(200), GONE))]
 
 
 def test_torn_and_foreign_folders_are_named() -> None:
@@ -83,14 +98,16 @@ def test_torn_and_foreign_folders_are_named() -> None:
     disk(w, mark(200), others=others, at=w.now + 1.0)
     assert resumed(w) == {200}
     assert w.memory.resumed is not None
-    assert say(w.memory.resumed.said).endswith(f"passed over: {others[0]}, {others[1]}")
+    assert w.memory.resumed.said == starts_from(newest(200), GONE, passed=others)
 
 
 def test_a_record_whose_checkpoint_is_not_complete_any_more_gives_way_to_an_older_one() -> None:
     w = stopped(trained())
-    disk(w, mark(25), others=("step-50.g0.gen1 (torn: it has no complete.json)",), at=w.now + 1.0)
+    torn = "step-50.g0.gen1 (torn: it has no complete.json)"
+    disk(w, mark(25), others=(torn,), at=w.now + 1.0)
     assert resumed(w) == {25}
-    assert "the record in etcd had step 50, which is not there or not complete any more" in say(w.memory.resumed.said)  # type: ignore[union-attr]
+    assert w.memory.resumed is not None
+    assert w.memory.resumed.said == starts_from(newest(25), GONE, passed=(torn,))
     w.commit(0, step=26)
     w.round()
     w.save(0, step=30)
@@ -111,7 +128,9 @@ def test_a_frozen_writer_that_thaws_after_a_resume_is_not_resumed_from() -> None
     stopped(w)
     disk(w, mark(100), mark(50), at=w.now + 1.0)
     assert resumed(w) == {50}
-    assert "step 100 of group 0, generation 1 (the run had gone on" in say(w.memory.resumed.said)  # type: ignore[union-attr]
+    assert w.memory.resumed is not None
+    given_up = Reason.of(Code.GIVEN_UP, checkpoint=kept(100))
+    assert w.memory.resumed.said == starts_from(newest(50), passed=(given_up,))
     for g in w.memory.groups:
         w.commit(g, step=70)
     w.round()
@@ -127,7 +146,7 @@ def test_a_group_waits_for_a_list_that_began_after_its_old_generation_was_gone()
     w.round(1.0)
     w.round(1.0)
     assert {g.phase for g in w.memory.groups.values()} == {"placing"}
-    assert "group 0: the folder of checkpoints is being listed" in w.waits()
+    assert w.waiting(Code.BEING_LISTED) == [{"group": 0}, {"group": 1}]
     assert w.last.look_again_at is not None
     disk(w, mark(200), mark(50))
     assert resumed(w) == {200}
@@ -135,13 +154,11 @@ def test_a_group_waits_for_a_list_that_began_after_its_old_generation_was_gone()
 
 def test_where_the_folder_cannot_be_seen_the_record_is_taken_and_it_is_said() -> None:
     w = stopped(trained())
-    w.disk = DiskView(at=w.now + 1.0, unseen="/run/checkpoints cannot be listed on here: No such file or directory")
+    unseen = "/run/checkpoints cannot be listed on here: No such file or directory"
+    w.disk = DiskView(at=w.now + 1.0, unseen=unseen)
     assert resumed(w) == {50}
     assert w.memory.resumed is not None
-    assert say(w.memory.resumed.said) == (
-        "step 50 of group 0, generation 1, as the record in etcd has it: /run/checkpoints cannot be listed on here: No such file "
-        "or directory"
-    )
+    assert w.memory.resumed.said == starts_from(Reason.of(Code.BY_RECORD, checkpoint=kept(50), why=unseen))
 
 
 def test_where_none_is_complete_the_record_is_kept() -> None:

@@ -234,7 +234,7 @@ def test_a_heal_that_fails_again_and_again_is_told_with_its_source_and_reason() 
     node = NodeObserved(node="n1", sequence=1, trainers=(trainer,))
     found = seen(memory, **registration("n1"), **{keys.observed("n1"): encode(node)})
     (said,) = found.waiting
-    assert said == f"group 0, rank 0: its heal from 10.0.0.2:43 has failed 4 times in 41 s: {failed.error}"
+    assert said == f"group 0: rank 0: its heal from 10.0.0.2:43 has failed 4 times in 41 s: {failed.error}"
     assert said in text(render.run(found, NOW)), "no word of it is taken for markup"
 
 
