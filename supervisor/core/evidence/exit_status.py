@@ -72,8 +72,8 @@ def ended(ranks: tuple[RankView, ...]) -> Failure | None:
 
 
 def echoes(ranks: tuple[RankView, ...]) -> bool:
-    """Returns true if ranks have failed, and each of them because it lost a peer."""
-    bad = [r for r in ranks if r.state == "exited" and not clean(r)]
+    """Returns true if ranks have failed, and each of them because it lost a peer, or was ended by its node after that."""
+    bad = [r for r in ranks if r.state == "exited" and not clean(r) and not r.told]
     return bool(bad) and all(error_text.of_a_lost_peer(r.error) for r in bad)
 
 

@@ -21,6 +21,9 @@ ENGINE_AWAY_S = 10.0
 """Seconds to wait for an engine that has not been asked since a sign was seen, because it is away or serves others
 first. Then what failed is mended; at worst a healthy host is cordoned."""
 
+LAPSE_S = 1.5
+"""Seconds beyond its term by which etcd has reported that a lease lapsed: it looks twice a second, on a busy disk later."""
+
 GATE_ETCD_SILENCE_S = 5.0
 """Seconds without etcd after which a gate goes on only while it hears every admitted group. Its watch asks for a sign
 of life every second and changes streams after 3 s, so this is no hiccup."""
@@ -171,7 +174,7 @@ def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
     waited_s = observed.now - since
     if waited_s < still_to_wait_s(group, observed, spec):
         return False
-    if sign.kind == SignKind.PEER and waited_s < spec.policy.node_lease_s:
+    if sign.kind == SignKind.PEER and waited_s < spec.policy.node_lease_s + LAPSE_S:
         return False  # if the node of the peer is lost, its lease will show that
     # judged together: a group that is already being started again no longer reports whose number it was
     together = sign.kind == SignKind.NAN and waited_s < ENGINE_AWAY_S

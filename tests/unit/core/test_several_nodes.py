@@ -118,6 +118,28 @@ def test_a_dead_process_restarts_all_ranks_on_the_same_nodes() -> None:
     assert w.group(0).phase == "running"
 
 
+LOST_PEER = "RuntimeError: Connection closed by peer [10.0.0.4]:4711"
+
+
+def test_ranks_that_lost_a_peer_wait_for_the_lease_of_its_node() -> None:
+    w = wide().bring_up()
+    w.report(1, 0, state="exited", exit_code=1, error=LOST_PEER)
+    w.report(1, 1, state="exited", signal=15, told="rank 0 has failed")
+    w.round()
+    assert not w.incidents
+    lose(w, 4)
+    assert (w.incident.kind, w.incident.node, w.group(1).generation) == (Kind.NODE_LOST, "n4", 2)
+
+
+def test_ranks_that_lost_a_peer_whose_node_lives_fail_by_themselves() -> None:
+    w = wide().bring_up()
+    w.report(1, 0, state="exited", exit_code=1, error=LOST_PEER)
+    w.round()
+    assert w.last.look_again_at is not None
+    w.round(w.last.look_again_at - w.now)
+    assert (w.incident.kind, w.incident.node) == (Kind.ERROR, "n3")
+
+
 @pytest.mark.parametrize("lost", [3, 4])
 def test_only_the_lost_node_is_replaced(lost: int) -> None:
     w = wide().bring_up()
