@@ -52,13 +52,18 @@ def read_given(given: list[str] | None, module: str, config: str, name: str) -> 
         if bool(module) != bool(config):
             print_line("supervisor: give --module and --config together", err=True)
             raise typer.Exit(2)
+        problems: list[str] = []
         try:
             made = titan_command.from_arguments(module, config, given, name)
             for line in made.lines:
                 print_line(f"supervisor: {line}", err=True)
-            return what, parse.parse(made.body, base=Path())
+            problems += made.problems
+            spec = parse.parse(made.body, base=Path())
         except parse.RunFileError as error:
-            refuse(what, error)
+            refuse(what, parse.RunFileError([*problems, *error.problems], error.timeouts))
+        if problems:
+            refuse(what, parse.RunFileError(problems))
+        return what, spec
     unknown = next((one for one in given if one.startswith("-")), "")
     if unknown or len(given) != 1:
         why = f"no such option: {unknown}" if unknown else "give one run file, or --module and --config of TorchTitan"
