@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import importlib.util
 import os
 from collections.abc import Collection, Iterator
@@ -70,6 +71,8 @@ def _has_wandb_key(files: Collection[str]) -> bool:
 
 def _ranges(config: Any, titan: TitanSpec, files: Collection[str]) -> Iterator[Problem]:
     """Looks at numbers and names that TorchTitan takes unchecked."""
+    from torch._dynamo import list_backends
+
     for key, least in LEAST.items():
         owner = config
         for name in key.split("."):
@@ -83,6 +86,11 @@ def _ranges(config: Any, titan: TitanSpec, files: Collection[str]) -> Iterator[P
     for name in config.compile.components:
         if name not in ("model", "loss"):
             yield Problem("titan.overrides.compile.components", name, "TorchTitan compiles 'model' and 'loss' alone")
+    backends = list_backends(exclude_tags=())
+    if config.compile.backend not in backends:
+        (near,) = difflib.get_close_matches(config.compile.backend, backends, n=1) or ("",)
+        told = f"torch has no such backend here: {', '.join(list_backends())}, and some for debugging"
+        yield Problem("titan.overrides.compile.backend", config.compile.backend, told, near)
     if config.metrics.enable_wandb and importlib.util.find_spec("wandb") is None:
         yield Problem("titan.overrides.metrics.enable_wandb", True, "the package wandb is not installed here")
     elif config.metrics.enable_wandb and not _has_wandb_key(files):

@@ -469,6 +469,9 @@ def test_names_that_torchtitan_takes_unchecked() -> None:
 
     (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides={"compile.components": ["mdel"]}), GroupsSpec())[0]
     assert found["value"] == "mdel"
+    (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides={"compile.backend": "inductr"}), GroupsSpec())[0]
+    assert (found["key"], found["nearest"]) == ("titan.overrides.compile.backend", "inductor")
+    assert check.looked_at(TitanSpec(recipe=RECIPE, overrides={"compile.backend": "aot_eager"}), GroupsSpec())[0] == []
     weights = {"checkpoint.initial_load_path": "/nope"}
     assert check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec())[0] == []
     (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec(), here=True)[0]
