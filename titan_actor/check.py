@@ -40,7 +40,7 @@ def looked_at(
     from titan_actor import config, fit, memory
 
     try:
-        built, changes = config.resolved(titan)
+        built, changes = config.resolved(titan, groups.ranks_per_group)
     except config.ConfigError as error:
         return [dataclasses.asdict(problem) for problem in error.problems], []
     found = fit.problems(built, titan, groups, files)
@@ -79,7 +79,9 @@ def main() -> int:
     if "--show" in sys.argv[1:] and not found and not missing:
         from titan_actor import config
 
-        told["settings"] = [dataclasses.asdict(setting) for setting in config.shown(spec.titan)]
+        told["settings"] = [
+            dataclasses.asdict(setting) for setting in config.shown(spec.titan, spec.groups.ranks_per_group)
+        ]
     json.dump(told, answer, default=str)
     answer.write("\n")
     answer.flush()

@@ -2,8 +2,8 @@
 
 Each mend names its fault and the upstream version at which it can go. Each has a test that fails without it
 (`tests/titan/test_mends.py`). `IMPORT` mends go in before torchtitan is imported, `CONFIG` mends change the recipe's
-config, and `BUILT` mends change the trainer object. `SCRIPT` mends are for scripts of the user's own alone. Heal state (heal.py), the loss (replica.py) and the data (data.py)
-are whole modules and are listed in NOTES.
+config, `RANKS` mends that of groups of several ranks, and `BUILT` mends change the trainer object. `SCRIPT` mends are
+for scripts of the user's own alone. Heal state (heal.py), the loss (replica.py) and the data (data.py) are whole modules and are listed in NOTES.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Mend:
     fault: str
     goes: str
     """Upstream change after which it can be removed."""
-    stage: Literal["import", "config", "built", "script"]
+    stage: Literal["import", "config", "ranks", "built", "script"]
     apply: Callable[[Any], None]
 
 
@@ -430,7 +430,7 @@ MENDS = (
         "spmd_backend",
         "the spmd_types backend fails at two or more ranks on torch 2.13",
         "torchtitan and torch versions that work together at two ranks with spmd_types",
-        "config",
+        "ranks",
         _spmd_backend,
     ),
     Mend(
@@ -482,7 +482,7 @@ def apply_torchft() -> None:
                 mend.apply(None)
 
 
-def apply_to(stage: Literal["config", "built"], target: Any) -> None:
+def apply_to(stage: Literal["config", "ranks", "built"], target: Any) -> None:
     """Applies the mends of a stage to a config or a built trainer."""
     for mend in MENDS:
         if mend.stage == stage and mend.name not in _without():

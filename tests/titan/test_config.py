@@ -464,6 +464,13 @@ def test_numbers_that_torchtitan_takes_unchecked(key: str, value: int) -> None:
     assert [problem["key"] for problem in found][:1] == [f"titan.overrides.{key}"]
 
 
+def test_a_backend_that_fails_at_two_ranks_is_kept_at_one() -> None:
+    from titan_actor import config
+
+    kept = {ranks: config.from_spec(TitanSpec(recipe=RECIPE), ranks).parallelism.spmd_backend for ranks in (1, 2)}
+    assert kept == {1: "spmd_types", 2: "partial_dtensor"}
+
+
 def test_names_that_torchtitan_takes_unchecked() -> None:
     from titan_actor import check
 
