@@ -245,7 +245,7 @@ class Twin:
             _copy([torch.cat(parts) for parts in zip(*shards, strict=True)], self._parameters)
         for optimizer in self._trainer.optimizers.optimizers:
             init_optim_state(optimizer)  # as TorchFT's container does: Adam's count of steps begins at one
-        self._state = HealState(self._trainer, lambda: None)
+        self._state = HealState(self._trainer)
         self._streams: dict[tuple[int, int], Stream] = {}
         self._own: dict[int, Any] = {}
         """State of each group that has one of its own."""
