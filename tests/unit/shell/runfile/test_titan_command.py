@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from supervisor.cli import app
+from supervisor.shell.inspect import client
 from supervisor.shell.runfile import parse
 from supervisor.shell.runfile.titan_command import from_arguments
 
@@ -132,6 +133,15 @@ def test_what_a_job_file_translates_and_all_that_is_refused_is_shown_at_once(tmp
         "groups.cuont",
     ):
         assert found in told.stderr
+
+
+def test_what_torchtitan_refuses_is_shown_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "check_titan", lambda spec: (["training.seq_lne: no such field"], []))
+    given = ["--module", "llama3", "--config", "llama3_8b", "--model.norm_type", "x", "--training.seq_lne", "7"]
+    told = CliRunner().invoke(app, ["validate", *given])
+    assert told.exit_code == 2
+    assert "model.norm_type = 'x': " in told.stderr
+    assert "training.seq_lne: no such field" in told.stderr
 
 
 def test_relative_paths_are_those_of_the_run_file(tmp_path: Path) -> None:
