@@ -63,7 +63,7 @@ class Rank:
         self.launch, self._process = launch, process.RankProcess(launch)
         self._report, self._ledger, self.seconds = self._process.report, self._process.ledger, self._process.seconds
         address.use(launch.node_address)
-        self._agreement = Agreement(rank=0, world_size=1)
+        self._agreement = Agreement(rank=0, world_size=1)  # until `admit`: the ranks have a process group then
         self._wishes = Wishes(writer=launch.writer)
         self._manager: Any = None
         self._quorum: Quorum | None = None

@@ -60,8 +60,7 @@ class Quorum:
         launch, seconds = rank.launch, rank.seconds
         self.id = -1
         """Number of the newest quorum."""
-        self.healed = False
-        """True if a peer's state was loaded since the last `take_healed`."""
+        self._healed = False
         self._meeting = Meeting(manager, launch.torchft.process_group_timeout_ms / 1000)
         self._groups = torchft_names.process_group(manager)
         self._groups.supervisor_listening = gloo.servers_of(manager, launch.lighthouse, launch.master_port)
@@ -81,7 +80,7 @@ class Quorum:
 
     def take_healed(self) -> bool:
         """Returns true if a peer's state was loaded since the last call."""
-        healed, self.healed = self.healed, False
+        healed, self._healed = self._healed, False
         return healed
 
     def _starting(self, start: Callable[..., None]) -> Callable[..., None]:
@@ -141,6 +140,6 @@ class Quorum:
         self._ledger.note("quorum", quorum_id=self.id, participants=participants, participating_rank=rank, step=step)
 
     def _on_healed(self) -> None:
-        self.healed = True
+        self._healed = True
         length = self._seconds.last_transfer_s
         self._ledger.note("heal", start=time.time() - length, step=self._manager.current_step(), transfer_s=length)
