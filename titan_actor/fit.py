@@ -52,6 +52,7 @@ def problems(config: Any, titan: TitanSpec, groups: GroupsSpec, files: Collectio
     found = [
         *_ranges(config, titan, files),
         *_degrees(config.parallelism, groups.ranks_per_group),
+        *_backend(config.model_spec, groups.ranks_per_group),
         *_sequence(config),
         *_pipeline(config),
     ]
@@ -158,6 +159,19 @@ def _degrees(parallelism: Any, ranks: int) -> Iterator[Problem]:
     if dense % experts:
         message = f"{experts} does not divide the {dense} ranks of data, context and tensor parallelism that it borrows"
         yield Problem("titan.overrides.parallelism.expert_parallel_degree", experts, message)
+
+
+def _backend(model_spec: Any, ranks: int) -> Iterator[Problem]:
+    """Looks for models that take spmd_types alone, which titan_actor/mends.py takes from groups of several ranks."""
+    from torchtitan.models.common.dist_gemm import AllGatherFusedQKVLinear
+
+    alone = model_spec.name == "muse_glimmer" or any(model_spec.model.traverse(AllGatherFusedQKVLinear.Config))
+    if alone and ranks > 1:
+        message = (
+            "it takes parallelism.spmd_backend 'spmd_types' alone, which fails at several ranks with torch 2.13: set "
+            "groups.ranks_per_group = 1, or take another config"
+        )
+        yield Problem("titan.recipe", model_spec.name, message)
 
 
 def _sequence(config: Any) -> Iterator[Problem]:

@@ -471,6 +471,20 @@ def test_a_backend_that_fails_at_two_ranks_is_kept_at_one() -> None:
     assert kept == {1: "spmd_types", 2: "partial_dtensor"}
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["muse_glimmer.config_registry:muse_glimmer_debugmodel", "llama3.config_registry:llama3_debugmodel_dist_gemm"],
+)
+def test_a_config_that_takes_that_backend_alone_is_refused_at_two(name: str) -> None:
+    from titan_actor import check
+
+    off = {"validator.enable": False, "profiler.enable_profiling": False}
+    spec = TitanSpec(recipe=f"torchtitan.models.{name}", overrides=off, data=DataSpec(source="python-stdlib"))
+    assert check.looked_at(spec, GroupsSpec())[0] == []
+    (found,) = check.looked_at(spec, GroupsSpec(ranks_per_group=2))[0]
+    assert "spmd_types" in str(found["message"])
+
+
 def test_names_that_torchtitan_takes_unchecked() -> None:
     from titan_actor import check
 
