@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,26 +26,12 @@ from typing import Any, NoReturn, Self
 from supervisor.wire import checkpoints
 from supervisor.wire.activity import Activity
 from supervisor.wire.environment import LAUNCH
-from supervisor.wire.records import (
-    MISCONFIGURED,
-    PEERS_GONE,
-    TERMINATED,
-    CheckpointMark,
-    DigestMark,
-    Progress,
-    RecordError,
-    TrainerLaunch,
-    decode,
-    encode,
-)
-from titan_actor import address, admission, process
-from titan_actor.activity import ActivityFile
-from titan_actor.commands import Commands
-from titan_actor.control import NEVER, Agreement, Control, Wishes
-from titan_actor.ledger import Ledger, born_unix_s
-from titan_actor.peers import PeersGone
-from titan_actor.report import Report
-from titan_actor.seconds import Seconds
+from supervisor.wire.records import MISCONFIGURED, CheckpointMark, Progress, RecordError, TrainerLaunch, decode
+from titan_actor import address, admission, process, torchft_names
+from titan_actor.checkpoint import write_marker
+from titan_actor.control import NEVER, Agreement, Wishes
+from titan_actor.quorum import Quorum
+from titan_actor.quorum import manager as make_manager
 
 
 class Misconfigured(Exception):
@@ -74,22 +60,13 @@ class Rank:
     """One rank of a replica group. `launch` has its run, group, rank, world size, addresses, folders, steps and seed."""
 
     def __init__(self, launch: TrainerLaunch) -> None:
-        self.launch = launch
-        where = {"generation": launch.generation, "group": launch.group, "rank": launch.rank}
-        self._ledger = Ledger(Path(launch.rank_dir) / "steps.jsonl", born_unix_s(), **where)
-        process.let_the_node_look()
-        self._ledger.event("start", pid=os.getpid(), warm=False, resume=launch.resume)
-        self._report, self._control = Report(launch), Control(launch.writer)
-        self._activity, self.seconds = ActivityFile(launch.rank_dir), Seconds()
-        self._commands = Commands(launch, self._control)
-        process.end_on_term(self._control, self._report, self._ledger, self._commands)
-        self._report.update()  # from this report on, TERM is handled
+        self.launch, self._process = launch, process.RankProcess(launch)
+        self._report, self._ledger, self.seconds = self._process.report, self._process.ledger, self._process.seconds
         address.use(launch.node_address)
-        self._agreement: Agreement | None = None
+        self._agreement = Agreement(rank=0, world_size=1)  # until `admit`: the ranks have a process group then
         self._wishes = Wishes(writer=launch.writer)
         self._manager: Any = None
-        self.waited_s = 0.0
-        """Seconds of the step in progress that went into waiting for peers; `manager` counts them."""
+        self._quorum: Quorum | None = None
 
     # --- before the first step ---
 
@@ -102,24 +79,24 @@ class Rank:
     def manager(self, state_dict: Callable[[], Any], load_state_dict: Callable[[Any], None], **options: Any) -> Any:
         """Returns TorchFT's Manager of this rank, with the run file's timeouts, TorchFT's mends and our reports.
         `options` go to torchft.Manager; `pg` is a ProcessGroupGloo unless given."""
-        from everstep_trainer import quorum
 
-        self._manager = quorum.manager(self, state_dict, load_state_dict, options)
-        self._commands.abort = self._manager.supervisor_abort
-        return self._manager
+        def load(state: Any) -> None:
+            with self._process.activity.during("heal"):
+                load_state_dict(state)
+
+        self._manager = made = make_manager(self.launch, state_dict, load, **options)
+        self._quorum = Quorum(made, self._process)
+        self._process.commands.abort = self._quorum.abort
+        return made
 
     def admit(self, replica_id: str = "") -> None:
         """Reports that this rank is built, and waits until the gate lets its group into the quorum. Call it after all
         that is slow. `replica_id`: TorchFT's id of the group, where the Manager is not that of `manager`."""
         if self._manager is not None:
-            replica_id = str(self._manager._store.get("replica_id").decode())
-        if self.launch.world_size > 1:
-            self._agreement = Agreement(self.launch.rank, self.launch.world_size)
-            self._agreement.any(False)  # all ranks are built
-        self._report.update(phase="built", replica_id=replica_id)
-        self._ledger.event("built", replica_id=replica_id)
-        if self.launch.rank == 0 and replica_id:
-            self._ledger.event("admitted", said=admission.announce(self.launch.lighthouse, replica_id))
+            replica_id = torchft_names.replica_id(self._manager)
+        self._agreement = Agreement(self.launch.rank, self.launch.world_size)
+        self._agreement.any(False)  # all ranks are built
+        admission.admit(self._process, replica_id)
 
     # --- each step ---
 
@@ -137,43 +114,36 @@ class Rank:
         """Tells the node's agent what this rank does inside the block: "data", "evaluate", "checkpoint" and the others of
         supervisor.wire.activity. It bounds these apart from ordinary steps."""
         part = self.seconds.part(activity) if activity in ("data", "commit", "heal") else nullcontext()
-        with self.seconds.waiting() if activity == "quorum" else part, self._activity.during(activity):
+        with self.seconds.waiting() if activity == "quorum" else part, self._process.activity.during(activity):
             yield
 
     def digest(self, step: int, value: str) -> None:
         """Reports a hash of this rank's state after a committed step: the history's checkers compare the groups'."""
-        self._report.update(digest=DigestMark(step=step, value=value))
-        self._ledger.event("digest", step=step, value=value)
+        self._process.digest(step, value)
 
     def step(self, step: int, committed: bool = True, loss: float | None = None, **more: Any) -> None:
         """Reports an attempt at a step: `step` is the number of committed ones so far, `loss` the mean over all groups.
         `more` goes into its line of steps.jsonl; quorum_id, participants and healed also to the supervisor. Takes in what
         the supervisor wishes: all ranks of the group obey it at this step."""
-        wishes = self._control.take()
-        self._wishes = self._agreement.on(wishes) if self._agreement is not None else wishes
-        manager, before, parts = self._manager, self._report.progress, self.seconds.total()
-        if manager is not None:
+        self._wishes = self._agreement.on(self._process.control.take())
+        manager, quorum = self._manager, self._quorum
+        if manager is not None and quorum is not None:
             mine = {"participants": manager.num_participants(), "participating_rank": manager.participating_rank()}
-            more = {**mine, "quorum_id": int(manager._quorum_id), "healed": manager.supervisor_healed, **more}
-            manager.supervisor_healed = False
-        took = self._ledger.step(parts, step=step, committed=committed, loss=loss, **more)
-        self._report.update(
+            more = {**mine, "quorum_id": quorum.id, "healed": quorum.take_healed(), **more}
+        took = self._ledger.step(self.seconds.total(), step=step, committed=committed, loss=loss, **more)
+        self._report.attempt(
+            took,
+            self.seconds,
+            committed=committed,
+            loss=loss,
+            healed=bool(more.get("healed")),
             phase="draining" if self._wishes.stop_at < NEVER else "step",
             step=step,
-            commits=before.commits + committed,
-            stepped_unix_s=round(time.time(), 1) if committed else before.stepped_unix_s,
-            failed_commits=before.failed_commits + (not committed),
-            loss=before.loss if loss is None else loss,
-            step_s=took,
-            compute_s=max(0.0, took - sum(parts.values()) - self.waited_s),
-            data_s=parts["data"],
             seconds=self._ledger.seconds if self.launch.rank == 0 else {},
-            healed=before.healed or bool(more.get("healed")),
             quorum_id=more.get("quorum_id", -1),
             participants=more.get("participants", 0),
         )
         self.seconds.begin()
-        self.waited_s = 0.0
 
     def goes_on(self, step: int) -> bool:
         """Returns false once `step` committed steps are enough: those of the run file, or a drain's. All ranks of the
@@ -186,8 +156,7 @@ class Rank:
         due = step % self.launch.titan.checkpoint_interval_steps == 0
         if due or not self._wishes.writer or self.goes_on(step):
             return due and self._wishes.writer
-        in_haste = self._control.in_haste
-        return not (self._agreement.any(in_haste) if self._agreement is not None else in_haste)
+        return not self._agreement.any(self._process.control.in_haste)
 
     @contextmanager
     def checkpoint(self, step: int) -> Iterator[Path]:
@@ -204,8 +173,7 @@ class Rank:
 
     def checkpoint_written(self, mark: CheckpointMark) -> None:
         """Marks a checkpoint's folder as complete, and reports it."""
-        (Path(mark.path) / "marker").write_bytes(encode(mark))
-        (Path(mark.path) / "marker").rename(Path(mark.path) / checkpoints.MARKER)
+        write_marker(Path(mark.path), mark)
         self._report.update(checkpoint=mark)
 
     # --- the end ---
@@ -219,26 +187,9 @@ class Rank:
     def end(self, error: BaseException | None = None) -> NoReturn:
         """Ends the process with the exit code by which the supervisor knows how. It does not wait for native threads, which
         may hang on a lost peer."""
-        step = self._report.progress.step
-        if isinstance(error, SystemExit) and error.code is None:
-            error = None
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             process.leave(error.code)
-        if isinstance(error, PeersGone):
-            print(f"no peers to heal from: {error}", file=sys.stderr)
-            self._last("failed", "peers_gone", PEERS_GONE, error=f"no peers to heal from: {error}")
-        if error is not None:
-            process.fail(self.launch, self._report, self._ledger, error)
-            process.leave(MISCONFIGURED if isinstance(error, Misconfigured) else 1)
-        if self._manager is not None:
+        error = None if isinstance(error, SystemExit) and error.code is None else error
+        if error is None and self._manager is not None:
             self._manager.shutdown(wait=False)
-        if self._control.in_haste:
-            self._last("failed", "terminated", TERMINATED, error="ended by SIGTERM", step=step)
-        self._last("finished", "finished", 0, step=step)
-
-    def _last(self, phase: str, event: str, code: int, **changes: Mapping[str, Any] | Any) -> NoReturn:
-        self._report.update(phase=phase, **changes)
-        self._ledger.event(event, **changes)
-        self._commands.close()
-        self._ledger.close()
-        process.leave(code)
+        process.leave(self._process.ended(error, MISCONFIGURED if isinstance(error, Misconfigured) else 1))

@@ -9,6 +9,9 @@ import json
 import os
 import socket
 import time
+from typing import Any
+
+from titan_actor.process import RankProcess
 
 NO_GATE = "SUPERVISOR_NO_GATE"
 """Set to 1 where a plain lighthouse stands at `launch.lighthouse`."""
@@ -18,6 +21,15 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 class NoAnswer(ConnectionError):
     """The connection ended before the gate answered OK."""
+
+
+def admit(rank: RankProcess, replica_id: str, **built: Any) -> None:
+    """Reports a rank as built, and waits until the gate lets its group into the quorum. `replica_id`: TorchFT's id of the
+    group; empty: it is in no quorum. `built`: further fields of the report."""
+    rank.report.update(phase="built", replica_id=replica_id, **built)
+    rank.ledger.event("built", replica_id=replica_id, **built)
+    if rank.launch.rank == 0 and replica_id:
+        rank.ledger.event("admitted", said=announce(rank.launch.lighthouse, replica_id))
 
 
 def announce(lighthouse: str, replica_id: str) -> int:

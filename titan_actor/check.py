@@ -51,7 +51,7 @@ def looked_at(
 
     try:
         with _as_on_a_gpu(slurm is not None):
-            built, changes = config.resolved(titan)
+            built, changes = config.resolved(titan, groups.ranks_per_group)
     except config.ConfigError as error:
         return [dataclasses.asdict(problem) for problem in error.problems], [], []
     notes: list[str] = []
@@ -126,7 +126,8 @@ def main() -> int:
         from titan_actor import config
 
         with _as_on_a_gpu(slurm is not None):
-            told["settings"] = [dataclasses.asdict(setting) for setting in config.shown(spec.titan)]
+            fields = config.shown(spec.titan, spec.groups.ranks_per_group)
+        told["settings"] = [dataclasses.asdict(setting) for setting in fields]
     json.dump(told, answer, default=str)
     answer.write("\n")
     answer.flush()

@@ -202,7 +202,7 @@ class Checkpoints:
         text = ""
         if error is None and self._launch.rank == 0:
             try:
-                _write_marker(folder, mark)
+                write_marker(folder, mark)
             except OSError as late:
                 error = late
         if error is not None:
@@ -224,7 +224,8 @@ def _live_optimizers() -> Any:
     return OptimizersContainer
 
 
-def _write_marker(folder: Path, mark: CheckpointMark) -> None:
+def write_marker(folder: Path, mark: CheckpointMark) -> None:
+    """Marks a checkpoint's folder as complete, on disk when it returns. Raises OSError."""
     scratch = folder / f"{MARKER}.tmp"
     with open(scratch, "wb") as file:
         file.write(encode(mark))

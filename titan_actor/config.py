@@ -76,22 +76,23 @@ class Setting:
     """The recipe's value, if another one set it."""
 
 
-def from_spec(titan: TitanSpec) -> Any:
-    """Returns the config of a spec, checked and mended. Raises ConfigError with every problem found."""
-    return resolved(titan)[0]
+def from_spec(titan: TitanSpec, ranks: int = 1) -> Any:
+    """Returns the config of a spec for groups of that many ranks, checked and mended. Raises ConfigError with every
+    problem found."""
+    return resolved(titan, ranks)[0]
 
 
-def resolved(titan: TitanSpec) -> tuple[Any, list[Change]]:
+def resolved(titan: TitanSpec, ranks: int = 1) -> tuple[Any, list[Change]]:
     """Returns the config of a spec and what was changed in the recipe's own. Raises ConfigError."""
     stages = _Stages()
-    return _resolved(titan, stages), stages.changes
+    return _resolved(titan, ranks, stages), stages.changes
 
 
-def shown(titan: TitanSpec) -> list[Setting]:
+def shown(titan: TitanSpec, ranks: int = 1) -> list[Setting]:
     """Returns every field of a spec's config with who set it; a model's own fields only where they were changed.
     Raises ConfigError."""
     stages = _Stages()
-    _resolved(titan, stages)
+    _resolved(titan, ranks, stages)
     return stages.settings()
 
 
@@ -122,7 +123,7 @@ class _Stages:
         return found
 
 
-def _resolved(titan: TitanSpec, stages: _Stages) -> Any:
+def _resolved(titan: TitanSpec, ranks: int, stages: _Stages) -> Any:
     try:
         made = recipes.load(titan.recipe)
     except recipes.RecipeError as error:
@@ -141,6 +142,8 @@ def _resolved(titan: TitanSpec, stages: _Stages) -> Any:
     problems += _refused(config)
     lift(config, stages.changes)
     mends.apply_to("config", config)
+    if ranks > 1:
+        mends.apply_to("ranks", config)
     stages.after("supervisor", config)
     if not problems:
         problems += _own_checks(config)
@@ -184,7 +187,7 @@ def _refused(config: Any) -> Iterator[Problem]:
 
 def for_launch(launch: TrainerLaunch) -> Any:
     """Returns the config of one rank. Raises ConfigError."""
-    config = from_spec(launch.titan)
+    config = from_spec(launch.titan, launch.world_size)
     # kept over restarts, which may be on other nodes
     config.dump_folder = f"{launch.run_dir}/titan/group-{launch.group}"
     if config.training.global_batch_size > 0:

@@ -52,10 +52,12 @@ class Agreement:
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
-        import torch.distributed as dist
-
         self._rank = rank
-        self._group: Any = dist.new_group(backend="gloo") if world_size > 1 else None
+        self._group: Any = None
+        if world_size > 1:
+            import torch.distributed as dist
+
+            self._group = dist.new_group(backend="gloo")
 
     def on(self, wishes: Wishes) -> Wishes:
         """Returns what the group does. Raises RuntimeError when a rank of the group is lost."""

@@ -112,7 +112,9 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
             "pipeline_parallel_microbatch_size", "pipeline_parallel_schedule", "pipeline_parallel_schedule_csv",
             "tensor_parallel_degree", note="inside a group",
         ),
-        "spmd_backend": Row("honoured", "spmd_types becomes partial_dtensor: it fails at two ranks (titan_actor/mends.py)"),
+        "spmd_backend": Row(
+            "honoured", "in groups of several ranks spmd_types becomes partial_dtensor: it fails there (titan_actor/mends.py)"
+        ),
     },
     "profiler": _honoured(
         "enable_memory_snapshot", "enable_profiling", "memory_snapshot_freq", "memory_snapshot_max_entries", "profile_freq",

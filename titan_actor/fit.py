@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import importlib.util
 import os
 from collections.abc import Collection, Iterator
@@ -51,6 +52,7 @@ def problems(config: Any, titan: TitanSpec, groups: GroupsSpec, files: Collectio
     found = [
         *_ranges(config, titan, files),
         *_degrees(config.parallelism, groups.ranks_per_group),
+        *_backend(config.model_spec, groups.ranks_per_group),
         *_sequence(config),
         *_pipeline(config),
     ]
@@ -70,6 +72,8 @@ def _has_wandb_key(files: Collection[str]) -> bool:
 
 def _ranges(config: Any, titan: TitanSpec, files: Collection[str]) -> Iterator[Problem]:
     """Looks at numbers and names that TorchTitan takes unchecked."""
+    from torch._dynamo import list_backends
+
     for key, least in LEAST.items():
         owner = config
         for name in key.split("."):
@@ -83,6 +87,11 @@ def _ranges(config: Any, titan: TitanSpec, files: Collection[str]) -> Iterator[P
     for name in config.compile.components:
         if name not in ("model", "loss"):
             yield Problem("titan.overrides.compile.components", name, "TorchTitan compiles 'model' and 'loss' alone")
+    backends = list_backends(exclude_tags=())
+    if config.compile.backend not in backends:
+        (near,) = difflib.get_close_matches(config.compile.backend, backends, n=1) or ("",)
+        told = f"torch has no such backend here: {', '.join(list_backends())}, and some for debugging"
+        yield Problem("titan.overrides.compile.backend", config.compile.backend, told, near)
     if config.metrics.enable_wandb and importlib.util.find_spec("wandb") is None:
         yield Problem("titan.overrides.metrics.enable_wandb", True, "the package wandb is not installed here")
     elif config.metrics.enable_wandb and not _has_wandb_key(files):
@@ -150,6 +159,19 @@ def _degrees(parallelism: Any, ranks: int) -> Iterator[Problem]:
     if dense % experts:
         message = f"{experts} does not divide the {dense} ranks of data, context and tensor parallelism that it borrows"
         yield Problem("titan.overrides.parallelism.expert_parallel_degree", experts, message)
+
+
+def _backend(model_spec: Any, ranks: int) -> Iterator[Problem]:
+    """Looks for models that take spmd_types alone, which titan_actor/mends.py takes from groups of several ranks."""
+    from torchtitan.models.common.dist_gemm import AllGatherFusedQKVLinear
+
+    alone = model_spec.name == "muse_glimmer" or any(model_spec.model.traverse(AllGatherFusedQKVLinear.Config))
+    if alone and ranks > 1:
+        message = (
+            "it takes parallelism.spmd_backend 'spmd_types' alone, which fails at several ranks with torch 2.13: set "
+            "groups.ranks_per_group = 1, or take another config"
+        )
+        yield Problem("titan.recipe", model_spec.name, message)
 
 
 def _sequence(config: Any) -> Iterator[Problem]:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
+
+from titan_actor import torchft_names
 
 Sockets = dict[int, str]
 """Descriptor -> inode: a descriptor alone may have been closed and reused since."""
@@ -52,35 +55,38 @@ def shut_down(sockets: Sockets, listening: set[int]) -> int:
 
 
 def mend() -> None:
-    """Gives torchft.process_group.ProcessGroupGloo an abort that works. Idempotent."""
-    from torchft.process_group import ProcessGroupGloo
+    """Gives torchft.ProcessGroupGloo an abort that works. Idempotent."""
+    from torchft import ProcessGroupGloo
 
     if hasattr(ProcessGroupGloo, "supervisor_listening"):
         return
-    create, abort = ProcessGroupGloo._create_pg, ProcessGroupGloo.abort
 
-    def create_and_remember(self: Any, *args: Any) -> Any:
-        before = open_sockets()
-        group = create(self, *args)
-        self.supervisor_sockets = {d: inode for d, inode in open_sockets().items() if before.get(d) != inode}
-        return group
+    def remembering(create: Callable[..., Any]) -> Callable[..., Any]:
+        def create_and_remember(self: Any, *args: Any) -> Any:
+            before = open_sockets()
+            group = create(self, *args)
+            self.supervisor_sockets = {d: inode for d, inode in open_sockets().items() if before.get(d) != inode}
+            return group
 
-    def abort_connections(self: Any, errored: bool = True) -> None:
-        if not errored:
-            # before a reconfiguration: nothing runs, and the old group must go
-            abort(self, errored=False)
-            return
-        shut_down(getattr(self, "supervisor_sockets", {}), self.supervisor_listening)
+        return create_and_remember
 
-    ProcessGroupGloo._create_pg = create_and_remember
-    ProcessGroupGloo.abort = abort_connections
+    def freeing(abort: Callable[..., None]) -> Callable[..., None]:
+        def abort_connections(self: Any, errored: bool = True) -> None:
+            if not errored:
+                # before a reconfiguration: nothing runs, and the old group must go
+                abort(self, errored=False)
+                return
+            shut_down(getattr(self, "supervisor_sockets", {}), self.supervisor_listening)
+
+        return abort_connections
+
+    torchft_names.wrap_gloo(remembering, freeing)
     ProcessGroupGloo.supervisor_listening = set()
 
 
 def servers_of(manager: Any, lighthouse: str, store_port: int) -> set[int]:
     """Returns the ports on which this group's manager, store and heal server listen, and the lighthouse's."""
-    addresses = (manager._store.get("manager_addr").decode(), manager._checkpoint_transport.address(), lighthouse)
-    return {store_port, *(_port(address) for address in addresses)}
+    return {store_port, *map(_port, (*torchft_names.addresses(manager), lighthouse))}
 
 
 def _port(address: str) -> int:

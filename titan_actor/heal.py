@@ -9,7 +9,7 @@ place. The data loader's place is a rank's own and never comes from a peer.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,10 +23,8 @@ def local(value: Any) -> Any:
 class HealState:
     """The state pair that TorchFT calls: `save` on a peer (in the quorum's thread), `load` on the healing replica."""
 
-    def __init__(self, trainer: Any, loaded: Callable[[], None]) -> None:
-        """`loaded` is called after a load, in the main thread."""
+    def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._loaded = loaded
         self._optimizers = list(trainer.optimizers.optimizers)
         self._parameters = [
             [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -65,7 +63,6 @@ class HealState:
         """Copies a peer's state into this rank's own tensors."""
         with torch.no_grad():
             self._load(state)
-        self._loaded()
 
     def _load(self, state: dict[str, Any]) -> None:
         for index, optimizer in enumerate(self._optimizers):

@@ -21,7 +21,7 @@ from typing import Any
 
 from supervisor.wire.programs import QUORUM_IDS_ABOVE
 from supervisor.wire.version import misfit
-from titan_actor import quorum_ids
+from titan_actor import quorum_ids, torchft_names
 
 BEAT_EVERY_S = 0.02
 """Seconds between beats. Small beside the gate's heartbeat timeout: a few late beats drop no group."""
@@ -98,8 +98,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"the lighthouse cannot start: {why}")
     os.environ.setdefault("RUST_LOG", "warn")
     torchft = native()
-    server = torchft.LighthouseServer(
-        bind="127.0.0.1:0",
+    server = torchft_names.lighthouse(
+        torchft,
         min_replicas=options.min_replicas,
         join_timeout_ms=options.join_timeout_ms,
         quorum_tick_ms=options.quorum_tick_ms,

@@ -17,6 +17,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from titan_actor import torchft_names
+
 FIRST_PAUSE_S, LOOK_S = 0.002, 0.1
 """Seconds between two looks at which peers are missing (all of a quorum usually come within milliseconds), and for a
 host's answer."""
@@ -35,24 +37,29 @@ class Meeting:
 
     def __init__(self, manager: Any, timeout_s: float) -> None:
         """Takes the place of the manager's client and of its process group's `configure`."""
-        self._own = str(manager._checkpoint_transport.address())
+        self._own = torchft_names.heal_address(manager)
         self._timeout_s = timeout_s
         self._met: dict[str, str] = {}
         """Replica id -> the address of this rank's peer there. The peer's heal server listens for as long as its
         process lives."""
         self._aborted = threading.Event()
-        self._members = manager._client = _Members(manager._client)
-        self._configure = manager._pg.configure
-        manager._pg.configure = self._meet_and_configure
+        self._members: list[str] = []
+        """Replica ids of the newest quorum."""
+        torchft_names.notice_members(manager, self._take_members)
+        groups = torchft_names.process_group(manager)
+        self._configure, groups.configure = groups.configure, self._meet_and_configure
 
     def abort(self) -> None:
         """Ends the wait in progress. From any thread."""
         self._aborted.set()
 
+    def _take_members(self, ids: list[str]) -> None:
+        self._members = ids
+
     def _meet_and_configure(self, store: str, replica_id: str, rank: int, world_size: int, *more: Any) -> None:
         self._aborted.clear()
-        if len(self._members.ids) == world_size > 1:
-            self._meet(store, rank, self._members.ids)
+        if len(self._members) == world_size > 1:
+            self._meet(store, rank, self._members)
         self._configure(store, replica_id, rank, world_size, *more)
 
     def _meet(self, store_address: str, rank: int, ids: list[str]) -> None:
@@ -101,22 +108,6 @@ class Meeting:
             raise ConnectionError(f"aborted: {otherwise}")
         if time.monotonic() - began > self._timeout_s:
             raise TimeoutError(f"{otherwise} for {self._timeout_s:g} s")
-
-
-class _Members:
-    """The manager's client, and the members of its newest quorum."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self.ids: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    def _quorum(self, *args: Any, **kwargs: Any) -> Any:
-        quorum = self._client._quorum(*args, **kwargs)
-        self.ids = list(quorum.replica_ids)
-        return quorum
 
 
 def knock(places: Iterable[tuple[str, int]], within_s: float) -> dict[tuple[str, int], bool]:

@@ -2,13 +2,13 @@
 
 Each mend names its fault and the upstream version at which it can go. Each has a test that fails without it
 (`tests/titan/test_mends.py`). `IMPORT` mends go in before torchtitan is imported, `CONFIG` mends change the recipe's
-config, and `BUILT` mends change the trainer object. `SCRIPT` mends are for scripts of the user's own alone. Heal state (heal.py), the loss (replica.py) and the data (data.py)
-are whole modules and are listed in NOTES.
+config, `RANKS` mends that of groups of several ranks, and `BUILT` mends change the trainer object. `SCRIPT` mends are
+for scripts of the user's own alone. How TorchFT is mended is in torchft_names.py. Heal state (heal.py), the loss
+(replica.py) and the data (data.py) are whole modules and are listed in NOTES.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import inspect
 import os
@@ -16,13 +16,11 @@ import resource
 import signal
 import sys
 import types
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import ThreadingHTTPServer
 from typing import Any, Literal
 
-from titan_actor import address
+from titan_actor import gloo, torchft_names
 
 # No network, ever.
 ENVIRONMENT = {
@@ -66,7 +64,7 @@ class Mend:
     fault: str
     goes: str
     """Upstream change after which it can be removed."""
-    stage: Literal["import", "config", "built", "script"]
+    stage: Literal["import", "config", "ranks", "built", "script"]
     apply: Callable[[Any], None]
 
 
@@ -235,99 +233,6 @@ def _pipeline_step(_: Any) -> None:
             kind.step = taking_microbatches(kind.step)
 
 
-def _manager_address(_: Any) -> None:
-    import torchft.manager as manager
-
-    server = manager.ManagerServer
-
-    def at_node(**options: Any) -> Any:
-        if (node := address.node()) is not None:
-            host = f"[{node}]" if ":" in node else node
-            port = options["bind"].rpartition(":")[2]
-            options |= {"hostname": host, "bind": f"{host}:{port}"}
-        try:
-            return server(**options)
-        except RuntimeError as error:
-            # the native part does not name the address
-            raise RuntimeError(f"TorchFT's manager cannot listen at {options['bind']}: {error}") from error
-
-    manager.ManagerServer = at_node
-
-
-def _heal_address(_: Any) -> None:
-    import socket
-    import socketserver
-
-    import torchft.checkpointing.http_transport as transport
-
-    wildcard = transport._IPv6HTTPServer
-    by_name = transport.HTTPTransport.address
-
-    class NodeServer(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def server_bind(self) -> None:
-            # HTTPServer.server_bind asks the DNS for its own name
-            socketserver.TCPServer.server_bind(self)
-            self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def serve(bind: tuple[str, int], handler: Any) -> Any:
-        if (node := address.node()) is None:
-            return wildcard(bind, handler)
-        NodeServer.address_family = socket.AF_INET6 if ":" in node else socket.AF_INET
-        return NodeServer((node, bind[1]), handler)
-
-    def at_node(self: Any) -> str:
-        if (node := address.node()) is None:
-            return str(by_name(self))
-        host = f"[{node}]" if ":" in node else node
-        return f"http://{host}:{self._server.server_port}/checkpoint/"
-
-    transport._IPv6HTTPServer = serve
-    transport.HTTPTransport.address = at_node
-
-
-def _heal_proxy(_: Any) -> None:
-    import torchft.checkpointing.http_transport as transport
-
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    # only its own name of the module: other downloads still use the proxy
-    transport.urllib = types.SimpleNamespace(request=types.SimpleNamespace(urlopen=direct.open))
-
-
-def _heal_pickle(_: Any) -> None:
-    import torchft.checkpointing.http_transport as transport
-
-    load = transport._streaming_load
-
-    def tensors_only(stream: Any, weights_only: bool = True) -> Any:
-        return load(stream, weights_only=True)
-
-    transport._streaming_load = tensors_only
-
-
-def _gloo_abort(_: Any) -> None:
-    from titan_actor import gloo
-
-    gloo.mend()
-
-
-def _ddp_hook(_: Any) -> None:
-    import torch
-    import torchft.ddp as ddp
-
-    # torch refuses a hook without these annotations
-    @functools.wraps(ddp.DistributedDataParallel._comm_hook)
-    def wait_here(state: Any, bucket: Any) -> Any:
-        # after the wait the bucket holds the average, or what the step is not committed with
-        state.allreduce(bucket.buffer()).wait()
-        done: Any = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
-
-    ddp.DistributedDataParallel._comm_hook = staticmethod(wait_here)
-
-
 def _spmd_backend(config: Any) -> None:
     if config.parallelism.spmd_backend == "spmd_types":
         config.parallelism.spmd_backend = "partial_dtensor"
@@ -389,48 +294,48 @@ MENDS = (
         "TorchFTManager gives Manager no hostname, so it advertises gethostname() and listens on every address",
         "a torchtitan whose FaultTolerance config takes the address",
         "import",
-        _manager_address,
+        lambda _: torchft_names.listen_at_node(),
     ),
     Mend(
         "heal_address",
         "HTTPTransport advertises gethostname() and listens on every address",
         "a torchft whose HTTPTransport takes an address",
         "import",
-        _heal_address,
+        lambda _: torchft_names.heal_at_node(),
     ),
     Mend(
         "heal_proxy",
         "HTTPTransport fetches through http_proxy, which knows no node",
         "a torchft whose HTTPTransport uses no proxy",
         "import",
-        _heal_proxy,
+        lambda _: torchft_names.heal_without_proxy(),
     ),
     Mend(
         "heal_pickle",
         "HTTPTransport loads with weights_only=False: any server that answers runs code in the healing trainer",
         "a torchft that loads heal state with weights_only=True",
         "import",
-        _heal_pickle,
+        lambda _: torchft_names.heal_by_tensors_only(),
     ),
     Mend(
         "gloo_abort",
         "gloo's abort frees nothing, and TorchFT's then hangs the process in the group's destructor",
         "a torch whose gloo abort ends running collectives",
         "import",
-        _gloo_abort,
+        lambda _: gloo.mend(),
     ),
     Mend(
         "ddp_hook",
         "DistributedDataParallel asserts a future that a collective with a lost peer has not got: the survivor ends too",
         "a torchft whose comm hook survives a collective that raises in wait",
         "script",
-        _ddp_hook,
+        lambda _: torchft_names.wait_in_ddp_hook(),
     ),
     Mend(
         "spmd_backend",
         "the spmd_types backend fails at two or more ranks on torch 2.13",
         "torchtitan and torch versions that work together at two ranks with spmd_types",
-        "config",
+        "ranks",
         _spmd_backend,
     ),
     Mend(
@@ -482,7 +387,7 @@ def apply_torchft() -> None:
                 mend.apply(None)
 
 
-def apply_to(stage: Literal["config", "built"], target: Any) -> None:
+def apply_to(stage: Literal["config", "ranks", "built"], target: Any) -> None:
     """Applies the mends of a stage to a config or a built trainer."""
     for mend in MENDS:
         if mend.stage == stage and mend.name not in _without():

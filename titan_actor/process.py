@@ -9,13 +9,17 @@ import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
-from supervisor.wire.records import TERMINATED, TrainerLaunch
+from supervisor.wire.records import PEERS_GONE, TERMINATED, DigestMark, TrainerLaunch
+from titan_actor.activity import ActivityFile
 from titan_actor.commands import Commands
 from titan_actor.control import Control
-from titan_actor.ledger import Ledger, told, write_error_file
+from titan_actor.ledger import Ledger, born_unix_s, told, write_error_file
+from titan_actor.peers import PeersGone, saved
 from titan_actor.report import Report
+from titan_actor.seconds import Seconds
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +28,54 @@ _PR_SET_PTRACER = 0x59616D61
 
 WAITING = ("starting", "built", "quorum")
 """Phases in which SIGTERM ends the process at once: there is no step to finish, and the main thread may not react."""
+
+
+class RankProcess:
+    """One rank's process, from its first moment to its last: its records, and the commands of its node."""
+
+    def __init__(self, launch: TrainerLaunch, warm: bool = False) -> None:
+        """`warm`: forked from the warm process. Raises OSError if its folder cannot be written."""
+        self.launch, folder = launch, Path(launch.rank_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        where = {"generation": launch.generation, "group": launch.group, "rank": launch.rank}
+        self.ledger = Ledger(folder / "steps.jsonl", born_unix_s(), **where)
+        let_the_node_look()
+        self.ledger.event("start", pid=os.getpid(), warm=warm, resume=launch.resume)
+        self.report, self.control = Report(launch), Control(launch.writer)
+        self.commands = Commands(launch, self.control)
+        end_on_term(self.control, self.report, self.ledger, self.commands)
+        self.report.update()  # from this report on, TERM is handled
+        self.activity, self.seconds = ActivityFile(launch.rank_dir), Seconds()
+        self.saved_before = saved(launch.run_dir)
+        """The complete checkpoints when this start began."""
+
+    def digest(self, step: int, value: str) -> None:
+        """Reports a hash of this rank's state after a committed step."""
+        self.report.update(digest=DigestMark(step=step, value=value))
+        self.ledger.event("digest", step=step, value=value)
+
+    def ended(self, error: BaseException | None = None, code: int = 1, trace: bool = True) -> int:
+        """Reports how the rank ends, after which it writes no more, and returns its exit code: `code` for an error, except
+        that no peer was there to heal from. `trace`: also print where the error was raised."""
+        step = self.report.progress.step
+        if isinstance(error, PeersGone):
+            code = PEERS_GONE
+            self.report.update(phase="failed", error=f"no peers to heal from: {error}")
+            self.ledger.event("peers_gone", reason=str(error))
+            print(f"no peers to heal from: {error}", file=sys.stderr)
+        elif error is not None:
+            fail(self.launch, self.report, self.ledger, error, trace)
+        elif self.control.in_haste:
+            code = TERMINATED
+            self.report.update(phase="failed", error="ended by SIGTERM")
+            self.ledger.event("terminated", step=step)
+        else:
+            code = 0
+            self.report.update(phase="finished")
+            self.ledger.event("finished", step=step)
+        self.commands.close()
+        self.ledger.close()
+        return code
 
 
 def let_the_node_look() -> None:

@@ -12,6 +12,8 @@ from datetime import timedelta
 from threading import Event
 from typing import Any
 
+from titan_actor import torchft_names
+
 SECOND = timedelta(seconds=1)
 
 
@@ -37,19 +39,9 @@ def raise_above(torchft: Any, address: str, above: int, min_replicas: int, heart
 
 
 def _manager(torchft: Any, address: str, n: int) -> Any:
-    return torchft.ManagerServer(
-        replica_id=f"raise-ids-{n}",
-        lighthouse_addr=address,
-        hostname="127.0.0.1",
-        bind="127.0.0.1:0",
-        store_addr="",
-        world_size=1,
-        heartbeat_interval=timedelta(milliseconds=20),
-        connect_timeout=SECOND,
-        quorum_retries=0,
-    )
+    every = timedelta(milliseconds=20)
+    return torchft_names.manager_server(torchft, address, f"raise-ids-{n}", "127.0.0.1", beat_every=every)
 
 
 def _next_id(client: Any) -> int:
-    request = {"group_rank": 0, "step": 0, "checkpoint_metadata": "", "shrink_only": False, "init_sync": False}
-    return int(client._quorum(**request, commit_failures=1, timeout=10 * SECOND).quorum_id)
+    return int(torchft_names.ask_for_quorum(client, step=0, commit_failures=1, timeout=10 * SECOND).quorum_id)

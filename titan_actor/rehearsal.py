@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torchft.work import _DummyWork
 from torchtitan.trainer import Trainer
 
-from titan_actor import mends
+from titan_actor import mends, torchft_names
 
 PASSES = 4
 """Most passes, until one compiles nothing. A first pass may leave something behind (a new attribute) that makes Dynamo
@@ -79,7 +78,7 @@ def _batch(trainer: Any) -> dict[str, Any]:
 def _alone(manager: Any) -> Iterator[None]:
     """Leaves sums over the groups unchanged inside the block: there is no quorum yet."""
     allreduce = manager.allreduce
-    manager.allreduce = lambda tensor, *args, **kwargs: _DummyWork(tensor)
+    manager.allreduce = lambda tensor, *args, **kwargs: torchft_names.done(tensor)
     try:
         yield
     finally:

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,29 +17,24 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 from torch.distributed.tensor import DTensor
-from torchft.manager import _ManagedWork
 from torchtitan.components.dataloader import DataloaderExhaustedError
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.experiments.torchft.manager import TorchFTManager
 from torchtitan.trainer import Trainer
 
 from supervisor.wire.checkpoints import listed
-from supervisor.wire.records import CheckpointMark, DigestMark, TrainerLaunch
-from titan_actor import address, admission, between_groups, gloo, mends, peers, rehearsal, shares
-from titan_actor.activity import ActivityFile
+from supervisor.wire.records import CheckpointMark, TrainerLaunch
+from titan_actor import address, admission, between_groups, mends, rehearsal, shares, torchft_names
 from titan_actor.checkpoint import Checkpoints, Purge, purge
 from titan_actor.compiling import Compiling
-from titan_actor.control import NEVER, Agreement, Control, Wishes
+from titan_actor.control import NEVER, Agreement, Wishes
 from titan_actor.cursor import Cursor
 from titan_actor.heal import HealState
-from titan_actor.heals import Heals
-from titan_actor.ledger import Ledger
 from titan_actor.lift import starts_from_weights
-from titan_actor.meeting import Meeting
 from titan_actor.mfu import mfu
-from titan_actor.report import Report
+from titan_actor.process import RankProcess
+from titan_actor.quorum import Quorum
 from titan_actor.samples import names
-from titan_actor.seconds import Seconds
 from titan_actor.shares import NoData
 from titan_actor.spike import Spikes
 
@@ -60,11 +54,11 @@ class NotFinite(FloatingPointError):
         self.whose = whose
 
 
-def trainer(config: Any, launch: TrainerLaunch, report: Report, ledger: Ledger, control: Control) -> ReplicaTrainer:
+def trainer(config: Any, rank: RankProcess) -> ReplicaTrainer:
     """Builds the trainer that a config is of (TorchTitan's, or a subclass of it) as one rank of a replica group."""
     owner = type(config)._owner
     kind = ReplicaTrainer if owner is Trainer else type(f"Replica{owner.__name__}", (ReplicaTrainer, owner), {})
-    made: ReplicaTrainer = kind(config, launch, report, ledger, control)
+    made: ReplicaTrainer = kind(config, rank)
     return made
 
 
@@ -82,20 +76,16 @@ class ReplicaTrainer(Trainer):
 
     ft_manager: TorchFTManager
 
-    def __init__(self, config: Any, launch: TrainerLaunch, report: Report, ledger: Ledger, control: Control) -> None:
-        self.launch, self.report, self.ledger, self.control = launch, report, ledger, control
-        self._saved_before = peers.saved(launch.run_dir)
-        self.seconds = Seconds()
-        self.heals = Heals(report)
-        self.activity = ActivityFile(launch.rank_dir)
+    def __init__(self, config: Any, rank: RankProcess) -> None:
+        self.rank = rank
+        self.launch, self.report, self.ledger, self.control = rank.launch, rank.report, rank.ledger, rank.control
+        self.activity, self.seconds, launch = rank.activity, rank.seconds, rank.launch
         self.compiling = Compiling(self.activity, self.seconds)
         self._store: Any = None
         self._attempts = 0
         self._commits = 0
         self._committed = False
-        self._healed = False
         self._stepping = "step"
-        self._quorum_id = -1
         self._loss: Any = None
         self._groups_loss = 0.0
         """Loss of the newest step, summed over this group's ranks, before averaging over the groups."""
@@ -106,8 +96,6 @@ class ReplicaTrainer(Trainer):
         self._spikes = Spikes()
         self._lr = 0.0
         self._taken = (0, 0)
-        self._waited_s = 0.0
-        """Seconds of this attempt spent in collectives, waiting for peers."""
         between_groups.split(config, self)
         if config.metrics.enable_wandb:
             _name_wandb_run(launch)
@@ -116,7 +104,7 @@ class ReplicaTrainer(Trainer):
         mends.apply_to("built", self)
         self._watch()
         self.agreement = Agreement(launch.rank, launch.world_size)
-        self.heal = HealState(self, self._on_healed)
+        self.heal = HealState(self)
         self.manager.register_state_dict_fn("supervisor", self._load_peer, self.heal.save)
         self.cursor = Cursor(launch.run_dir, launch.group, launch.rank, self._reader(), self.dataloader)
         self.checkpoints = Checkpoints(launch, self, self.agreement, self._on_checkpoint)
@@ -136,7 +124,7 @@ class ReplicaTrainer(Trainer):
     @property
     def replica_id(self) -> str:
         """This group's id in the quorum: torchtitan_ft_<group>:<uuid>."""
-        return str(self.manager._store.get("replica_id").decode())
+        return torchft_names.replica_id(self.manager)
 
     def init_distributed(self) -> Any:
         """Makes process groups and manager at the node's address; the store is rank 0's."""
@@ -147,8 +135,7 @@ class ReplicaTrainer(Trainer):
         self.ft_manager = between_groups.manager(launch)
         # TorchTitan's pair heals stale state (findings, 6): it must not be registered beside ours
         self.manager.set_state_dict_fns = lambda *pair: None
-        self._meeting = Meeting(self.manager, launch.torchft.process_group_timeout_ms / 1000)
-        self.manager._pg.supervisor_listening = gloo.servers_of(self.manager, launch.lighthouse, launch.master_port)
+        self.quorum = Quorum(self.manager, self.rank)
         return dims
 
     def _refuse_without_data(self) -> None:
@@ -177,12 +164,8 @@ class ReplicaTrainer(Trainer):
             rehearsal.rehearse(self)
             self.ledger.event("rehearsed")
         dist.barrier()
-        replica_id = self.replica_id
-        self.report.update(phase="built", replica_id=replica_id, step=self.manager.current_step())
-        self.ledger.event("built", replica_id=replica_id, step=self.manager.current_step())
-        if self.launch.rank == 0:
-            said = admission.announce(self.launch.lighthouse, replica_id)
-            self.ledger.event("admitted", said=said)
+        step = self.manager.current_step()
+        admission.admit(self.rank, self.replica_id, step=step)
 
     def train(self) -> None:
         """Trains until all steps are committed or the group is drained. Raises PeersGone before the first commit."""
@@ -197,12 +180,6 @@ class ReplicaTrainer(Trainer):
                 profiler.step()
         self._finish(wishes)
 
-    def abort(self) -> None:
-        """Frees this rank of a lost group: the running collective, or the wait for a new quorum's groups, fails, and
-        its step is not committed. From any thread."""
-        self._meeting.abort()
-        self.manager._pg.abort()
-
     def close(self) -> None:
         """Leaves the quorum and releases sockets, threads and groups."""
         super().close()
@@ -214,7 +191,6 @@ class ReplicaTrainer(Trainer):
     def _attempt(self, batches: Iterator[Any]) -> None:
         self._attempts += 1
         self.seconds.begin()
-        self._waited_s = 0.0
         self._committed, self._mean_loss, self._gradient_norm, self._loss, self._taken = False, None, None, None, (0, 0)
         self._gradients = []
         self.step = self.manager.current_step() + 1
@@ -245,45 +221,38 @@ class ReplicaTrainer(Trainer):
         return loss
 
     def _record(self) -> None:
-        manager = self.manager
+        manager, healed = self.manager, self.quorum.take_healed()
         tokens, samples = self._taken
-        participants, rank = manager.num_participants(), manager.participating_rank()
+        participants = manager.num_participants()
+        both = {"step": manager.current_step(), "participants": participants, "quorum_id": self.quorum.id}
         took = self.ledger.step(
             self.seconds.total(),
-            step=manager.current_step(),
             committed=self._committed,
-            participants=participants,
-            participating_rank=rank,
-            quorum_id=self._quorum_id,
+            participating_rank=manager.participating_rank(),
             loss=self._mean_loss,
             gradient_norm=self._gradient_norm,
             lr=self._lr,
             tokens=tokens,
             samples=samples,
-            healed=self._healed,
+            healed=healed,
+            **both,
         )
-        now, seconds = self.report.progress, self.seconds.total()
-        healed, self._healed = now.healed or self._healed, False
+        now = self.report.progress
         tokens_per_s = tokens / took if self._committed and took > 0 else now.tokens_per_s
         devices = self.parallel_dims.non_data_parallel_size
-        self.report.update(
-            compute_s=max(0.0, took - sum(seconds.values()) - self._waited_s),
-            data_s=seconds["data"],
+        self.report.attempt(
+            took,
+            self.seconds,
+            committed=self._committed,
+            loss=self._mean_loss,
+            healed=healed,
             phase=self._stepping,
-            step=manager.current_step(),
-            commits=self._commits,
-            stepped_unix_s=round(time.time(), 1) if self._committed else now.stepped_unix_s,
-            failed_commits=now.failed_commits + (not self._committed),
-            loss=self._mean_loss if self._mean_loss is not None else now.loss,
             spike=self._spikes.newest,
             tokens_per_s=tokens_per_s,
-            step_s=took,
             seconds=self.ledger.seconds if self.launch.rank == 0 else {},
-            healed=healed,
             gradient_norm=self._gradient_norm if self._gradient_norm is not None else now.gradient_norm,
             mfu=mfu(self.device.type, tokens_per_s, self.metrics_processor, devices),
-            quorum_id=self._quorum_id,
-            participants=participants,
+            **both,
         )
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -356,9 +325,7 @@ class ReplicaTrainer(Trainer):
         self.ledger.event("checkpoint_wait", step=step)
 
     def _digest(self) -> None:
-        step, value = self.manager.current_step(), self.heal.digest()
-        self.report.update(digest=DigestMark(step=step, value=value))
-        self.ledger.event("digest", step=step, value=value)
+        self.rank.digest(self.manager.current_step(), self.heal.digest())
 
     def _finish(self, wishes: Wishes) -> None:
         step = self.manager.current_step()
@@ -378,58 +345,33 @@ class ReplicaTrainer(Trainer):
     # --- what TorchFT calls ---
 
     def _watch(self) -> None:
-        """Wraps the manager's calls in our own. On the instance, because TorchFT calls itself through it too."""
-        manager, transport = self.manager, self.manager._checkpoint_transport
+        """Wraps the manager's calls once more, for what TorchTitan's trainer alone does at them."""
+        manager = self.manager
         manager.start_quorum = self._starting(manager.start_quorum)
-        manager.wait_quorum = self._waiting(manager.wait_quorum)
         manager.should_commit = self._committing(manager.should_commit)
         manager.allreduce = self._looking(manager.allreduce)
-        # on the class: on each work it would be a cycle, which holds the gradient until the next garbage collection
-        _ManagedWork.wait = self._waiting_for_peers(_ManagedWork.wait)
-        transport.recv_checkpoint = self.heals.watching(self.seconds.transfer(transport.recv_checkpoint))
-        transport.send_checkpoint = self.seconds.transfer(transport.send_checkpoint)
         self.lr_schedulers.step = self._on_commit_only(self.lr_schedulers.step)
         self.metrics_processor.log = self._logging(self.metrics_processor.log)
 
     def _starting(self, start: Callable[..., None]) -> Callable[..., None]:
+        """Loads a peer's state before the first forward pass, not after it.
+
+        At step 0 every replica counts as a participant, but those that heal from the first one would add zeros. The
+        first gradient would be divided by too many.
+        """
+
         def start_quorum(*args: Any, **kwargs: Any) -> None:
+            start(*args, **kwargs)
             if self._commits == 0:
-                self.report.phase("quorum")
-            with self.seconds.waiting(), self.activity.during("quorum"):
-                start(*args, **kwargs)
-                if self._commits == 0:
-                    self.manager.wait_quorum()
-            if self._commits == 0:
-                self._check_peers()
-                self._heal_now()
+                torchft_names.load_now(self.manager, begins=lambda: self.report.phase("healing"))
                 self.report.phase("step")
 
         return start_quorum
 
-    def _waiting(self, wait: Callable[[], None]) -> Callable[[], None]:
-        def wait_quorum() -> None:
-            future = self.manager._quorum_future
-            if future is None or future.done():
-                wait()
-            else:
-                before = self.report.progress.phase
-                self.report.phase("quorum")
-                with self.seconds.waiting(), self.activity.during("quorum"):
-                    wait()
-                self.report.phase(before)
-            if self._quorum_id != self.manager._quorum_id:
-                self._on_quorum()
-
-        return wait_quorum
-
     def _committing(self, commit: Callable[..., bool]) -> Callable[..., bool]:
-        # TorchFT waits as long as for one collective, and raises: a rank whose neighbour hangs would fail in its place
-        patience = timedelta(milliseconds=self.launch.torchft.quorum_timeout_ms)
-
         def should_commit(*args: Any, **kwargs: Any) -> bool:
             loss = self._share_and_check()
-            with self.seconds.part("commit"), self.activity.during("commit"):
-                self._committed = commit(*args, **{"timeout": patience, **kwargs})
+            self._committed = commit(*args, **kwargs)
             self._lr = float(self.optimizers.optimizers[0].param_groups[0]["lr"])
             if self._committed:
                 self._commits += 1
@@ -439,17 +381,6 @@ class ReplicaTrainer(Trainer):
             return self._committed
 
         return should_commit
-
-    def _waiting_for_peers(self, wait: Callable[..., Any]) -> Callable[..., Any]:
-        def wait_for_peers(work: Any, *args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                with self.activity.during("collective"):
-                    return wait(work, *args, **kwargs)
-            finally:
-                self._waited_s += time.perf_counter() - began
-
-        return wait_for_peers
 
     def _looking(self, allreduce: Callable[..., Any]) -> Callable[..., Any]:
         """Notes the gradient's norm before averaging over the groups, which hides whose was not finite."""
@@ -523,46 +454,9 @@ class ReplicaTrainer(Trainer):
 
         return log_metrics
 
-    def _on_quorum(self) -> None:
-        manager = self.manager
-        self._quorum_id = int(manager._quorum_id)
-        self.ledger.note(
-            "quorum",
-            quorum_id=self._quorum_id,
-            participants=manager._participating_replica_world_size,
-            participating_rank=manager._participating_replica_rank,
-            step=manager.current_step(),
-        )
-
     def _load_peer(self, state: dict[str, Any]) -> None:
-        with self.seconds.part("heal"):
-            self.heal.load(state)
-            self.experts.forget()
-
-    def _on_healed(self) -> None:
-        self._healed = True
-        moved = self.seconds._transfers
-        length = moved[-1][1] - moved[-1][0] if moved else 0.0
-        self.ledger.note("heal", start=time.time() - length, step=self.manager.current_step(), transfer_s=length)
-
-    def _heal_now(self) -> None:
-        """Loads the peer's state before the first forward pass, not after it.
-
-        At step 0 every replica counts as a participant, but those that heal from the first one would add zeros. The
-        first gradient would be divided by too many.
-        """
-        manager = self.manager
-        if not manager._healing or manager.errored() is not None:
-            return
-        self.report.phase("healing")
-        if manager._recovery_event is not None:
-            manager._recovery_event.synchronize()
-        manager._apply_pending_state_dict()
-        manager._healing = False
-
-    def _check_peers(self) -> None:
-        if self.manager.errored() is None:
-            peers.refuse_behind(self.launch, int(self.manager.current_step()), self._saved_before)
+        self.heal.load(state)
+        self.experts.forget()
 
     # --- start and checkpoint results ---
 

@@ -6,10 +6,12 @@ import dataclasses
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from supervisor.wire.records import Progress, TrainerLaunch, encode
+from titan_actor.seconds import Seconds
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,30 @@ class Report:
                 if not self._full:
                     log.warning("progress.json is not written: %s", error)
                 self._full = True
+
+    def attempt(
+        self,
+        took_s: float,
+        spent: Seconds,
+        *,
+        committed: bool,
+        loss: float | None,
+        healed: bool,
+        **more: Any,
+    ) -> None:
+        """Reports an attempt at a step that took so long, and where its seconds went. `more`: further fields."""
+        now, parts = self._progress, spent.total()
+        self.update(
+            commits=now.commits + committed,
+            stepped_unix_s=round(time.time(), 1) if committed else now.stepped_unix_s,
+            failed_commits=now.failed_commits + (not committed),
+            loss=now.loss if loss is None else loss,
+            step_s=took_s,
+            compute_s=max(0.0, took_s - sum(parts.values()) - spent.waited_s),
+            data_s=parts["data"],
+            healed=now.healed or healed,
+            **more,
+        )
 
     def phase(self, phase: str) -> None:
         """Changes the phase, and writes only when it did change."""

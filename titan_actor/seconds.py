@@ -22,12 +22,15 @@ class Seconds:
         self._waits: list[Interval] = []
         self._transfers: list[Interval] = []
         self._depth = 0
+        self.waited_s = 0.0
+        """Seconds of the attempt in collectives, waiting for peers: neither computing nor a part of its own."""
         self.begin()
 
     def begin(self) -> None:
         """Forgets the last attempt."""
         self._parts = {"data": 0.0, "quorum": 0.0, "commit": 0.0, "heal": 0.0, "compile": 0.0}
         self._waits, self._transfers = [], []
+        self.waited_s = 0.0
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -63,6 +66,11 @@ class Seconds:
                 self._transfers.append((start, time.perf_counter()))
 
         return timed
+
+    @property
+    def last_transfer_s(self) -> float:
+        """Seconds of the attempt's newest transfer of heal state; 0 without one."""
+        return self._transfers[-1][1] - self._transfers[-1][0] if self._transfers else 0.0
 
     def total(self) -> dict[str, float]:
         """Returns the attempt's parts in seconds."""

@@ -12,19 +12,12 @@ import sys
 from pathlib import Path
 
 from supervisor.wire import environment
-from supervisor.wire.records import MISCONFIGURED, PEERS_GONE, TERMINATED, TrainerLaunch, decode
+from supervisor.wire.records import MISCONFIGURED, TrainerLaunch, decode
 from supervisor.wire.version import misfits
-from titan_actor import address, mends, peers
-from titan_actor.commands import Commands
-from titan_actor.control import Control
+from titan_actor import address, mends
 from titan_actor.fit import NotOnCpu
-from titan_actor.ledger import Ledger, born_unix_s
-from titan_actor.process import end_on_term, fail, leave, let_the_node_look
-from titan_actor.report import Report
+from titan_actor.process import RankProcess, leave
 from titan_actor.shares import NoData
-
-log = logging.getLogger(__name__)
-
 
 MISTAKES = (NoData, NotOnCpu)
 """Errors of a run file that no machine can train."""
@@ -32,36 +25,18 @@ MISTAKES = (NoData, NotOnCpu)
 
 def main(path: str, warm: bool = False) -> int:
     """Trains as the launch file says; returns the exit code. Raises OSError or RecordError for a bad launch file."""
-    launch = decode(Path(path).read_bytes(), TrainerLaunch)
-    Path(launch.rank_dir).mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(
-        Path(launch.rank_dir) / "steps.jsonl",
-        born_unix_s(),
-        generation=launch.generation,
-        group=launch.group,
-        rank=launch.rank,
-    )
-    let_the_node_look()
-    ledger.event("start", pid=os.getpid(), warm=warm, resume=launch.resume)
-    report = Report(launch)
-    control = Control(launch.writer)
-    commands = Commands(launch, control)
-    end_on_term(control, report, ledger, commands)
-    report.update()  # from this report on, TERM is handled
+    rank = RankProcess(decode(Path(path).read_bytes(), TrainerLaunch), warm)
     try:
-        return _train(launch, report, ledger, control, commands)
+        _train(rank)
     except MISTAKES as error:
-        fail(launch, report, ledger, error, trace=False)
-        return MISCONFIGURED
+        return rank.ended(error, MISCONFIGURED, trace=False)
     except Exception as error:  # noqa: BLE001  (the top of the process: whatever it is, it is reported)
-        fail(launch, report, ledger, error)
-        return 1
-    finally:
-        commands.close()
-        ledger.close()
+        return rank.ended(error)
+    return rank.ended()
 
 
-def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Control, commands: Commands) -> int:
+def _train(rank: RankProcess) -> None:
+    launch = rank.launch
     if why := misfits():
         raise RuntimeError(f"node {launch.node}: {why}")
     _environment(launch)
@@ -77,29 +52,15 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     init_logger()
     # one empty line for each commit
     logging.getLogger("torchft_commits").setLevel(logging.WARNING)
-    ledger.event("imported")
+    rank.ledger.event("imported")
     made = config.for_launch(launch)
     if not mends.on_gpu():
         fit.refuse_on_cpu(made)
-    trainer = replica.trainer(made, launch, report, ledger, control)
-    commands.abort = trainer.abort
+    trainer = replica.trainer(made, rank)
+    rank.commands.abort = trainer.quorum.abort
     trainer.admit()
-    try:
-        trainer.train()
-    except peers.PeersGone as gone:
-        report.update(phase="failed", error=f"no peers to heal from: {gone}")
-        ledger.event("peers_gone", reason=str(gone))
-        print(f"no peers to heal from: {gone}", file=sys.stderr)
-        return PEERS_GONE
-    step = trainer.manager.current_step()
+    trainer.train()
     trainer.close()
-    if control.in_haste:
-        report.update(phase="failed", step=step, error="ended by SIGTERM")
-        ledger.event("terminated", step=step)
-        return TERMINATED
-    report.update(phase="finished", step=step)
-    ledger.event("finished", step=step)
-    return 0
 
 
 def _environment(launch: TrainerLaunch) -> None:

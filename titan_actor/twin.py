@@ -250,7 +250,7 @@ class Twin:
             load_initial(self._trainer)
         for optimizer in self._trainer.optimizers.optimizers:
             init_optim_state(optimizer)  # as TorchFT's container does: Adam's count of steps begins at one
-        self._state = HealState(self._trainer, lambda: None)
+        self._state = HealState(self._trainer)
         self._streams: dict[tuple[int, int], Stream] = {}
         self._own: dict[int, Any] = {}
         """State of each group that has one of its own."""
@@ -404,13 +404,13 @@ def _copy(values: Sequence[Any], into: Sequence[Any]) -> None:
             _local(target).copy_(_local(value))
 
 
-def _config(titan: TitanSpec, whole: bool = False) -> Any:
+def _config(titan: TitanSpec, ranks: int = 1, whole: bool = False) -> Any:
     """Returns the config of a rank of the run, or of a trainer that holds the model whole. Raises Unlike when that
     cannot be made here."""
     from titan_actor import config
 
     try:
-        made = config.from_spec(titan)
+        made = config.from_spec(titan, ranks)
     except config.ConfigError as error:
         raise Unlike(str(error)) from error
     for name in (
@@ -455,7 +455,7 @@ def _draw(rank: int, titan: TitanSpec, world_size: int, folder: str) -> None:
 
     store = dist.FileStore(f"{folder}/store", world_size)
     dist.init_process_group("gloo", rank=rank, world_size=world_size, store=store)
-    trainer = _built(_config(titan), rank, world_size)
+    trainer = _built(_config(titan, world_size), rank, world_size)
     torch.save([_local(p).detach() for part in trainer.model_parts for p in part.parameters()], f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fault_injection.in_rank import causes
+from titan_actor import torchft_names
 from titan_actor.activity import ActivityFile
 from titan_actor.ledger import write_error_file
 
@@ -74,10 +75,10 @@ class Model:
         collective."""
         if launch.node_address != "127.0.0.1":
             # a namespace that stands for a machine, but has this one's name
-            from titan_actor import address, mends
+            from titan_actor import address
 
             address.use(launch.node_address)
-            mends._heal_address(None)
+            torchft_names.heal_at_node()
         store = dist.TCPStore(
             launch.master_address, launch.master_port, is_master=launch.rank == 0, wait_for_workers=False,
             timeout=GROUP_TIMEOUT,
@@ -105,7 +106,7 @@ class Model:
             hostname=launch.node_address,
             quorum_retries=launch.torchft.quorum_retries,
         )
-        self.replica_id = self.manager._store.get("replica_id").decode()
+        self.replica_id = torchft_names.replica_id(self.manager)
 
     def _load(self, state: dict[str, Any]) -> None:
         self.weight.copy_(state["weight"])
@@ -215,7 +216,7 @@ def _steps(toy: Toy, model: Model) -> None:
         committed, computed = model.step()
         number = manager.current_step()
         about = {"participants": manager.num_participants(), "participating_rank": manager.participating_rank()}
-        about |= {"quorum_id": manager._quorum_id, "healed": model.healed}
+        about |= {"quorum_id": torchft_names.quorum_id(manager), "healed": model.healed}
         took = {"step_s": time.time() - start, "compute_s": computed}
         model.healed = False
         _as_on_a_full_disk(partial(toy.stepped, start, number, committed, took=took, **about))

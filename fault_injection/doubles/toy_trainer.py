@@ -36,6 +36,7 @@ from typing import Any
 from agents.shim import sockets
 from supervisor.wire import checkpoints
 from supervisor.wire.records import PEERS_GONE, CheckpointMark, Progress, TrainerLaunch, decode, encode
+from titan_actor import torchft_names
 from titan_actor.ledger import write_error_file
 
 
@@ -241,10 +242,9 @@ class Toy:
         keeps = bool(self.options.get("keeps"))
         from_disk = keeps and launch.resume == "disk" and launch.checkpoint is not None
         step, start = launch.checkpoint.step if from_disk and launch.checkpoint else 0, time.time()
-        request = {"group_rank": 0, "checkpoint_metadata": "", "shrink_only": False, "init_sync": False}
         while not self.stop.is_set() and step < self.last_step:
             try:
-                answer = client._quorum(step=step, commit_failures=0, timeout=limit, **request)
+                answer = torchft_names.ask_for_quorum(client, step, commit_failures=0, timeout=limit)
             except (RuntimeError, TimeoutError) as error:
                 print(f"no quorum: {error}", flush=True)
                 continue
@@ -281,10 +281,10 @@ class Toy:
         launch = self.launch
         if launch.node_address != "127.0.0.1":
             # a namespace that stands for a machine, but has this one's name
-            from titan_actor import address, mends
+            from titan_actor import address
 
             address.use(launch.node_address)
-            mends._heal_address(None)
+            torchft_names.heal_at_node()
         store = TCPStore(launch.node_address, launch.master_port, is_master=True, wait_for_workers=False)
         value = torch.zeros(8)
         healed: list[bool] = []
@@ -310,7 +310,7 @@ class Toy:
             hostname=launch.node_address,
             quorum_retries=launch.torchft.quorum_retries,
         )
-        replica_id = manager._store.get("replica_id").decode() + self.options.get("mistyped", "")
+        replica_id = torchft_names.replica_id(manager) + self.options.get("mistyped", "")
         self.say(phase="starting", replica_id=replica_id)
         time.sleep(self.options.get("build_s", 0.0))
         self.say(phase="built")
@@ -334,7 +334,7 @@ class Toy:
                 committed,
                 participants=manager.num_participants(),
                 participating_rank=manager.participating_rank(),
-                quorum_id=manager._quorum_id,
+                quorum_id=torchft_names.quorum_id(manager),
                 healed=bool(healed),
             )
             healed.clear()

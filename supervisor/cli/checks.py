@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -52,13 +53,18 @@ def read_given(given: list[str] | None, module: str, config: str, name: str) -> 
         if bool(module) != bool(config):
             print_line("supervisor: give --module and --config together", err=True)
             raise typer.Exit(2)
+        problems: list[str] = []
         try:
             made = titan_command.from_arguments(module, config, given, name)
             for line in made.lines:
                 print_line(f"supervisor: {line}", err=True)
-            return what, parse.parse(made.body, base=Path())
+            problems += made.problems
+            spec = parse.parse(made.body, base=Path())
         except parse.RunFileError as error:
-            refuse(what, error)
+            refuse(what, parse.RunFileError([*problems, *error.problems], error.timeouts))
+        if problems:
+            check_titan(what, spec, problems)
+        return what, spec
     unknown = next((one for one in given if one.startswith("-")), "")
     if unknown or len(given) != 1:
         why = f"no such option: {unknown}" if unknown else "give one run file, or --module and --config of TorchTitan"
@@ -75,9 +81,9 @@ def refuse(file: Path, error: RunFileError) -> NoReturn:
     raise typer.Exit(2)
 
 
-def check_titan(file: Path, spec: RunSpec) -> bool:
+def check_titan(file: Path, spec: RunSpec, known: Sequence[str] = ()) -> bool:
     """Checks the Titan part in a process of its own, and notes changes in the recipe. Returns false if this machine
-    cannot check it. Exits 2 with all problems."""
+    cannot check it. Exits 2 with all problems, those `known` before among them."""
     from supervisor.shell.inspect import client
     from supervisor.shell.runfile import parse
 
@@ -86,9 +92,11 @@ def check_titan(file: Path, spec: RunSpec) -> bool:
             problems, changes = client.check_titan(spec)
     except client.NotChecked as why:
         print_line(f"supervisor: {file}: {why}", err=True)
+        if known:
+            refuse(file, parse.RunFileError([*known]))
         return False
-    if problems:
-        refuse(file, parse.RunFileError(problems))
+    if known or problems:
+        refuse(file, parse.RunFileError([*known, *problems]))
     for change in changes:
         print_line(f"supervisor: {file}: {change}", err=True)
     return True

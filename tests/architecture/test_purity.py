@@ -190,10 +190,10 @@ PLANTED_LAYERS = [
         "titan_actor.cursor -> supervisor.shell.runfile.parse",
     ),
     (
-        "everstep_trainer/quorum.py",
+        "everstep_trainer/__init__.py",
         "import torchtitan",
         "everstep_trainer is not allowed to import torchtitan",
-        "everstep_trainer.quorum -> torchtitan",
+        "everstep_trainer -> torchtitan",
     ),
     (
         "supervisor/shell/dev/prometheus.py",

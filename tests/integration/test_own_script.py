@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(900)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "own_script"
 SILENT_S = 3.0
+HEALTHY_AFTER_S = 1.0
 
 PLAIN = """
 import pathlib, sys, time
@@ -34,6 +35,9 @@ while True:
         break
     if text == "exit":
         sys.exit(3)
+    if text == "always":
+        order.write_text("always")
+        sys.exit("no such corpus")
     while text == "silent":
         time.sleep(0.1)
     print("still there")
@@ -41,12 +45,13 @@ while True:
 """
 
 
-def plain_spec(folder: Path, groups: int = 1) -> RunSpec:
+def plain_spec(folder: Path, groups: int = 1, name: str = "plain") -> RunSpec:
     (folder / "plain.py").write_text(PLAIN)
     command = ("python", "plain.py", str(folder / "order"))
     trainer = TrainerSpec(command=command, reports="output", silent_after_s=SILENT_S)
     hang = HangSpec(at_least_s=2 * SILENT_S)
-    made = toy_spec("plain", groups=groups, spares=1, backoff_first_s=0.0, hang=hang)
+    policy = {"backoff_first_s": 0.0, "healthy_after_s": HEALTHY_AFTER_S, "hang": hang}
+    made = toy_spec(name, groups=groups, spares=1, **policy)
     return replace(made, trainer=trainer, env=EnvSpec(directory=str(folder)))
 
 
@@ -60,7 +65,7 @@ def recovered(w: World, record: RunRecord, count: int) -> Incident:
     return eventually(newest, 90, f"{count} incidents are over")
 
 
-def test_a_script_that_knows_no_supervisor_is_restarted_after_an_exit_and_after_silence(
+def test_a_script_that_knows_no_supervisor_is_restarted_after_an_exit_and_after_silence_until_it_always_fails(
     empty: World, tmp_path: Path
 ) -> None:
     order = tmp_path / "order"
@@ -82,6 +87,14 @@ def test_a_script_that_knows_no_supervisor_is_restarted_after_an_exit_and_after_
     order.write_text("finish")
     eventually(lambda: empty.status(record).phase == "finished", 30, "exit code 0 is the end")
     empty.check(record, stepped=False)
+    order.write_text("always")
+    spec = plain_spec(tmp_path, name="always")
+    always = empty.launch(replace(spec, policy=replace(spec.policy, healthy_after_s=60.0)))
+    eventually(lambda: empty.status(always).phase == "halted", 60, "it fails at each start")
+    [only] = empty.incidents(always)
+    assert (only.kind, only.state) == (Kind.SAME_ERROR, "halted")
+    assert values(only.evidence, Code.LOG_ENDS)[0]["words"] == "no such corpus"
+    empty.check(always, stepped=False)
 
 
 @pytest.mark.long

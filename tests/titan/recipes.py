@@ -89,7 +89,7 @@ def _that_dies_once_it_is_in_a_quorum(group: int) -> Any:
     def attempt_or_die(self: Any, batches: Any) -> None:
         if self.launch.group == group and self._commits == COMMITS_BEFORE:
             self.manager._pg.configure = lambda *_: os._exit(1)
-            self.abort()
+            self.quorum.abort()
         attempt(self, batches)
 
     ReplicaTrainer._attempt = attempt_or_die

@@ -508,11 +508,35 @@ def test_numbers_that_torchtitan_takes_unchecked(key: str, value: int) -> None:
     assert [problem["key"] for problem in found][:1] == [f"titan.overrides.{key}"]
 
 
+def test_a_backend_that_fails_at_two_ranks_is_kept_at_one() -> None:
+    from titan_actor import config
+
+    kept = {ranks: config.from_spec(TitanSpec(recipe=RECIPE), ranks).parallelism.spmd_backend for ranks in (1, 2)}
+    assert kept == {1: "spmd_types", 2: "partial_dtensor"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["muse_glimmer.config_registry:muse_glimmer_debugmodel", "llama3.config_registry:llama3_debugmodel_dist_gemm"],
+)
+def test_a_config_that_takes_that_backend_alone_is_refused_at_two(name: str) -> None:
+    from titan_actor import check
+
+    off = {"validator.enable": False, "profiler.enable_profiling": False}
+    spec = TitanSpec(recipe=f"torchtitan.models.{name}", overrides=off, data=DataSpec(source="python-stdlib"))
+    assert check.looked_at(spec, GroupsSpec())[0] == []
+    (found,) = check.looked_at(spec, GroupsSpec(ranks_per_group=2))[0]
+    assert "spmd_types" in str(found["message"])
+
+
 def test_names_that_torchtitan_takes_unchecked() -> None:
     from titan_actor import check
 
     (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides={"compile.components": ["mdel"]}), GroupsSpec())[0]
     assert found["value"] == "mdel"
+    (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides={"compile.backend": "inductr"}), GroupsSpec())[0]
+    assert (found["key"], found["nearest"]) == ("titan.overrides.compile.backend", "inductor")
+    assert check.looked_at(TitanSpec(recipe=RECIPE, overrides={"compile.backend": "aot_eager"}), GroupsSpec())[0] == []
     weights = {"checkpoint.initial_load_path": "/nope"}
     assert check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec())[0] == []
     (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec(), here=True)[0]

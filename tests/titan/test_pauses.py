@@ -96,8 +96,19 @@ def test_it_is_left_out_where_nothing_was_committed_or_the_group_is_to_end(train
     assert trainer.validator.seen == []
 
 
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process alone, which TorchTitan's meshes need."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
-def test_torchtitans_own_validator_evaluates_there(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchtitans_own_validator_evaluates_there(trainer: Any) -> None:
     from torchtitan.distributed import ParallelDims
     from torchtitan.distributed import utils as dist_utils
 

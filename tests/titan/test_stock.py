@@ -19,8 +19,10 @@ NIGHT = (
     f"{MODELS}.qwen3.config_registry:qwen3_debugmodel",
     f"{MODELS}.qwen3.config_registry:qwen3_moe_debug",
     f"{MODELS}.qwen3.config_registry:qwen3_debugmodel_moe_param_groups",
+    f"{MODELS}.muse_glimmer.config_registry:muse_glimmer_debugmodel",
+    f"{MODELS}.llama3.config_registry:llama3_debugmodel_dist_gemm",
 )
-"""Their vocabularies of 152,000 tokens make steps long."""
+"""Vocabularies of 152,000 tokens make steps long; the last two take the backend spmd_types alone."""
 
 
 @pytest.mark.parametrize("recipe", [*DAY, *(pytest.param(name, marks=pytest.mark.long) for name in NIGHT)])

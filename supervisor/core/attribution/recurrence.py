@@ -41,7 +41,7 @@ def remember(r: Round, group: GroupMemory, failure: Failure, ranks: tuple[RankVi
     step = max((rank.step for rank in ranks), default=0)
     if group.checkpoint is not None:
         step = max(step, group.checkpoint.step)
-    trained = any(rank.commits > 0 for rank in ranks)
+    trained = not r.spec.trainer.plain and any(rank.commits > 0 for rank in ranks)  # output is no step
     host = r.its_host(group)
     now = Seen(same=failure.same, step=step, generation=group.generation, trained=trained, hosts=(host,))
     # While others train, each start begins with a newer checkpoint; that it commits nothing is the same.
@@ -63,12 +63,16 @@ def forget(r: Round, group: GroupMemory, ranks: tuple[RankView, ...]) -> GroupMe
     seen = group.seen
     if seen is None or seen.generation == group.generation:
         return group
-    ran_well = r.spec.trainer.plain and r.now - group.since >= r.spec.policy.healthy_after_s
-    if not ran_well and not any(rank.commits > 0 and rank.step > seen.step for rank in ranks):
+    if not ran_well(r, group) and not any(rank.commits > 0 and rank.step > seen.step for rank in ranks):
         return group
     group = replace(group, seen=None)
     r.set_group(group)
     return group
+
+
+def ran_well(r: RoundView, group: GroupMemory) -> bool:
+    """Returns true if a command that reports no steps has run for so long that its start was no failure."""
+    return r.spec.trainer.plain and r.now - group.since >= r.spec.policy.healthy_after_s
 
 
 def told(group: GroupMemory, failure: Failure) -> Failure:

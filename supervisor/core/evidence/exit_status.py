@@ -59,13 +59,16 @@ def _on_its_own(rank: RankView) -> bool:
     return not error_text.of_a_lost_peer(rank.error)
 
 
-def ended(ranks: tuple[RankView, ...]) -> Failure | None:
-    """Returns the failure of a group of which ranks have ended, judged by the first of them; None if none failed."""
+def ended(ranks: tuple[RankView, ...], plain: bool = False) -> Failure | None:
+    """Returns the failure of a group of which ranks have ended, judged by the first of them; None if none failed.
+    `plain`: of a command that reports no steps, whose exit code and last words are all that it tells of an error."""
     bad = [r for r in ranks if r.state == "exited" and not clean(r)]
     if not bad:
         return None
     first = min(bad, key=_order)
     failure = replace(_judged(first), rank=first.rank)
+    if plain and failure.kind == Kind.ERROR and not failure.same:
+        failure = replace(failure, same=error_text.normal(f"exit code {first.exit_code}: {first.last_words}"))
     if not first.disk:
         return failure
     return replace(failure, evidence=(*failure.evidence, Reason.of(Code.ON_ITS_NODE, fact=first.disk)))

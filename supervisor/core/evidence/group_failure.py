@@ -300,7 +300,7 @@ def _gravest(
             return Failure(Kind.NODE_LOST, (why,), confidence=Confidence.LIKELY)
     if group.phase == "placing":
         return None
-    exited = exit_status.ended(ranks_of(group, observed))
+    exited = exit_status.ended(ranks_of(group, observed), spec.trainer.plain)
     if exited is not None:
         return gpu_faults.judged(nonfinite.judged(exited, group, numbers.told, observed), group, observed, spec)
     if (broken := gpu_faults.at_once(group, observed, spec)) is not None:

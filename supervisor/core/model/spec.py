@@ -286,7 +286,8 @@ class PolicySpec:
         dict, "oom = 30.0: replaces backoff_first_s for one kind; by default all kinds have the same pause"
     )
     healthy_after_s: float = setting(
-        120.0, "a group that ran this long after an incident has no backoff at its next restart"
+        120.0,
+        "a group that ran this long after an incident has no backoff at its next restart; a command that reports no steps has recovered only then",
     )
     silent_timeout_s: float = setting(
         30.0, "a stopped process or a network hiccup often comes back; after this, waiting costs more than a restart"

@@ -38,12 +38,12 @@ def follow(r: Round, group: GroupMemory) -> None:
     elif group.phase == "starting":
         if not any(rank.commits > 0 for rank in ranks):
             r.look_again(group.since + r.spec.policy.start_timeout_s + 0.001)
-        elif with_the_others(r, group, ranks):
+        elif with_the_others(r, group, ranks) and not _may_end_again(r, group, incident):
             _joined(r, group, incident)
         else:
             r.set_group(replace(group, phase="running", since=r.now))
     elif _steps_alone(group, incident):
-        if with_the_others(r, group, ranks):
+        if with_the_others(r, group, ranks) and not _may_end_again(r, group, incident):
             _joined(r, group, incident)
     elif is_rider(incident) and _heard(r, group):
         recover(r, incident)
@@ -62,6 +62,18 @@ def with_the_others(r: RoundView, group: GroupMemory, ranks: tuple[RankView, ...
     return bool(committed) and not (
         alone and any(trains(other, r.incidents) for other in r.groups.values() if other.group != group.group)
     )
+
+
+def _may_end_again(r: RoundView, group: GroupMemory, incident: Incident | None) -> bool:
+    """Returns true if a command that reports no steps ended by itself, and has not run for long since: that its process
+    is up shows no recovery. Looks again when it has."""
+    if not r.spec.trainer.plain or incident is None or incident.kind not in recurrence.BY_END:
+        return False
+    if group.phase == "running" and recurrence.ran_well(r, group):
+        return False
+    since = group.since if group.phase == "running" else r.now
+    r.look_again(since + r.spec.policy.healthy_after_s)
+    return True
 
 
 def _steps_alone(group: GroupMemory, incident: Incident | None) -> bool:

@@ -46,15 +46,18 @@ BY_A_RECIPE: Mapping[str, str] = {
 
 @dataclass
 class Translated:
-    """The contents of a run file, and a line for each setting that went elsewhere."""
+    """The contents of a run file, a line for each setting that went elsewhere, and a problem for each without a place."""
 
     body: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def from_arguments(module: str, config: str, arguments: Sequence[str], name: str = "") -> Translated:
-    """Translates a command line: `--KEY VALUE` are TorchTitan's, `KEY=VALUE` the run file's. Raises RunFileError."""
-    settings, ours, problems = _split(arguments)
+    """Translates a command line: `--KEY VALUE` are TorchTitan's, `KEY=VALUE` the run file's. Raises RunFileError if the
+    job file cannot be read."""
+    found = Translated()
+    settings, ours, found.problems = _split(arguments)
     job_file = settings.pop(JOB_FILE, None)
     typed = set(settings)
     folders = [Path()]
@@ -65,13 +68,12 @@ def from_arguments(module: str, config: str, arguments: Sequence[str], name: str
         settings = _job(path) | settings
         folders = [path.parent, Path()]
         module, config, problem = _recipe_of(settings, module, config, path)
-        problems += problem
+        found.problems += problem
         name = name or path.stem
-    found = Translated()
     overrides: dict[str, Any] = {}
     _betas(settings, overrides, found.lines)
     for key, value in settings.items():
-        problems += _translate(key, value, [Path()] if key in typed else folders, found, overrides)
+        found.problems += _translate(key, value, [Path()] if key in typed else folders, found, overrides)
     if "data" in found.body.get("titan", {}) and overrides.pop("dataloader.dataset", None) is not None:
         found.lines.append("dataloader.dataset: left out; the text is that of titan.data.path")
     if module and config:
@@ -80,7 +82,7 @@ def from_arguments(module: str, config: str, arguments: Sequence[str], name: str
     if overrides:
         _put(found.body, "titan.overrides", overrides)
     for key, value in ours.items():
-        problems += [
+        found.problems += [
             f"{key} = {value!r}: it is given as --{name} too" for name in settings if OUR_KEYS.get(name) == key
         ]
         if key.startswith(OVERRIDES):
@@ -91,8 +93,6 @@ def from_arguments(module: str, config: str, arguments: Sequence[str], name: str
     groups, allocation = found.body.get("groups", {}), found.body.setdefault("allocation", {})
     if "count" in groups and "nodes" not in allocation:
         allocation["nodes"] = groups["count"]
-    if problems:
-        raise RunFileError(problems)
     return found
 
 

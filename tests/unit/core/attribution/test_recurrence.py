@@ -631,12 +631,84 @@ def test_a_late_start_names_the_heal_that_fails() -> None:
     assert "its heal from 10.0.0.1:43 has failed 3 times" in texts(*w.incident.evidence), w.incident
 
 
-@pytest.mark.parametrize(("ran_s", "halts"), [(1.0, True), (121.0, False)])
-def test_a_command_without_steps_that_ran_well_in_between_has_come_past_its_end(ran_s: float, halts: bool) -> None:
-    w = World(groups=1, spares=1).bring_up()
+# --- a command that reports no steps ---
+
+BASH = "train.sh: line 3: trian: command not found"
+
+
+def plain(groups: int = 1) -> World:
+    w = World(groups=groups, spares=1).bring_up()
     w.spec = replace(w.spec, trainer=TrainerSpec(command=("x",), reports="output"))
-    fails(w, step=0)
-    w.recover(step=0)
-    w.round(ran_s)
-    fails(w, SAME_BUG, step=0)
+    return w
+
+
+def ends(w: World, error: str = "", words: str = "", code: int = 1, group: int = 0) -> None:
+    """Ends a group that has written some output."""
+    w.fail(group, code, error, step=0, commits=3, last_words=words)
+    w.round(61.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(BUG, ""), ("", BASH), ("", "")], ids=["traceback", "last words", "silent"]
+)
+def test_a_command_that_always_ends_at_once_stops_the_run_with_its_own_error(error: str, words: str) -> None:
+    w = plain()
+    for rung in (Rung.RESTART, Rung.REPLACE):
+        ends(w, error, words)
+        assert (w.incident.id, w.incident.rung) == ("i1", rung)
+        w.recover(step=0)
+        assert w.incident.state == "acting", "that its process is up is no recovery"
+    ends(w, error, words)
+    assert outcome(w) == STOPPED
+    assert why_halted(w).code == Code.SAME_END_AGAIN
+    assert (error or words) in texts(w.memory.halt_reason)
+
+
+def test_such_a_command_in_all_groups_stops_the_run_once_each_has_ended() -> None:
+    w = plain(groups=2)
+    ends(w, words=BASH, group=0)
+    w.recover(0, step=0)
+    ends(w, words=BASH, group=1)
+    assert outcome(w) == STOPPED
+    assert why_halted(w) == Reason.of(Code.SAME_EVERYWHERE)
+
+
+def test_such_a_command_in_one_group_suspends_that_one() -> None:
+    w = plain(groups=2)
+    for _ in range(2):
+        ends(w, words=BASH, group=1)
+        w.recover(1, step=0)
+    ends(w, words=BASH, group=1)
+    assert w.memory.phase == "running"
+    assert w.group(1).left_out == Reason.of(Code.NO_NODE_CURES, times=3, hosts=("n2", "n3"))
+
+
+def test_another_exit_code_or_other_last_words_are_another_end() -> None:
+    w = plain()
+    for code, words in ((1, BASH), (2, BASH), (2, "bad disk")):
+        ends(w, words=words, code=code)
+        assert w.group().seen == replace(w.group().seen, times=1)
+        w.recover(step=0)
+    assert w.memory.phase == "running"
+
+
+@pytest.mark.parametrize(("ran_s", "halts"), [(1.0, True), (121.0, False)])
+def test_a_command_that_ran_well_in_between_has_recovered_and_come_past_its_end(ran_s: float, halts: bool) -> None:
+    w = plain()
+    for _ in range(2):
+        ends(w, BUG)
+        w.recover(step=0)
+        w.round(ran_s)
+        assert (w.incident.state == "recovered") != halts
+    ends(w, SAME_BUG)
     assert (outcome(w) == STOPPED) == halts
+
+
+def test_a_command_whose_node_was_lost_has_recovered_once_it_is_up() -> None:
+    w = plain()
+    w.hear(0, "absent")
+    w.lapse("n1")
+    w.round()
+    assert w.incident.kind == Kind.NODE_LOST
+    w.recover(step=0)
+    assert w.incident.state == "recovered"

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from supervisor.cli import app
+from supervisor.shell.inspect import client
 from supervisor.shell.runfile import parse
 from supervisor.shell.runfile.titan_command import from_arguments
 
@@ -106,13 +109,39 @@ def test_an_older_job_file_with_the_five_arguments_of_the_tutorials(
     [
         ("llama3", ["1000"], "1000"),
         ("llama3", ["--activation_checkpoint.selective_ac_option", "2"], "selective_ac_option"),
-        ("", ["--job.config_file", "/nowhere/train.toml"], "/nowhere/train.toml"),
+        ("llama3", ["--training.steps", "5", "titan.steps=9"], "training.steps"),
     ],
 )
 def test_what_has_no_place_is_named(module: str, arguments: list[str], names: str) -> None:
-    with pytest.raises(parse.RunFileError) as refused:
-        from_arguments(module, "llama3_8b" if module else "", arguments)
-    assert any(names in problem for problem in refused.value.problems)
+    (problem,) = from_arguments(module, "llama3_8b", arguments).problems
+    assert names in problem
+
+
+def test_a_job_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(parse.RunFileError, match=r"/nowhere/train\.toml"):
+        from_arguments("", "", ["--job.config_file", "/nowhere/train.toml"])
+
+
+def test_what_a_job_file_translates_and_all_that_is_refused_is_shown_at_once(tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text(JOB.replace('selective_ac_option = "op"', 'selective_ac_option = "2"'))
+    told = CliRunner().invoke(app, ["validate", "--job.config_file", f"{tmp_path}/old.toml", "groups.cuont=4"])
+    assert told.exit_code == 2
+    for found in (
+        "training.steps = 10: titan.steps",
+        "job.dump_folder = ",
+        "selective_ac_option = '2': ",
+        "groups.cuont",
+    ):
+        assert found in told.stderr
+
+
+def test_what_torchtitan_refuses_is_shown_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "check_titan", lambda spec: (["training.seq_lne: no such field"], []))
+    given = ["--module", "llama3", "--config", "llama3_8b", "--model.norm_type", "x", "--training.seq_lne", "7"]
+    told = CliRunner().invoke(app, ["validate", *given])
+    assert told.exit_code == 2
+    assert "model.norm_type = 'x': " in told.stderr
+    assert "training.seq_lne: no such field" in told.stderr
 
 
 def test_relative_paths_are_those_of_the_run_file(tmp_path: Path) -> None:
@@ -131,9 +160,6 @@ def test_the_last_of_a_repeated_option_counts_and_two_ways_to_say_one_thing_do_n
     made = from_arguments("llama3", "llama3_8b", given)
     assert made.body["titan"]["steps"] == 5
     assert made.body["groups"]["count"] == 4
-    with pytest.raises(parse.RunFileError) as refused:
-        from_arguments("llama3", "llama3_8b", ["--training.steps", "5", "titan.steps=9"])
-    assert any("training.steps" in problem for problem in refused.value.problems)
 
 
 def test_an_override_may_be_given_by_its_key_in_the_run_file() -> None:

@@ -1,0 +1,145 @@
+"""A rank's TorchFT manager, watched: its node's agent sees what this rank waits for, and its records what it costs.
+
+Shared by TorchTitan's trainer and a script of the user's own (everstep_trainer), for which the manager is made here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from supervisor.wire.records import TrainerLaunch
+from titan_actor import address, gloo, mends, peers, torchft_names
+from titan_actor.heals import Heals
+from titan_actor.meeting import Meeting
+from titan_actor.process import RankProcess
+
+
+def manager(launch: TrainerLaunch, state_dict: Callable[[], Any], load: Callable[[Any], None], **options: Any) -> Any:
+    """Makes TorchFT's manager for a script without TorchTitan: mended, at the node's address, with the run file's
+    timeouts. `options` go to torchft.Manager; `pg` is a ProcessGroupGloo unless given. Raises what TorchFT raises."""
+    mends.apply_torchft()
+    import torch.distributed as dist
+    from torchft import Manager, ProcessGroupGloo
+
+    timeout = timedelta(milliseconds=launch.torchft.process_group_timeout_ms)
+    # a group of several ranks has made its own store at this address by init_process_group
+    serves = launch.rank == 0 and not dist.is_initialized()
+    store = address.serve_store(launch.node_address, launch.master_port, timeout_s=300) if serves else None
+    values: dict[str, Any] = {
+        "pg": options.pop("pg", None) or ProcessGroupGloo(timeout=timeout),
+        "min_replica_size": launch.min_groups,
+        # a quorum beside the forward pass reads the state while hooks change it
+        "use_async_quorum": False,
+        "timeout": timeout,
+        "quorum_timeout": timedelta(milliseconds=launch.torchft.quorum_timeout_ms),
+        "quorum_retries": launch.torchft.quorum_retries,
+        "rank": launch.rank,
+        "world_size": launch.world_size,
+        "store_addr": launch.master_address,
+        "store_port": launch.master_port,
+        "lighthouse_addr": f"http://{launch.lighthouse}",
+        "replica_id": f"{launch.run}_{launch.group}",
+        "hostname": launch.node_address,
+    }
+    made = Manager(load_state_dict=load, state_dict=state_dict, **{**values, **options})
+    made.supervisor_store = store  # lives as long as the manager
+    return made
+
+
+class Quorum:
+    """One rank's part in the quorum. Wraps the manager's calls on the instance, because TorchFT calls itself through it
+    too."""
+
+    def __init__(self, manager: Any, rank: RankProcess) -> None:
+        self._manager, self._launch, self._report, self._ledger = manager, rank.launch, rank.report, rank.ledger
+        self._activity, self._seconds, self._saved_before = rank.activity, rank.seconds, rank.saved_before
+        launch, seconds = rank.launch, rank.seconds
+        self.id = -1
+        """Number of the newest quorum."""
+        self._healed = False
+        self._meeting = Meeting(manager, launch.torchft.process_group_timeout_ms / 1000)
+        self._groups = torchft_names.process_group(manager)
+        self._groups.supervisor_listening = gloo.servers_of(manager, launch.lighthouse, launch.master_port)
+        manager.start_quorum = self._starting(manager.start_quorum)
+        manager.wait_quorum = self._waiting(manager.wait_quorum)
+        manager.should_commit = self._committing(manager.should_commit)
+        torchft_names.wrap_waits(self._waiting_for_peers)
+        heals = Heals(rank.report)
+        torchft_names.wrap_transfers(manager, lambda call: heals.watching(seconds.transfer(call)), seconds.transfer)
+        torchft_names.notice_heal(manager, partial(seconds.part, "heal"), self._on_healed)
+
+    def abort(self) -> None:
+        """Frees this rank of a lost group: the running collective, or the wait for a new quorum's groups, fails, and
+        its step is not committed. From any thread."""
+        self._meeting.abort()
+        self._groups.abort()
+
+    def take_healed(self) -> bool:
+        """Returns true if a peer's state was loaded since the last call."""
+        healed, self._healed = self._healed, False
+        return healed
+
+    def _starting(self, start: Callable[..., None]) -> Callable[..., None]:
+        def start_quorum(*args: Any, **kwargs: Any) -> None:
+            first = self._report.progress.commits == 0
+            if first:
+                self._report.phase("quorum")
+            with self._seconds.waiting(), self._activity.during("quorum"):
+                start(*args, **kwargs)
+                if first:
+                    self._manager.wait_quorum()
+            if first and self._manager.errored() is None:
+                peers.refuse_behind(self._launch, int(self._manager.current_step()), self._saved_before)
+
+        return start_quorum
+
+    def _waiting(self, wait: Callable[[], None]) -> Callable[[], None]:
+        def wait_quorum() -> None:
+            if not torchft_names.is_pending(self._manager):
+                wait()
+            else:
+                before = self._report.progress.phase
+                self._report.phase("quorum")
+                with self._seconds.waiting(), self._activity.during("quorum"):
+                    wait()
+                self._report.phase(before)
+            if self.id != torchft_names.quorum_id(self._manager):
+                self._on_quorum()
+
+        return wait_quorum
+
+    def _committing(self, commit: Callable[..., bool]) -> Callable[..., bool]:
+        # TorchFT waits as long as for one collective, and raises: a rank whose neighbour hangs would fail in its place
+        patience = timedelta(milliseconds=self._launch.torchft.quorum_timeout_ms)
+
+        def should_commit(*args: Any, **kwargs: Any) -> bool:
+            with self._seconds.part("commit"), self._activity.during("commit"):
+                return bool(commit(*args, **{"timeout": patience, **kwargs}))
+
+        return should_commit
+
+    def _waiting_for_peers(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_for_peers(work: Any, *args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                with self._activity.during("collective"):
+                    return wait(work, *args, **kwargs)
+            finally:
+                self._seconds.waited_s += time.perf_counter() - began
+
+        return wait_for_peers
+
+    def _on_quorum(self) -> None:
+        self.id = torchft_names.quorum_id(self._manager)
+        participants, rank = torchft_names.place(self._manager)
+        step = self._manager.current_step()
+        self._ledger.note("quorum", quorum_id=self.id, participants=participants, participating_rank=rank, step=step)
+
+    def _on_healed(self) -> None:
+        self._healed = True
+        length = self._seconds.last_transfer_s
+        self._ledger.note("heal", start=time.time() - length, step=self._manager.current_step(), transfer_s=length)

@@ -1,0 +1,274 @@
+"""Everything of TorchFT 0.2 that Everstep uses beside its documented interface: private names, and what its native
+servers are given. No other module touches these (`tests/architecture/test_torchft.py`), so that a new TorchFT changes
+this file: docs/DEPENDENCIES.md lists what 0.3 changes.
+
+Imports nothing large before it is called: the lighthouse loads TorchFT's native module alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
+from titan_actor import address
+
+Call = Callable[..., Any]
+Wrap = Callable[[Call], Call]
+
+# --- a manager ---
+
+
+def replica_id(manager: Any) -> str:
+    """Returns a group's id in the quorum: the prefix that its script gave, and a uuid of this start."""
+    return str(manager._store.get("replica_id").decode())
+
+
+def heal_address(manager: Any) -> str:
+    """Returns the URL at which this rank gives its state to peers that heal."""
+    return str(manager._checkpoint_transport.address())
+
+
+def addresses(manager: Any) -> tuple[str, str]:
+    """Returns the URLs of the group's manager server and of this rank's heal server."""
+    return manager._store.get("manager_addr").decode(), heal_address(manager)
+
+
+def quorum_id(manager: Any) -> int:
+    """Returns the number of the newest quorum; -1 before the first."""
+    return int(manager._quorum_id)
+
+
+def is_pending(manager: Any) -> bool:
+    """Returns true while a quorum that was asked for is not there."""
+    future = manager._quorum_future
+    return future is not None and not future.done()
+
+
+def place(manager: Any) -> tuple[int, int | None]:
+    """Returns how many groups take part in the newest quorum, and this one's number among them. Waits for no quorum."""
+    return manager._participating_replica_world_size, manager._participating_replica_rank
+
+
+def process_group(manager: Any) -> Any:
+    """Returns the process group between groups, which each new quorum configures."""
+    return manager._pg
+
+
+def notice_members(manager: Any, seen: Callable[[list[str]], None]) -> None:
+    """Calls `seen` with the replica ids of each new quorum, before its process group is configured."""
+    manager._client = _Noticing(manager._client, seen)
+
+
+class _Noticing:
+    def __init__(self, client: Any, seen: Callable[[list[str]], None]) -> None:
+        self._client, self._seen = client, seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def _quorum(self, *args: Any, **kwargs: Any) -> Any:
+        quorum = self._client._quorum(*args, **kwargs)
+        self._seen(list(quorum.replica_ids))
+        return quorum
+
+
+def wrap_waits(wrap: Wrap) -> None:
+    """Wraps the wait for every collective between groups. On the class: on each work it would be a cycle, which holds
+    the gradient until the next garbage collection."""
+    from torchft.manager import _ManagedWork
+
+    _ManagedWork.wait = wrap(_ManagedWork.wait)
+
+
+def done(tensor: Any) -> Any:
+    """Returns a collective that is over."""
+    from torchft.work import _DummyWork
+
+    return _DummyWork(tensor)
+
+
+# --- a heal ---
+
+
+def wrap_transfers(manager: Any, receive: Wrap, send: Wrap) -> None:
+    """Wraps the calls that fetch a peer's state and give ours, in whatever thread they run."""
+    transport = manager._checkpoint_transport
+    transport.recv_checkpoint, transport.send_checkpoint = (
+        receive(transport.recv_checkpoint),
+        send(transport.send_checkpoint),
+    )
+
+
+def notice_heal(manager: Any, part: Callable[[], AbstractContextManager[None]], loaded: Callable[[], None]) -> None:
+    """Runs inside `part` what loads a peer's state, which TorchFT does at the quorum or before the commit. Calls
+    `loaded` once it is loaded; not where an error kept it from being fetched."""
+    apply = manager._apply_pending_state_dict
+
+    def applying() -> None:
+        manager.wait_quorum()
+        fetched = manager._pending_state_dict is not None
+        with part():
+            apply()
+        if fetched:
+            loaded()
+
+    manager._apply_pending_state_dict = applying
+
+
+def load_now(manager: Any, begins: Callable[[], None]) -> None:
+    """Loads the peer's state before the first forward pass instead of after it, if this rank heals. `begins` is called
+    before that."""
+    if not manager._healing or manager.errored() is not None:
+        return
+    begins()
+    if manager._recovery_event is not None:
+        manager._recovery_event.synchronize()
+    manager._apply_pending_state_dict()
+    manager._healing = False
+
+
+# --- native servers, by TorchFT's native module or its package ---
+
+
+def lighthouse(
+    torchft: Any, min_replicas: int, join_timeout_ms: int, quorum_tick_ms: int, heartbeat_timeout_ms: int
+) -> Any:
+    """Starts a lighthouse on loopback, at a port of its choice. Raises RuntimeError if it cannot listen."""
+    return torchft.LighthouseServer(
+        bind="127.0.0.1:0",
+        min_replicas=min_replicas,
+        join_timeout_ms=join_timeout_ms,
+        quorum_tick_ms=quorum_tick_ms,
+        heartbeat_timeout_ms=heartbeat_timeout_ms,
+    )
+
+
+def manager_server(torchft: Any, lighthouse_at: str, replica_id: str, host: str, beat_every: timedelta) -> Any:
+    """Starts the manager server of a group of one rank that holds no state. Raises what TorchFT raises."""
+    return torchft.ManagerServer(
+        replica_id=replica_id,
+        lighthouse_addr=lighthouse_at,
+        hostname=host,
+        bind=f"{host}:0",
+        store_addr="",
+        world_size=1,
+        heartbeat_interval=beat_every,
+        connect_timeout=timedelta(seconds=1),
+        quorum_retries=0,
+    )
+
+
+def ask_for_quorum(client: Any, step: int, commit_failures: int, timeout: timedelta) -> Any:
+    """Asks for a quorum by the client of such a server, and returns it. Raises what TorchFT raises."""
+    request = {"group_rank": 0, "checkpoint_metadata": "", "shrink_only": False, "init_sync": False}
+    return client._quorum(step=step, commit_failures=commit_failures, timeout=timeout, **request)
+
+
+# --- mends: titan_actor/mends.py has the fault of each ---
+
+
+def listen_at_node() -> None:
+    """Has a manager's server listen at the node's address, and advertise it."""
+    import torchft.manager as manager
+
+    server = manager.ManagerServer
+
+    def at_node(**options: Any) -> Any:
+        if (node := address.node()) is not None:
+            host = f"[{node}]" if ":" in node else node
+            port = options["bind"].rpartition(":")[2]
+            options |= {"hostname": host, "bind": f"{host}:{port}"}
+        try:
+            return server(**options)
+        except RuntimeError as error:
+            # the native part does not name the address
+            raise RuntimeError(f"TorchFT's manager cannot listen at {options['bind']}: {error}") from error
+
+    manager.ManagerServer = at_node
+
+
+def heal_at_node() -> None:
+    """Has the server of heal state listen at the node's address, and advertise it."""
+    import socket
+    import socketserver
+    from http.server import ThreadingHTTPServer
+
+    import torchft.checkpointing.http_transport as transport
+
+    wildcard = transport._IPv6HTTPServer
+    by_name = transport.HTTPTransport.address
+
+    class NodeServer(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def server_bind(self) -> None:
+            # HTTPServer.server_bind asks the DNS for its own name
+            socketserver.TCPServer.server_bind(self)
+            self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def serve(bind: tuple[str, int], handler: Any) -> Any:
+        if (node := address.node()) is None:
+            return wildcard(bind, handler)
+        NodeServer.address_family = socket.AF_INET6 if ":" in node else socket.AF_INET
+        return NodeServer((node, bind[1]), handler)
+
+    def at_node(self: Any) -> str:
+        if (node := address.node()) is None:
+            return str(by_name(self))
+        host = f"[{node}]" if ":" in node else node
+        return f"http://{host}:{self._server.server_port}/checkpoint/"
+
+    transport._IPv6HTTPServer = serve
+    transport.HTTPTransport.address = at_node
+
+
+def heal_without_proxy() -> None:
+    """Has heal state be fetched directly."""
+    import urllib.request
+
+    import torchft.checkpointing.http_transport as transport
+
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    # only its own name of the module: other downloads still use the proxy
+    transport.urllib = types.SimpleNamespace(request=types.SimpleNamespace(urlopen=direct.open))
+
+
+def heal_by_tensors_only() -> None:
+    """Has heal state be read as tensors and plain values, never as code."""
+    import torchft.checkpointing.http_transport as transport
+
+    load = transport._streaming_load
+
+    def tensors_only(stream: Any, weights_only: bool = True) -> Any:
+        return load(stream, weights_only=True)
+
+    transport._streaming_load = tensors_only
+
+
+def wait_in_ddp_hook() -> None:
+    """Has DistributedDataParallel wait for its collective where its hook is called."""
+    import torch
+    import torchft.ddp as ddp
+
+    # torch refuses a hook without these annotations
+    @functools.wraps(ddp.DistributedDataParallel._comm_hook)
+    def wait_here(state: Any, bucket: Any) -> Any:
+        # after the wait the bucket holds the average, or what the step is not committed with
+        state.allreduce(bucket.buffer()).wait()
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    ddp.DistributedDataParallel._comm_hook = staticmethod(wait_here)
+
+
+def wrap_gloo(create: Wrap, abort: Wrap) -> None:
+    """Wraps how gloo groups between groups are made and aborted."""
+    from torchft.process_group import ProcessGroupGloo
+
+    ProcessGroupGloo._create_pg = create(ProcessGroupGloo._create_pg)
+    ProcessGroupGloo.abort = abort(ProcessGroupGloo.abort)
