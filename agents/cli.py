@@ -47,6 +47,12 @@ def run(
     ] = 5.0,
     metrics_port: Annotated[int, typer.Option(help="Port of the Prometheus metrics. 0: a free one.")] = 0,
     grace_s: Annotated[float, typer.Option(help="Seconds from TERM to KILL when the node itself is stopped.")] = 5.0,
+    switch: Annotated[
+        str,
+        typer.Option(
+            help="Switches of the host, outermost first, as spine.leaf: groups take nodes of one switch first."
+        ),
+    ] = "",
     cold: Annotated[bool, typer.Option("--cold", help="Use no warm processes: slower starts, less memory.")] = False,
     security: Annotated[
         str, typer.Option(envvar=VARIABLE, help="Security file (docs/SECURITY.md). Without it: loopback only.")
@@ -67,6 +73,7 @@ def run(
         report_s=report_s,
         metrics_port=metrics_port,
         grace_s=grace_s,
+        switch=switch,
         cold=cold,
         security=str(Path(security).absolute()) if security else "",
     )

@@ -137,6 +137,7 @@ class Agent:
             version=version(),
             metrics_port=port,
             insecure=security.insecure,
+            switch=settings.switch,
         )
         self._checks = NodeChecks(
             settings, life(), lambda record, still: self._reporter.check(record, still), self._files.ask

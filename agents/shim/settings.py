@@ -41,6 +41,8 @@ class Settings:
     cold: bool = False
     security: str = ""
     """Path of the security file."""
+    switch: str = ""
+    """Switches to which the host is connected, outermost first, as in `spine.leaf`; empty: unknown."""
 
     @cached_property
     def node_folder(self) -> Path:
@@ -54,7 +56,7 @@ class Settings:
         """Returns the command line that `parse` reads back."""
         pairs = {name: getattr(self, name) for name in _KINDS} | {"etcd": ",".join(self.etcd)}
         # only if set: an older agent or shim of this node does not know them
-        wanted = {name: value for name, value in pairs.items() if value or name not in ("host", "security")}
+        wanted = {name: value for name, value in pairs.items() if value or name not in ("host", "security", "switch")}
         return [f"--{_option(name)}={value}" for name, value in wanted.items()] + (["--cold"] if self.cold else [])
 
     def problem(self) -> str | None:

@@ -97,6 +97,8 @@ class Settings:
     """(namespace, address) of slurmctld; the namespace is empty where this process is inside already."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Further or other lines of slurm.conf."""
+    topology: str = ""
+    """topology.conf: the switches of the nodes."""
     partitions: Sequence[str] = ()
     """Further ones, as "name Nodes=ALL ..."."""
     slurmd_under: Sequence[str] = ()
@@ -130,6 +132,9 @@ class Slurm:
             communication="" if hub else "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny\n",
         )
         every = {"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"} if settings.preempt else {}
+        if settings.topology:
+            (folder / "topology.conf").write_text(settings.topology)
+            every["TopologyPlugin"] = "topology/tree"
         text = _with(text, {**every, **settings.options})
         for name, node_port in zip(self.nodes, ports, strict=True):
             address = self._places[name][1] if name in self._places else "127.0.0.1"

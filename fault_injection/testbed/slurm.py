@@ -13,7 +13,7 @@ from pathlib import Path
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.spec import SlurmSpec
 from supervisor.ports.errors import Fatal, PortError
-from supervisor.shell.engines.slurm.commands import PING_S, Commands, Job, Node, Refused, environment
+from supervisor.shell.engines.slurm.commands import PING_S, Commands, Job, Node, Refused, environment, parse_jobs
 from supervisor.shell.engines.slurm.script import of_setting
 
 AWAY_S = 5.0
@@ -31,6 +31,10 @@ FILLER = f"#!/bin/sh\nexec sleep {60 * FILLS_MIN}\n"
 
 class SlurmHere(Commands):
     """Slurm's commands, with those that only an administrator or another user runs."""
+
+    def jobs(self) -> list[Job]:
+        """Returns the jobs of all users: a run may be another's."""
+        return parse_jobs(self._json("squeue", "--json", "--all", "--states=all"))
 
     def job(self, number: int) -> Job:
         """Returns a job. Raises Fatal if Slurm does not know it."""

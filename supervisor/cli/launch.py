@@ -187,7 +187,18 @@ def submit(
 def _validate(file: Path, spec: RunSpec, etcd: str, home: Path, security: str) -> None:
     checked = check_all(file, spec, etcd, home, security)
     _note_what_is_short(spec)
+    print_line(f"{file}: {_takes(spec)}")
     print_line(f"{file}: run {spec.name!r} is valid{'' if checked else ', as far as it was checked'}")
+
+
+def _takes(spec: RunSpec) -> str:
+    """Says how many nodes the run asks for."""
+    groups, allocation = spec.groups, spec.allocation
+    more = allocation.nodes - groups.nodes
+    parts = [f"{groups.count} x {groups.nodes_per_group} for its groups"]
+    parts += [f"{more} more"] if more else []
+    parts += [f"{allocation.spares} as spares"] if allocation.spares else []
+    return f"asks for {allocation.nodes + allocation.spares} nodes of {groups.slots} rank{'s' if groups.slots > 1 else ''} each: {', '.join(parts)}"
 
 
 def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:

@@ -8,11 +8,15 @@ from typing import Protocol
 
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.spec import AllocationSpec
-from supervisor.ports.errors import Fatal
+from supervisor.ports.errors import Fatal, Retryable
 
 
 class RequestRefused(Fatal):
     """The scheduler refused this one request. Any other Fatal does not judge the request."""
+
+
+class RequestDeferred(Retryable):
+    """The scheduler takes no further request for now, this one or another. It has not judged the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +37,8 @@ class Request:
 
 
 class Engine(Protocol):
-    """A scheduler, as far as the supervisor needs it. Methods raise Retryable if it is away or late, and RequestRefused
-    if it refuses a request. They raise Fatal, with its words, for what it will never do."""
+    """A scheduler, as far as the supervisor needs it. Methods raise Retryable if it is away or late, RequestRefused if it
+    refuses a request, and RequestDeferred if it takes no more of them for now. They raise Fatal, with its words, for what it will never do."""
 
     name: str
     poll_s: float

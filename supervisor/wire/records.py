@@ -360,6 +360,8 @@ class Registration:
     metrics_port: int = 0
     insecure: bool = False
     """True if it is unencrypted off loopback, because its security file has `insecure = true`."""
+    switch: str = ""
+    """Switches to which its host is connected, outermost first, as in `spine.leaf`; empty: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,8 @@ def check(file: Path) -> subprocess.CompletedProcess[str]:
 def test_an_example_is_right(file: Path) -> None:
     result = check(file)
     assert result.returncode == 0, result.stderr
+    if file.stem == "llama3-70b":
+        assert "asks for 130 nodes of 8 ranks each: 8 x 16 for its groups, 2 as spares" in result.stdout
     assert ("Slurm was not asked if it accepts the run's jobs" in result.stderr) is ("slurm" in file.parts)
 
 

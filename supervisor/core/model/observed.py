@@ -152,6 +152,8 @@ class NodeView:
     leaving: str = ""
     """Reason why the scheduler will end the node soon, as it has announced there; empty: it has not."""
     allocation: str = ""
+    switch: str = ""
+    """Switches to which its host is connected, outermost first, as in `spine.leaf`; empty: unknown."""
     role: Literal["trainer", "service"] = "trainer"
     slots: int = 1
     warm: bool = False

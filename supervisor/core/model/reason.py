@@ -346,6 +346,7 @@ class Code(StrEnum):
 
     # why something is done that no incident asks for
     RUN_STARTS = "run_starts"
+    TOGETHER = "together"  # switch: that of all nodes of a group
     RUN_ENDS = "run_ends"  # end: its phase then
     ASKED_FOR = "asked_for"
     PERSON_SAYS = "person_says"  # because

@@ -134,6 +134,13 @@ class SlurmSpec:
     node_folder: str = setting(
         "", "local folder on each node for logs and records; empty: a folder of the user below /tmp"
     )
+    shape: Literal["job_per_node", "job_per_group"] = setting(
+        "job_per_node",
+        "a job for each node, so that one can be given back or lost alone; job_per_group is refused so far (docs/adr/0008-slurm.md)",
+    )
+    max_pending: int = setting(
+        0, "most jobs of ours that wait in Slurm's queue at once, for sites that count them; 0: all at once"
+    )
     drain_suspects: bool = setting(
         True, "drain a failed host in Slurm, if the user may, so that Slurm gives it to no one else"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -14,7 +14,7 @@ from supervisor.core.model.observed import Verdict
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.policy import budgets
-from supervisor.core.remediation import handover, recovery_cost, spare_pool, suspended_groups
+from supervisor.core.remediation import handover, neighbours, recovery_cost, spare_pool, suspended_groups
 from supervisor.core.remediation.drain import leaving_allocations
 from supervisor.core.round import disk_checkpoint, observe_mode
 from supervisor.core.round.draft import MAX_GIVEN_BACK, Round
@@ -57,7 +57,7 @@ def place(r: Round) -> None:
 
 def _start_on(r: Round, group: GroupMemory, free: list[str], last: list[str]) -> None:
     """Starts a group that lacks nodes on those that it has kept and on free ones, or reports why it waits: on all of
-    its nodes or on none. The free ones that no other waiting group has kept come first."""
+    its nodes or on none. The free ones that no other waiting group has kept come first, of these the ones at one switch."""
     for seat in group.seats:
         verdict, why = group_failure.node_verdict(seat.node, None, r.observed, r.spec)
         if verdict == Verdict.UNKNOWN:
@@ -70,8 +70,10 @@ def _start_on(r: Round, group: GroupMemory, free: list[str], last: list[str]) ->
     if len(kept) < len(group.seats):
         group = _leave(r, group, kept)
     wanted = {node: g for g, each in r.groups.items() if g != group.group and not each.placed for node in each.nodes}
-    others = sorted((node for node in free if node not in kept), key=lambda node: node in wanted)
-    taken = others[: group.size - len(kept)]
+    others, lacks = [node for node in free if node not in kept], group.size - len(kept)
+    if group.size > 1:
+        others = _in_order(r, kept, others, lacks, wanted)
+    taken = others[:lacks]
     if len(kept) + len(taken) < group.size:
         _no_node(r, group, others, last)
         return
@@ -80,6 +82,15 @@ def _start_on(r: Round, group: GroupMemory, free: list[str], last: list[str]) ->
         seats = tuple(seat for seat in r.groups[g].seats if seat.node not in taken)
         r.set_group(replace(r.groups[g], seats=seats))
     _start(r, group, [*kept, *taken])
+
+
+def _in_order(r: RoundView, kept: list[str], free: list[str], lacks: int, wanted: Mapping[str, int]) -> list[str]:
+    nodes = r.observed.nodes
+    unclaimed = [node for node in free if node not in wanted]
+    if len(unclaimed) >= lacks:
+        return neighbours.nearest_first(kept, unclaimed, lacks, nodes)
+    claimed = [node for node in free if node in wanted]
+    return [*unclaimed, *neighbours.nearest_first([*kept, *unclaimed], claimed, lacks - len(unclaimed), nodes)]
 
 
 def _leave(r: Round, group: GroupMemory, kept: list[str]) -> GroupMemory:
@@ -255,10 +266,13 @@ def _start(r: Round, group: GroupMemory, nodes: Sequence[str]) -> None:
             resume=resume,
         )
     )
+    why = (incident.reason if incident is not None else None) or Reason.of(Code.RUN_STARTS)
+    if not group.placed and group.size > 1 and (switch := neighbours.common_switch(nodes, r.observed.nodes)):
+        why = Reason.of(Code.AND, reason=why, note=Reason.of(Code.TOGETHER, switch=switch))
     r.act(
         "start" if group.placed else "place",
         f"start:{group.group}:{generation}",
-        (incident.reason if incident is not None else None) or Reason.of(Code.RUN_STARTS),
+        why,
         group=group.group,
         generation=generation,
         node=nodes[0],

@@ -19,6 +19,7 @@ def _all_ended(step: int | None) -> str:
 
 WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.RUN_STARTS: "the run starts",
+    Code.TOGETHER: "its nodes are all at switch {switch}",
     Code.RUN_ENDS: "the run is {end}",
     Code.ASKED_FOR: "a person asked for it",
     Code.PERSON_SAYS: "a person says: {because}",

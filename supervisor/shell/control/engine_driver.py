@@ -13,7 +13,7 @@ from functools import lru_cache
 from supervisor.core.model.memory import AllocationMemory
 from supervisor.core.model.observed import Grant
 from supervisor.core.report.words import say
-from supervisor.ports.engine import Engine, Request, RequestRefused
+from supervisor.ports.engine import Engine, Request, RequestDeferred, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Store, Term
 from supervisor.shell.control import observe
@@ -92,6 +92,8 @@ class EngineDriver:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._refused: dict[str, _Refusal] = {}
+        self._full: dict[str, tuple[str, float]] = {}
+        """Runs of which the engine takes no more requests for now: why, and until when none is made (`monotonic`)."""
         self._left: set[str] = set()
         self._again: dict[str, str] = {}
         """Allocations that the engine would give a second time, with the reason to report."""
@@ -199,7 +201,7 @@ class EngineDriver:
         began = self._monotonic()
         listed = self._engine.list()
         now = _Settled(wanted.allocations, dict(wanted.grants), listed)
-        if now != self._settled or self._refused:  # refusals depend on time as well
+        if now != self._settled or self._refused or self._full:  # these depend on time as well
             self._settled = None
             in_etcd = {request.key: _told(request, wanted) for request, _ in wanted.allocations}
             moved = self._move(wanted, listed, in_etcd)
@@ -215,6 +217,7 @@ class EngineDriver:
     def _move(self, wanted: _Wanted, listed: Sequence[Grant], in_etcd: dict[str, Grant | None]) -> bool:
         """Asks for what is missing and gives back what is not wanted. Returns true if it called the engine."""
         known, moved = {g.key: g for g in listed}, False
+        self._full = {run: (why, until) for run, (why, until) in self._full.items() if self._monotonic() < until}
         for request, allocation in wanted.allocations:
             told, grant = in_etcd[request.key], known.get(request.key)
             if told is not None and grant is not None and _is_queued_again(told, grant):
@@ -222,7 +225,7 @@ class EngineDriver:
             if grant is not None and (allocation.state == "released" or request.key in self._again):
                 self._release(request, wanted.term)
                 moved = True
-            elif allocation.state == "wanted" and grant is None and self._may_ask(request.key, told):
+            elif allocation.state == "wanted" and grant is None and self._may_ask(request, told):
                 self._acquire(request, allocation, wanted.term)
                 moved = True
         return moved
@@ -234,10 +237,12 @@ class EngineDriver:
         self._missing = {key: self._missing.get(key, now) for key in missing}
         self._over = {key for key, since in self._missing.items() if now >= since + FORGET_AFTER_S}
 
-    def _may_ask(self, key: str, told: Grant | None) -> bool:
+    def _may_ask(self, request: Request, told: Grant | None) -> bool:
         if told is not None and not _nobodys(told):
             return False  # requested before: the engine forgot it, or another engine has it (see `_write`)
-        said = self._refused.get(key)
+        if request.run in self._full:
+            return False
+        said = self._refused.get(request.key)
         return said is None or (not said.final and self._monotonic() >= said.again_at)
 
     def _acquire(self, request: Request, allocation: AllocationMemory, term: Term) -> None:
@@ -248,6 +253,9 @@ class EngineDriver:
                 self._engine.replace(allocation.instead_of, request, say(allocation.reason))
             else:
                 self._engine.acquire(request)
+        except RequestDeferred as error:
+            self._full[request.run] = str(error), self._monotonic() + error.after_s
+            log.info("engine %s: allocation %s is %s", self._engine.name, request.key, error)
         except RequestRefused as error:
             before = self._refused.get(request.key)
             times = 1 + (before.times if before else 0)
@@ -322,9 +330,9 @@ class EngineDriver:
             given_back = allocation.state == "released"
             reason = "given back" if given_back else before.reason or "the engine no longer knows it"
             return replace(before, state="gone", reason=reason)
-        return Grant(
-            key=request.key, state="pending", reason=f"refused, and requested again: {said.words}" if said else ""
-        )
+        full, _ = self._full.get(request.run, ("", 0.0))
+        why = f"refused, and requested again: {said.words}" if said else full
+        return Grant(key=request.key, state="pending", reason=why)
 
 
 def _request(run: str, record: RunRecord, allocation: AllocationMemory) -> Request:

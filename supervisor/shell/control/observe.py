@@ -167,6 +167,7 @@ def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> No
         store=seen.store if seen is not None and registration is not None else "",
         leaving=seen.leaving if seen is not None and registration is not None else "",
         allocation=registration.allocation if registration is not None else allocation,
+        switch=registration.switch if registration is not None else "",
         role=registration.role if registration is not None else "trainer",
         slots=registration.slots if registration is not None else 0,
         checking=check is not None and check.state == "pending" and stands != "failed",

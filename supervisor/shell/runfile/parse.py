@@ -200,6 +200,7 @@ _AT_LEAST: dict[str, float] = {
     "allocation.nodes": 1,
     "allocation.spares": 0,
     "allocation.slurm.warn_s": 1,
+    "allocation.slurm.max_pending": 0,
     "torchft.heartbeat_timeout_ms": 1,
     "torchft.join_timeout_ms": 1,
     "torchft.process_group_timeout_ms": 1,

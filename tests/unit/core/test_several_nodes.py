@@ -12,7 +12,7 @@ from supervisor.core.invariants import violations
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import CordonView, GpuFact, StuckView
-from supervisor.core.model.reason import Code
+from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.round.draft import Round
 from supervisor.shell.control import projection
@@ -104,7 +104,7 @@ def test_a_dead_process_restarts_all_ranks_on_the_same_nodes() -> None:
     group = w.group(1)
     assert (w.incident.kind, w.incident.node, w.incident.rung) == (Kind.CRASH, "n4", Rung.RESTART)
     assert (group.phase, group.nodes, group.generation) == ("fencing", ("n3", "n4"), 2)
-    assert trainer(w, "n3").hold and trainer(w, "n4").hold, "what is left of the old generation ends there"
+    assert [trainer(w, n).hold for n in ("n3", "n4")] == [True, True], "what is left of the old generation ends there"
     w.round(1.0)
     assert w.group(1).phase == "fencing", "neither node has reported its ends, and the gate admits the old one"
     end_the_old(w, 3)
@@ -270,3 +270,62 @@ def test_no_node_is_held_by_two_groups() -> None:
     w = wide().bring_up()
     both = replace(w.memory, groups={**w.memory.groups, 0: replace(w.group(0), seats=(Seat("n3"), Seat("n1")))})
     assert [v.split(":")[0] for v in violations(Memory(), both, w.observed(), w.spec)] == ["I1"]
+
+
+def at_switches(w: World, switches: dict[int, str]) -> World:
+    """Nodes that are there before anything starts, each at a switch."""
+    w.host()
+    w.round()
+    for number, switch in switches.items():
+        w.bring(number)
+        w.node(number, switch=switch)
+    w.open_gate()
+    w.round()
+    return w
+
+
+def placed_because(w: World, group: int) -> Reason:
+    (found,) = [a.reason for a in w.last.actions if a.verb == "place" and a.group == group]
+    return found
+
+
+def test_a_group_takes_nodes_at_one_switch_and_says_so() -> None:
+    w = at_switches(wide(spares=0), {1: "s.a", 2: "s.b", 3: "s.a", 4: "s.b"})
+    assert (seats(w, 0), seats(w, 1)) == (("n1", "n3"), ("n2", "n4"))
+    assert [placed_because(w, group) for group in (0, 1)] == [
+        Reason.of(Code.AND, reason=Reason.of(Code.RUN_STARTS), note=Reason.of(Code.TOGETHER, switch=switch))
+        for switch in ("s.a", "s.b")
+    ]
+
+
+def test_the_switch_with_the_fewest_nodes_that_suffice_serves_first() -> None:
+    w = at_switches(wide(groups=1, spares=3), {1: "s.a", 2: "s.a", 3: "s.a", 4: "s.b", 5: "s.b"})
+    assert seats(w, 0) == ("n4", "n5")
+
+
+def test_where_one_switch_is_too_small_few_of_the_same_spine_serve() -> None:
+    switches = {1: "s.a", 2: "t.b", 3: "t.c", 4: "s.d", 5: "t.c"}
+    w = at_switches(wide(groups=1, spares=2, size=3), switches)
+    assert seats(w, 0) == ("n3", "n5", "n2")
+    assert placed_because(w, 0).about["note"] == Reason.of(Code.TOGETHER, switch="t")
+
+
+def test_without_switches_names_decide() -> None:
+    w = at_switches(wide(groups=1, spares=1), {1: "", 2: "", 3: ""})
+    assert seats(w, 0) == ("n1", "n2")
+    assert placed_because(w, 0) == Reason.of(Code.RUN_STARTS)
+
+
+def test_the_node_in_place_of_a_lost_one_is_at_the_switch_of_the_others() -> None:
+    w = wide().bring_up()
+    for number, switch in {1: "s.a", 2: "s.a", 3: "s.b", 4: "s.b", 5: "s.a", 6: "s.b"}.items():
+        w.node(number, switch=switch)
+    lose(w, 4)
+    w.start_again(1)
+    assert seats(w, 1) == ("n3", "n6")
+
+
+def test_groups_of_one_node_ask_for_no_switch() -> None:
+    w = at_switches(World(groups=1, spares=2), {1: "s.a", 2: "s.b", 3: "s.b"})
+    assert w.group().nodes == ("n1",)
+    assert placed_because(w, 0) == Reason.of(Code.RUN_STARTS)

@@ -34,9 +34,17 @@ which the supervisor itself may run are left out as well."""
 _NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
 """The job number in the output of sbatch --parsable, among the lines of a site's plugins."""
 
+_TOO_MANY = re.compile(r"\b(?:Assoc|QOS)(?:Max|Grp)Submit\w*Limit\b")
+"""Codes of reasons such as QOSMaxSubmitJobPerUserLimit and AssocGrpSubmitJobsLimit."""
+
 
 class Refused(Exception):
     """A command failed although the controller answers. The text is Slurm's."""
+
+    @property
+    def too_many(self) -> bool:
+        """True if the user, account or QOS has as many jobs as it may have: Slurm gives its reason's code, as in squeue."""
+        return _TOO_MANY.search(str(self)) is not None
 
 
 class NumberUnknown(Retryable):
@@ -103,8 +111,8 @@ class Commands:
         self._deadline_s = deadline_s
 
     def jobs(self) -> list[Job]:
-        """Returns all jobs that Slurm still knows, of all users: 22.05 cannot filter JSON."""
-        return parse_jobs(self._json("squeue", "--json", "--all", "--states=all"))
+        """Returns our user's jobs that Slurm still knows. 22.05 lists those of all users: it cannot filter JSON."""
+        return parse_jobs(self._json("squeue", "--json", "--all", "--states=all", f"--user={os.getuid()}"))
 
     def nodes(self) -> dict[str, Node]:
         return parse_nodes(self._json("sinfo", "--json", "--all"))
@@ -130,11 +138,12 @@ class Commands:
         return int(numbers[-1])
 
     def refusal(self, options: Sequence[str], script: str) -> str:
-        """Returns Slurm's words if it would refuse this submission, else an empty string. Submits nothing."""
+        """Returns Slurm's words if it would refuse this submission, else an empty string, as for one that only has to
+        wait until the user has fewer jobs. Submits nothing."""
         try:
             self._once("sbatch", "--test-only", *options, script=script)
         except Refused as words:
-            return str(words)
+            return "" if words.too_many else str(words)
         return ""
 
     def cancel(self, jobs: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.spec import RunSpec
-from supervisor.ports.engine import Request, RequestRefused
+from supervisor.ports.engine import Request, RequestDeferred, RequestRefused
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.shell.engines.slurm import script as slurm_script
 from supervisor.shell.engines.slurm.commands import ONCE_MORE_S, Commands, Job, Node, NumberUnknown, Refused
@@ -30,6 +30,9 @@ POLL_MAX_S = 10.0
 """Longest pause between lists, however slow. A lost node waits up to twice as long for Slurm's report."""
 BOOT_MARGIN_S = 30
 """Seconds by which a boot must follow the job's start: a registration may be late, and clocks differ."""
+
+TOO_MANY_S = 15.0
+"""Seconds before a submission is repeated for which the user had too many jobs: one of them must end first."""
 
 _PENDING = {"PENDING", "CONFIGURING", "RESV_DEL_HOLD"}
 _TAKEN = {"SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
@@ -79,11 +82,13 @@ class SlurmEngine:
 
     def acquire(self, request: Request) -> None:
         """Submits the job if it is not listed. Tries twice at most, since a failed try may have left a job. Raises
-        RequestRefused if the submitted job cannot be recognized."""
+        RequestRefused if the submitted job cannot be recognized, and RequestDeferred if as many jobs as may wait do, or
+        the user may have no more."""
         said = ""
         for attempt in range(3):
             everybodys = self._commands.jobs()
-            known = self._ours(everybodys).get(request.key)
+            ours = self._ours(everybodys)
+            known = ours.get(request.key)
             if said and known is not None and _state(known) == "refused":
                 raise RequestRefused(self._explained(request, said))
             if known is not None:
@@ -92,11 +97,18 @@ class SlurmEngine:
                 break
             if attempt == 2:
                 raise RequestRefused(self._explained(request, said))
+            most, waiting = request.spec.slurm.max_pending, sum(_state(job) == "pending" for job in ours.values())
+            if most and waiting >= most:
+                raise RequestDeferred(
+                    f"not submitted yet: {waiting} jobs wait, and allocation.slurm.max_pending = {most}"
+                )
             options, script = self._submission(request)
             before = frozenset(job.id for job in everybodys)
             try:
                 number = self._commands.submit(options, script)
             except Refused as words:
+                if words.too_many:
+                    raise RequestDeferred(f"not submitted yet: {words}", after_s=TOO_MANY_S) from words
                 said = str(words)
                 time.sleep(ONCE_MORE_S)
             except NumberUnknown as error:
@@ -118,7 +130,11 @@ class SlurmEngine:
         if job is not None and job.node and request.spec.slurm.drain_suspects and key not in self._replaced:
             self._drain(job.node, f"supervisor, run {request.run}: {because}")
             self._replaced.add(key)
-        self.acquire(request)
+        try:
+            self.acquire(request)
+        except RequestDeferred:
+            self.release(key)  # it may be the very job that is one too many
+            raise
         self.release(key)
 
     def release(self, key: str) -> None:

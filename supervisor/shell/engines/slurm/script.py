@@ -24,6 +24,9 @@ _OPTIONS = {
     "time_limit": "--time",
 }
 
+SWITCH = '[[ "$SLURM_TOPOLOGY_ADDR_PATTERN" == switch.* ]] && switch="${SLURM_TOPOLOGY_ADDR%.*}" || switch='
+"""Script line that takes the host's switches from what Slurm says: `spine.leaf.host`, with `switch.switch.node`."""
+
 
 def of_setting(spec: SlurmSpec, name: str) -> list[str]:
     """Returns sbatch's options that come from one key of the run file; none if it is empty."""
@@ -81,6 +84,8 @@ def script(request: Request, etcd: Sequence[str], security: Security, system: st
     command += f" --slots {request.slots} --lease-s {request.lease_s}"
     if security.path:
         command += f" --security {_security(security)}"
+    # only where Slurm knows switches: elsewhere the address is the host's name alone
+    command += ' ${switch:+"--switch=$switch"}'
     lines = [
         "#!/bin/bash",
         # Slurm's warning may come before the shim handles it, and must not end the job
@@ -88,7 +93,7 @@ def script(request: Request, etcd: Sequence[str], security: Security, system: st
         f"(umask 077 && mkdir -p {folder}/nodes/{node}) || exit 1",
     ]
     lines += own_folder(spec, system)
-    lines += [f"exec >>{folder}/nodes/{node}/shim.log 2>&1", spec.setup, f"exec {command}", ""]
+    lines += [f"exec >>{folder}/nodes/{node}/shim.log 2>&1", spec.setup, SWITCH, f"exec {command}", ""]
     return "\n".join(lines)
 
 

@@ -84,7 +84,21 @@ def problems(allocation: AllocationSpec) -> list[str]:
             'set allocation.engine = "slurm", or leave it out'
             for name, value in _given(allocation.slurm)
         ]
-    return [*_times(allocation.slurm), *_flags(allocation.slurm.flags), *_lines(allocation.slurm)]
+    return [
+        *_shape(allocation.slurm),
+        *_times(allocation.slurm),
+        *_flags(allocation.slurm.flags),
+        *_lines(allocation.slurm),
+    ]
+
+
+def _shape(slurm: SlurmSpec) -> list[str]:
+    if slurm.shape == "job_per_node":
+        return []
+    return [
+        f'allocation.slurm.shape = "{slurm.shape}": Slurm ends such a job as a whole with its first node, so it is not offered '
+        "yet; leave it out, and set allocation.slurm.max_pending where many waiting jobs are unwelcome"
+    ]
 
 
 def time_limit_s(text: str) -> int | None:

@@ -15,7 +15,7 @@ from fault_injection.doubles.memory_store import MemoryStore
 from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.memory import AllocationMemory
 from supervisor.core.model.observed import Grant
-from supervisor.ports.engine import Request, RequestRefused
+from supervisor.ports.engine import Request, RequestDeferred, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.shell.control import engine_driver
 from supervisor.shell.control.engine_driver import BACKOFF_MAX_S, FATAL_PAUSE_S, EngineDriver
@@ -320,6 +320,21 @@ def test_a_refusal_is_written_and_not_asked_again_whoever_leads(caplog: pytest.L
     second = Engine()
     assert drive(store, second) == refused
     assert second.acquired == []
+
+
+def test_an_engine_that_takes_no_more_for_now_is_asked_for_one_of_the_run_at_a_time() -> None:
+    now, store, engine = 0.0, store_with(None), Engine()
+    driver = driver_of(store, engine)
+    driver._monotonic = lambda: now
+    want_another(store, driver)
+    engine.fails = [RequestDeferred("not submitted yet: too many jobs", after_s=15.0)]
+    assert [turn(driver) for _ in range(3)] == [0.0] * 3
+    assert engine.acquired == [KEY]
+    assert written(store) == Grant(key=KEY, state="pending", reason="not submitted yet: too many jobs")
+    now = 15.0
+    turn(driver)
+    assert engine.acquired == [KEY, KEY, "run-a2"]
+    assert written(store) == OURS
 
 
 def test_a_refusal_is_final_only_after_its_pauses_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

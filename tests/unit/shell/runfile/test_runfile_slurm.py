@@ -119,3 +119,8 @@ def test_a_value_is_one_line(key: str) -> None:
 
 def test_a_node_folder_is_a_full_path() -> None:
     assert "must be an absolute path" in only(node_folder="logs")
+
+
+def test_a_job_per_group_is_refused_with_the_reason() -> None:
+    assert wrong(shape="job_per_node", max_pending=8) == []
+    assert only(shape="job_per_group").startswith('allocation.slurm.shape = "job_per_group": Slurm ends such a job')

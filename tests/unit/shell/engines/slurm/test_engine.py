@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.model.spec import AllocationSpec, SlurmSpec
-from supervisor.ports.engine import Request, RequestRefused
+from supervisor.ports.engine import Request, RequestDeferred, RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines.slurm import engine as slurm
 from supervisor.shell.engines.slurm import submission
@@ -58,7 +58,7 @@ class Commands:
         return list(self.queue)
 
     def submit(self, options: Sequence[str], script: str) -> int:
-        assert f"--comment={COMMENT}" in options
+        assert any(option.startswith("--comment=supervisor/abc/") for option in options)
         self.submitted += 1
         number = 100 + self.submitted
         if self.done:
@@ -313,3 +313,38 @@ def test_one_whose_host_failed_is_listed_after_its_release_and_not_looked_for_at
     assert [g.key for g in engine.list()] == ["a1"]
     commands.lists = [Retryable("nobody is asked")]
     engine.release("a1")
+
+
+def test_no_more_than_max_pending_jobs_wait_at_once() -> None:
+    waiting = [job(number, f"supervisor/abc/b{number}", "", "PENDING") for number in (1, 2)]
+    others = [job(3, "", "", "PENDING"), job(4, "supervisor/abc/b4")]
+    commands = Commands(*waiting, *others)
+    request = replace(REQUEST, spec=replace(REQUEST.spec, slurm=SlurmSpec(max_pending=2)))
+    with pytest.raises(RequestDeferred, match=r"2 jobs wait, and allocation\.slurm\.max_pending = 2"):
+        engine_at(commands).acquire(request)
+    assert commands.submitted == 0
+    commands.queue[0] = replace(waiting[0], states=("RUNNING",), node="n1")
+    engine_at(commands).acquire(request)
+    assert commands.submitted == 1
+
+
+@pytest.mark.parametrize("code", ["QOSMaxSubmitJobPerUserLimit", "AssocMaxSubmitJobLimit", "AssocGrpSubmitJobsLimit"])
+def test_a_user_with_as_many_jobs_as_allowed_is_patient(code: str) -> None:
+    commands = Commands()
+    commands.done = False
+    commands.outcomes = [
+        Refused(f"sbatch: error: {code}; Batch job submission failed: Job violates accounting/QOS policy")
+    ]
+    with pytest.raises(RequestDeferred, match=code) as error:
+        engine_at(commands).acquire(REQUEST)
+    assert (error.value.after_s, commands.submitted) == (slurm.TOO_MANY_S, 1)
+
+
+def test_a_suspect_host_is_given_back_though_its_replacement_must_wait() -> None:
+    """Its job may be the one that is too many."""
+    commands = Commands(job(1))
+    commands.done = False
+    commands.outcomes = [Refused("sbatch: error: QOSMaxSubmitJobPerUserLimit")]
+    with pytest.raises(RequestDeferred):
+        engine_at(commands).replace("a1", replace(REQUEST, key="a2"), "it is lost")
+    assert commands.cancelled == [1]
