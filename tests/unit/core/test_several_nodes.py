@@ -104,7 +104,8 @@ def test_a_dead_process_restarts_all_ranks_on_the_same_nodes() -> None:
     group = w.group(1)
     assert (w.incident.kind, w.incident.node, w.incident.rung) == (Kind.CRASH, "n4", Rung.RESTART)
     assert (group.phase, group.nodes, group.generation) == ("fencing", ("n3", "n4"), 2)
-    assert trainer(w, "n3").hold and trainer(w, "n4").hold, "what is left of the old generation ends there"
+    assert trainer(w, "n3").hold, "what is left of the old generation ends there"
+    assert trainer(w, "n4").hold
     w.round(1.0)
     assert w.group(1).phase == "fencing", "neither node has reported its ends, and the gate admits the old one"
     end_the_old(w, 3)
