@@ -87,7 +87,7 @@ def system(net: netns.Network, folder: Path, warm: bool) -> Iterator[World]:
 
 
 def supervised(net: netns.Network, folder: Path, size: int, lost: int, warm: bool) -> tuple[float, float]:
-    """Loses so many nodes of group 1; returns the seconds until it commits again, and the other group's longest pause."""
+    """Loses `lost` nodes of group 1; returns the seconds until it commits again, and the other group's longest pause."""
     with system(net, folder, warm) as w:
         record = w.launch(spec_of("run", size))
         eventually(w.running(record), WITHIN_S, "both groups train")

@@ -106,11 +106,11 @@ def test_resume_is_the_same_run_as_without_a_break(groups: Groups, tmp_path: Pat
         assert second.digests()[step] == whole.digests()[step]
 
 
-def start_on(groups: Groups, nodes: int, **fields: Any) -> list[Rank]:
-    """Starts group 0 on so many nodes with two ranks each, which meet at the store of the first."""
+def start_on(system: Groups, nodes: int, **fields: Any) -> list[Rank]:
+    """Starts group 0 on N nodes with two ranks each, which meet at the store of the first."""
     port, here = free_port(), 2
     return [
-        groups.start(
+        system.start(
             0,
             rank=rank,
             world_size=nodes * here,
