@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def test_each_way_to_lose_a_part_of_a_group(tmp_path: Path) -> None:
         body = {"hub": net.hub, "hub_address": net.hub_address, "nodes": net.nodes}
         command = [sys.executable, "-m", "pytest", str(cases.__file__), "-v", "-m", "", "--timeout", "600"]
         command += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inside'}"]
-        command += os.environ.get("CASES", "").split()
+        command += shlex.split(os.environ.get("CASES", ""))
         inner = subprocess.Popen(
             netns.inside(net, command),
             env={**os.environ, "SPLIT_NETWORK": json.dumps(body)},
