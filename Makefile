@@ -16,7 +16,7 @@ HEAVY := tests/slurm/test_rungs.py \
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo help test test-nightly test-bare check chaos gpu chaos-long killpoints ground sim bench bench-detection bench-slurm install install-dev debian docs clean
+.PHONY: demo help test test-nightly test-bare check chaos gpu chaos-long killpoints ground sim bench bench-detection bench-slurm bench-nodes install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -78,6 +78,9 @@ bench-detection: debian  ## break a run in some twenty ways, ten times each; the
 
 bench-slurm: debian  ## measure on a real Slurm how long a lost node costs: as root, about an hour
 	$(BIN)/python -m benchmarks.slurm_node_loss
+
+bench-nodes: debian  ## measure how long a lost node of a two-node group costs, beside restarts of the group and of the job: as root, half an hour
+	$(BIN)/python -m benchmarks.groups_over_nodes
 
 docs: install-dev  ## generate what is generated: the reference pages, the dashboards, the alerts
 	$(BIN)/python -m dashboards.build

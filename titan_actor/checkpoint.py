@@ -151,14 +151,16 @@ class Checkpoints:
 
         Sets the manager's step too. Raises CheckpointLost when there should be one and none can be read.
         """
+        unread = ""
         for mark in self._agreement.choose(self._candidates()):
             error = self._load(mark)
             if error is None:
                 return int(mark.step)
             log.warning("checkpoint %s cannot be read: %s", mark.path, error)
+            unread = unread or f": {Path(mark.path).name}: {_reason(error, Path(mark.path))}"
         if self._launch.checkpoint is None and not self._agreement.choose(self._candidates()):
             return None
-        raise CheckpointLost(f"no checkpoint can be read, the newest should be {self._launch.checkpoint}")
+        raise CheckpointLost(f"no checkpoint can be read, the newest should be {self._launch.checkpoint}{unread}")
 
     def _candidates(self) -> list[CheckpointMark]:
         wanted = self._launch.checkpoint

@@ -281,16 +281,18 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 
 
 def equal_digests(w: World, record: RunRecord, since: float) -> list[int]:
-    """Returns the steps since then at which every replica wrote the same digest. Raises AssertionError when two differ."""
-    found: dict[int, set[str]] = {}
-    told: dict[int, set[int]] = {}
+    """Returns the steps since then at which every rank wrote the same digest as its counterparts in all other groups.
+    Raises AssertionError when two differ."""
+    found: dict[tuple[int, int], set[str]] = {}
+    told: dict[int, set[tuple[int, int]]] = {}
     for steps in w.history(record).steps:
         for line in steps.lines:
             if line.get("event") == "digest" and line["t"] > since:
-                found.setdefault(line["step"], set()).add(line["value"])
-                told.setdefault(line["step"], set()).add(steps.group)
+                found.setdefault((line["step"], steps.rank), set()).add(line["value"])
+                told.setdefault(line["step"], set()).add((steps.group, steps.rank))
     assert all(len(values) == 1 for values in found.values()), found
-    return [step for step, groups in told.items() if len(groups) == record.spec.groups.count]
+    every = record.spec.groups.count * record.spec.groups.ranks_per_group
+    return [step for step, ranks in told.items() if len(ranks) == every]
 
 
 @contextmanager

@@ -208,3 +208,41 @@ def that_asks_for_a_hopper() -> Any:
     if not has_cuda_capability(9, 0):
         raise ValueError("only supported on Hopper")
     return recipes.llama3_debug_small()
+
+
+WHOLE = "whole.jsonl"
+"""In a rank's folder: a hash of the whole state, at each checkpoint that it saved or resumed from."""
+
+
+def that_hashes_its_whole_state() -> Any:
+    """Hashes all parameters and moments, unsharded, where a checkpoint is saved or loaded."""
+    import hashlib
+
+    from torch.distributed.tensor import DTensor
+
+    from titan_actor.checkpoint import Checkpoints
+
+    save, load = Checkpoints.save, Checkpoints.load
+
+    def note(self: Any, event: str, step: int) -> None:
+        hashed = hashlib.blake2b(digest_size=16)
+        state = self._state()
+        for part in ("model", "optimizer"):
+            for name, value in sorted(state[part].items()):
+                whole = value.full_tensor() if isinstance(value, DTensor) else value
+                hashed.update(f"{name} {whole.tolist() if hasattr(whole, 'tolist') else whole}".encode())
+        with (Path(self._launch.rank_dir) / WHOLE).open("a") as file:
+            file.write(json.dumps({"event": event, "step": step, "value": hashed.hexdigest()}) + "\n")
+
+    def save_and_note(self: Any, step: int) -> None:
+        save(self, step)
+        note(self, "saved", step)
+
+    def load_and_note(self: Any) -> int | None:
+        step = load(self)
+        if step is not None:
+            note(self, "loaded", step)
+        return step
+
+    Checkpoints.save, Checkpoints.load = save_and_note, load_and_note
+    return recipes.llama3_debug_small()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fault_injection.testbed.waiting import eventually
+from supervisor.wire.address import free_port
 from supervisor.wire.records import PEERS_GONE, CheckpointMark, encode
-from tests.titan.groups import STEPS_WITHIN_S, Gate, Groups, complete
+from tests.titan.groups import STEPS_WITHIN_S, Gate, Groups, Rank, complete
+from tests.titan.recipes import WHOLE
 from titan_actor import checkpoint
 
 
@@ -100,6 +104,67 @@ def test_resume_is_the_same_run_as_without_a_break(groups: Groups, tmp_path: Pat
     assert whole.exit_code() == 0
     for step in (7, 8, 9):
         assert second.digests()[step] == whole.digests()[step]
+
+
+def start_on(system: Groups, nodes: int, **fields: Any) -> list[Rank]:
+    """Starts group 0 on N nodes with two ranks each, which meet at the store of the first."""
+    port, here = free_port(), 2
+    return [
+        system.start(
+            0,
+            rank=rank,
+            world_size=nodes * here,
+            first_rank=rank - rank % here,
+            ranks_here=here,
+            store="127.0.0.1",
+            master_port=port,
+            **fields,
+        )
+        for rank in range(nodes * here)
+    ]
+
+
+def whole(rank: Rank, event: str) -> dict[int, str]:
+    """Returns the hashes of the whole state by step, where it was saved or loaded."""
+    lines = [json.loads(line) for line in (rank.folder / WHOLE).read_text().splitlines()]
+    return {line["step"]: line["value"] for line in lines if line["event"] == event}
+
+
+@pytest.mark.trainers
+@pytest.mark.long
+def test_resume_on_more_nodes_and_on_fewer(groups: Groups) -> None:
+    """Groups of one node, then of two, then of one again: the whole model and its moments are those that were saved."""
+    fields = {
+        "recipe": "tests.titan.recipes:that_hashes_its_whole_state",
+        "groups": 1,
+        "checkpoint_interval_steps": 3,
+        "writer": True,
+    }
+    before: list[Rank] = []
+    for generation, nodes in enumerate((1, 2, 1), start=1):
+        steps = 3 * generation
+        mark = complete(groups.run_dir)[-1] if before else None
+        ranks = start_on(groups, nodes, generation=generation, steps=steps, checkpoint=mark, **fields)
+        assert [rank.exit_code(120) for rank in ranks] == [0] * 2 * nodes
+        assert [line["step"] for line in ranks[0].lines("step")] == [steps - 2, steps - 1, steps]
+        if before:
+            assert whole(ranks[-1], "loaded") == {steps - 3: whole(before[0], "saved")[steps - 3]}
+            assert "for another number of ranks" in ranks[0].log(), "each rank reads other data"
+        before = ranks
+
+
+@pytest.mark.trainers
+@pytest.mark.long
+def test_a_checkpoint_of_another_model_is_refused_with_the_reason(groups: Groups) -> None:
+    fields = {"groups": 1, "checkpoint_interval_steps": 3, "writer": True, "steps": 3}
+    first = start_on(groups, 1, generation=1, **fields)
+    assert [rank.exit_code() for rank in first] == [0, 0]
+    (mark,) = complete(groups.run_dir)
+    second = start_on(groups, 2, generation=2, recipe="llama3-debug", checkpoint=mark, **{**fields, "steps": 6})
+    assert [rank.exit_code(120) for rank in second] == [1] * 4
+    assert second[0].progress is not None
+    assert f"{Path(mark.path).name}: " in second[0].progress.error
+    assert "layers.2" in second[0].progress.error, "it names what the checkpoint lacks"
 
 
 @pytest.mark.trainers

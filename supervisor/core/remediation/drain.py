@@ -146,7 +146,8 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
     busy = [
         g for g in r.groups.values() if g.phase in ("unplaced", "fencing", "placing", "starting") and not g.left_out
     ]
-    about = {"node": group.first_node, "why": why}
+    leaving = r.node_with_word(group, words)
+    about = {"node": leaving, "why": why}
     if not spares:
         r.wait(Reason.of(Code.NO_OTHER_YET, **about, **_coming(r, group)), group=group.group)
     elif r.busy(group):
@@ -158,11 +159,11 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
     elif not any(_healthy(r, g) for g in r.groups.values() if g.group != group.group):
         r.wait(Reason.of(Code.NO_ONE_TO_HEAL_FROM, **about), group=group.group)
     else:
-        handover.off(r, group, Reason.of(Code.NODE_LEAVING, node=group.first_node, why=why))
+        handover.off(r, group, Reason.of(Code.NODE_LEAVING, **about))
         moved = r.groups[group.group]
         r.act(
             "move", f"move:{group.group}:{moved.generation}", Reason.of(Code.MOVES_BEFORE, why=why),
-            group=group.group, generation=moved.generation, node=group.first_node, incident=moved.incident,
+            group=group.group, generation=moved.generation, node=leaving, incident=moved.incident,
         )  # fmt: skip
         return True
     return False

@@ -192,7 +192,8 @@ def off(r: Round, group: GroupMemory, why: Reason) -> None:
     if known is not None and known.shadow:
         group, known = observe_mode.close(r, known), None
     if known is None or known.decided is None:
-        incident = r.incident_for(group, Failure(Kind.LEAVING, (why,)), step)
+        leaving = tuple(node for node in group.nodes if r.leaving(node))
+        incident = r.incident_for(group, Failure(Kind.LEAVING, (why,), nodes=leaving), step)
         incident = r.decide_incident(incident, Choice(Rung.REPLACE, Reason.of(Code.LEFT_BEFORE, why=why)), after)
     else:
         note = Reason.of(Code.MOVED, why=why)

@@ -315,6 +315,10 @@ class RoundView:
         """The word on an allocation of the group; empty if there is none. `words`: by allocation."""
         return next((words[key] for key in self.placed_by(group) if key in words), "")
 
+    def node_with_word(self, group: GroupMemory, words: Mapping[str, str]) -> str:
+        """The first of the group's nodes whose allocation has a word; its first node if none has."""
+        return next((seat.node for seat in group.seats if self.given_by(seat) in words), group.first_node)
+
     def grants_of(self, group: GroupMemory) -> list[Grant]:
         """The engine's answers for the allocations of placed_by."""
         grants = (self.observed.grants.get(key) for key in self.placed_by(group))

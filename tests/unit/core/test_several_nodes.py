@@ -17,7 +17,7 @@ from supervisor.core.model.seats import Seat
 from supervisor.core.round.draft import Round
 from supervisor.shell.control import projection
 from supervisor.wire.records import NodeDesired, TrainerDesired
-from tests.helpers.reasons import codes
+from tests.helpers.reasons import codes, values
 from tests.unit.core.world import World
 
 
@@ -201,6 +201,7 @@ def test_a_drained_node_is_left_alone() -> None:
     for _ in range(4):
         w.round(1.0)
     assert (w.incident.kind, seats(w, 1), w.group(1).phase) == (Kind.LEAVING, ("n3",), "fencing")
+    assert (w.incident.node, values(w.incident.evidence, Code.NODE_LEAVING)[0]["node"]) == ("n4", "n4")
     assert not w.memory.cordons
     w.start_again(1)
     assert seats(w, 1) == ("n3", "n5")
