@@ -314,7 +314,9 @@ def _note_suspects(r: Round, hanging: Blame) -> None:
     signs = (group_failure.suspect(g, r.observed) for g in r.groups.values() if g.seats and g.phase != "finished")
     suspects = {sign.key: r.before.suspects.get(sign.key, r.now) for sign in signs if sign is not None}
     for key, since in suspects.items():
-        if kind_of(key) == SignKind.PEER and r.now < (until := since + r.spec.policy.node_lease_s + group_failure.LAPSE_S):
+        if kind_of(key) == SignKind.PEER and r.now < (
+            until := since + r.spec.policy.node_lease_s + group_failure.LAPSE_S
+        ):
             r.look_again(until)
         elif r.now < since + group_failure.engine_word_s(r.observed, r.spec):
             r.look_again(since + group_failure.engine_word_s(r.observed, r.spec))

@@ -54,7 +54,7 @@ def of_groups(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSp
         verdict = _of_group(group, observed, spec) if group is not None else _all(spec, "w", "it has no node yet")
         lags = slow.get(number)
         if lags is not None and verdict.worst == "h":
-            ranks = verdict.ranks[: lags.rank] + "s" + verdict.ranks[lags.rank + 1 :]
+            ranks = "".join("s" if lags.rank in (None, rank) else each for rank, each in enumerate(verdict.ranks))
             verdict = GroupVerdict(ranks=ranks, why=say(lags.reported))
         found[number] = verdict
     return found
