@@ -70,7 +70,7 @@ def test_every_section_is_taken() -> None:
         ),
         (
             {"groups": {"zzzzzz": 2}},
-            "groups.zzzzzz = 2: there is no such key; known here: count, min_groups, ranks_per_group",
+            "groups.zzzzzz = 2: there is no such key; known here: count, min_groups, nodes_per_group, ranks_per_group, ranks_per_node",
         ),
     ],
 )
