@@ -187,7 +187,19 @@ def submit(
 def _validate(file: Path, spec: RunSpec, etcd: str, home: Path, security: str) -> None:
     checked = check_all(file, spec, etcd, home, security)
     _note_what_is_short(spec)
+    print_line(f"{file}: {_nodes(spec)}")
     print_line(f"{file}: run {spec.name!r} is valid{'' if checked else ', as far as it was checked'}")
+
+
+def _nodes(spec: RunSpec) -> str:
+    """States how many nodes a run takes, and for what."""
+    groups, allocation = spec.groups, spec.allocation
+    takes, more = allocation.nodes + allocation.spares, allocation.nodes - groups.nodes
+    of = (
+        f"groups.count = {groups.count} x groups.nodes_per_group = {groups.nodes_per_group}, "
+        f"allocation.spares = {allocation.spares}"
+    )
+    return f"nodes that it takes: {takes} ({of}{f', {more} beyond that' if more else ''})"
 
 
 def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:

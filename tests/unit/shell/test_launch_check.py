@@ -157,7 +157,10 @@ def test_validate_asks_no_etcd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(common, "connect", lambda *_, **__: pytest.fail("etcd was asked"))
     monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
     result = CliRunner().invoke(cli.app, ["validate", str(file)])
-    assert (result.exit_code, result.stdout) == (0, f"{file}: run 'run' is valid\n")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        f"{file}: nodes that it takes: 3 (groups.count = 2 x groups.nodes_per_group = 1, allocation.spares = 1)\n{file}: run 'run' is valid\n",
+    )
     problem = "titan.recipe = 'x': no recipe 'x'"
     monkeypatch.setattr(client, "check_titan", lambda spec: ([problem], []))
     result = CliRunner().invoke(cli.app, ["validate", str(file)])
@@ -229,7 +232,7 @@ def test_what_is_only_short_is_noted_in_a_line_and_what_fits_is_not_printed(laun
     (note,) = [line for line in result.output.splitlines() if "policy." in line]
     assert note == "supervisor: policy.silent_timeout_s = 7 is safe but short: two leases; better 10"
     result, _ = launched("", NOTHING, *more)
-    assert len(result.stdout.splitlines()) == 1
+    assert len(result.stdout.splitlines()) == 1 + len(more)
     assert result.stderr == "supervisor: checking the config with TorchTitan ...\n"
 
 
