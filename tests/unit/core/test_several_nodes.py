@@ -16,6 +16,7 @@ from supervisor.core.model.reason import Code
 from supervisor.core.model.seats import Seat
 from supervisor.core.round.draft import Round
 from supervisor.shell.control import projection
+from supervisor.shell.web.verdicts import of_groups
 from supervisor.wire.records import NodeDesired, TrainerDesired
 from tests.helpers.reasons import codes
 from tests.unit.core.world import World
@@ -360,3 +361,17 @@ def test_only_facts_of_the_node_at_fault_are_evidence() -> None:
     w.report(1, 3, state="exited", signal=11)
     w.round()
     assert [e.about["fact"] for e in w.incident.evidence if e.code == Code.ON_ITS_NODE] == ["n4: writes take long"]
+
+
+def test_only_the_ranks_of_the_lost_node_are_dead_on_the_page() -> None:
+    w = wide().bring_up()
+    w.hear(1, "silent")
+    w.nodes["n4"] = replace(w.nodes["n4"], registered=False)
+    found = of_groups(w.memory.groups, w.observed(), w.spec)
+    assert (found[0].ranks, found[1].ranks, found[1].worst) == ("hhhh", "wwdd", "d")
+
+
+def test_all_ranks_are_slow_on_the_page_if_none_is_known_to_be() -> None:
+    w = wide(groups=3).bring_up()
+    slow(w, (0.9, 0), (0.9, 0), (0.9, 0), (0.9, 0))
+    assert [v.ranks for v in of_groups(w.memory.groups, w.observed(), w.spec).values()] == ["hhhh", "ssss", "hhhh"]
