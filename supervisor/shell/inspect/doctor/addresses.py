@@ -37,9 +37,5 @@ def listens(address: str) -> Finding:
         return bad(f"--address auto is {address} here, where no process can listen: {why}", "give --address")
     where = interface_of(address)
     others = sorted({name for _, name in interfaces()} - {where, "lo"})
-    if others:
-        return note(
-            f"--address auto is {address} on {where} here, where etcd is reached; there is also {', '.join(others)}",
-            "if the ranks should meet on another one, give [network] interface in the run file",
-        )
-    return good(f"--address auto is {address} on {where} here, and a node can listen there")
+    more = f"; there is also {', '.join(others)}, which [network] of a run file may name" if others else ""
+    return good(f"--address auto is {address} on {where} here, and a node can listen there{more}")
