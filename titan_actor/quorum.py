@@ -28,7 +28,7 @@ def manager(launch: TrainerLaunch, state_dict: Callable[[], Any], load: Callable
     timeout = timedelta(milliseconds=launch.torchft.process_group_timeout_ms)
     # a group of several ranks has made its own store at this address by init_process_group
     serves = launch.rank == 0 and not dist.is_initialized()
-    store = address.serve_store(launch.node_address, launch.master_port, timeout_s=300) if serves else None
+    store = address.serve_store(launch.master_address, launch.master_port, timeout_s=300) if serves else None
     values: dict[str, Any] = {
         "pg": options.pop("pg", None) or ProcessGroupGloo(timeout=timeout),
         "min_replica_size": launch.min_groups,

@@ -130,7 +130,7 @@ class ReplicaTrainer(Trainer):
         """Makes process groups and manager at the node's address; the store is rank 0's."""
         launch = self.launch
         if launch.rank == 0:
-            self._store = address.serve_store(launch.node_address, launch.master_port, timeout_s=300)
+            self._store = address.serve_store(launch.master_address, launch.master_port, timeout_s=300)
         dims = super().init_distributed()
         self.ft_manager = between_groups.manager(launch)
         # TorchTitan's pair heals stale state (findings, 6): it must not be registered beside ours

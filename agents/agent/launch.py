@@ -11,8 +11,9 @@ from typing import Any
 from agents.agent.names import LighthouseName, TrainerName
 from agents.agent.surroundings import StartFailed
 from agents.shim.settings import Settings
+from supervisor.core.model.spec import NetworkSpec
 from supervisor.wire import environment, programs
-from supervisor.wire.address import free_port
+from supervisor.wire.address import free_port, in_network
 from supervisor.wire.records import LighthouseDesired, RecordError, TrainerDesired, TrainerLaunch, decode, encode
 
 OUTPUT = "output.log"
@@ -34,12 +35,27 @@ def read_launch(folder: Path) -> TrainerLaunch | None:
         return None
 
 
+def address_for(settings: Settings, network: NetworkSpec) -> str:
+    """Returns the node's address in a run's network. Raises StartFailed if it has none."""
+    if not (network.interface or network.address):
+        return settings.address
+    try:
+        return in_network(network.interface, network.address)
+    except ValueError as error:
+        key = "network.interface" if network.interface else "network.address"
+        raise StartFailed(
+            f"{key}: {error} (node {settings.node}); correct the run file, or the node's network"
+        ) from error
+
+
 def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str) -> None:
-    """Writes launch.json for every rank of a generation. One that an agent wrote before it died stays."""
+    """Writes launch.json for every rank of a generation. One that an agent wrote before it died stays. Raises
+    StartFailed."""
+    address = address_for(settings, desired.network)
     folders = [settings.node_folder / "ranks" / str(rank_name(desired, rank)) for rank in desired.ranks]
     written = [launch for launch in map(read_launch, folders) if launch is not None]
     store, _, port = desired.store.rpartition(":")
-    master_port = written[0].master_port if written else int(port) if port else free_port(settings.address)
+    master_port = written[0].master_port if written else int(port) if port else free_port(address)
     for rank, folder in zip(desired.ranks, folders, strict=True):
         if read_launch(folder) is not None:
             continue
@@ -52,7 +68,7 @@ def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str)
             groups=desired.groups,
             min_groups=desired.min_groups,
             node=settings.node,
-            node_address=settings.address,
+            node_address=address,
             master_port=master_port,
             store=store,
             first_rank=desired.first_rank,

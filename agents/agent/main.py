@@ -514,15 +514,15 @@ class Agent:
                 return
             try:
                 begun = await self._hooks.begin(desired, lambda: self._wanted.has(desired))
+                if begun is None or (begun[1] and not await self._may_begin(desired)):
+                    return
+                around, self._warm_env = begun[0], desired.env
+                port = await self._forward(desired)
+                await self._files.done(partial(launch.write_launches, self._settings, desired, f"127.0.0.1:{port}"))
             except StartFailed as failed:
                 request = partial(launch.failed_request, self._settings, desired, ranks[0], failed)
                 await self._spawn(await self._files.done(request))
                 return
-            if begun is None or (begun[1] and not await self._may_begin(desired)):
-                return
-            around, self._warm_env = begun[0], desired.env
-            port = await self._forward(desired)
-            await self._files.done(partial(launch.write_launches, self._settings, desired, f"127.0.0.1:{port}"))
             for rank in ranks:
                 await self._spawn(launch.trainer_request(self._settings, desired, rank, around))
             self._view.used(desired.store)

@@ -230,7 +230,8 @@ def _seconds(found: Mapping[str, float] | Mapping[Cause, float]) -> dict[str, fl
 
 
 def _not_here(history: History, system: Path) -> list[str]:
-    nodes = {str(g.get("node") or "") for d in history.committed() for g in d.groups.values()} - {""}
+    groups = (g for d in history.committed() for g in d.groups.values())
+    nodes = {str(node) for g in groups for node in g.get("nodes") or [g.get("node") or ""]} - {""}
     away = sorted(node for node in nodes if not (system / "nodes" / node).is_dir())
     return [f"node {n}: its files are not below {system}: what its groups did there counts as no process" for n in away]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
+import ipaddress
 import random
 import socket
+import struct
 
 from supervisor.wire.security import host_and_port
 
@@ -50,6 +54,60 @@ def towards(endpoint: str) -> str:
             except OSError as error:
                 trouble = error
     raise trouble
+
+
+def interface_of(address: str) -> str:
+    """Returns the name of the interface that carries an address. Raises ValueError when none does."""
+    carried = dict(interfaces())
+    if ":" in address:
+        address = str(ipaddress.ip_address(address))
+    if address in carried:
+        return carried[address]
+    # the loopback interface carries all of 127/8, and lists only its first address
+    if address.startswith("127.") and "127.0.0.1" in carried:
+        return carried["127.0.0.1"]
+    raise ValueError(f"no interface of this machine has the node's address {address}: it has {sorted(carried)}")
+
+
+def in_network(interface: str, network: str) -> str:
+    """Returns this machine's address on the named interface, or else in the network. Raises ValueError if it has none."""
+    there, inside = interfaces(), ipaddress.ip_network(network or "0.0.0.0/0", strict=False)
+    for address, name in there:
+        if name == interface or (not interface and ipaddress.ip_address(address) in inside):
+            return address
+    wanted = f"interface {interface} with an address" if interface else f"address in {network}"
+    has = ", ".join(f"{address} on {name}" for address, name in there)
+    raise ValueError(f"there is no {wanted} here; there is {has or 'none'}")
+
+
+def interfaces() -> list[tuple[str, str]]:
+    """Returns (address, interface) of all addresses of this machine, IPv4 first, without IPv6 addresses of one link."""
+    found = _ipv4_interfaces()
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as file:
+            entries = [line.split() for line in file]
+    except FileNotFoundError:
+        return found  # a kernel without IPv6
+    addresses = [(ipaddress.IPv6Address(bytes.fromhex(entry[0])), entry[5]) for entry in entries]
+    return found + [(str(address), name) for address, name in addresses if not address.is_link_local]
+
+
+def _ipv4_interfaces() -> list[tuple[str, str]]:
+    """Returns (address, interface) of every IPv4 address, from SIOCGIFCONF."""
+    entry, room = 40, 40 * 256
+    buffer = bytearray(room)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        pointer = (_address_of(buffer),)
+        request = struct.pack("iP", room, *pointer)
+        size = struct.unpack("iP", fcntl.ioctl(probe, 0x8912, request))[0]
+    return [
+        (socket.inet_ntoa(buffer[at + 20 : at + 24]), buffer[at : at + 16].split(b"\0", 1)[0].decode())
+        for at in range(0, size, entry)
+    ]
+
+
+def _address_of(buffer: bytearray) -> int:
+    return ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer))
 
 
 def taken(host: str, port: int) -> str:

@@ -42,10 +42,11 @@ SECRET = re.compile(
 SET_BY_US = {
     "SUPERVISOR_*": "names that begin like this are Everstep's own",
     "EVERSTEP_*": "names that begin like this are Everstep's own",
-    "GLOO_SOCKET_IFNAME": "a trainer listens at the interface that has its node's --address",
-    "NCCL_SOCKET_IFNAME": "a trainer listens at the interface that has its node's --address",
 }
 """Further names that a run file must not set, and why: we would overwrite them, or depend on them."""
+
+OF_THE_NETWORK = ("NCCL_*", "GLOO_*")
+"""Names by which a user chooses interfaces and protocols of the ranks; they win over what Everstep finds."""
 
 ALWAYS = (
     *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "CONDA_PREFIX"),

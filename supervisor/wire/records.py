@@ -23,6 +23,7 @@ from supervisor.core.model.spec import (
     EnvSpec,
     HangSpec,
     HooksSpec,
+    NetworkSpec,
     PolicySpec,
     RunSpec,
     TitanSpec,
@@ -586,6 +587,7 @@ class TrainerDesired:
     not start it. Empty: not compared."""
     env: EnvSpec = field(default_factory=EnvSpec)
     hooks: HooksSpec = field(default_factory=HooksSpec)
+    network: NetworkSpec = field(default_factory=NetworkSpec)
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
     nodes: int = 1
     """Nodes of the group (ADR 20)."""

@@ -84,6 +84,9 @@ def _of_one_node(group: dict[str, Any]) -> dict[str, Any]:
     """A group's first seat under the names that the corpus has for it."""
     seats, left, _ = group.pop("seats"), group.pop("left"), group.pop("size")
     (was, *_), (now, *_) = left or [{}], seats or [{}]
+    for shown in group["shown"]:
+        if shown["rank"] is None:
+            del shown["rank"]  # only groups on several nodes have it
     here = {"node": now.get("node"), "host": now.get("host"), "allocation": (now or was).get("allocation")}
     return {**group, **here, "old_node": was.get("node")}
 

@@ -46,10 +46,21 @@ class Hit:
     """Groups among them that need more than a first restart in place."""
     given_up: int
     """Nodes that were given up within the window, without those whose group fails on the next one too."""
+    nodes: int = 0
+    """Nodes of `lost` that are lost: a group on several may lose one, or all."""
 
     @property
     def count(self) -> int:
         return len(self.groups) + self.given_up
+
+    @property
+    def of_nodes(self) -> bool:
+        """True if only nodes are lost: then they are counted, and not their groups."""
+        return self.groups.keys() <= self.lost
+
+    @property
+    def nodes_gone(self) -> int:
+        return self.nodes + self.given_up
 
 
 def look(r: Round, failing: Mapping[int, Failure]) -> None:
@@ -69,8 +80,8 @@ def look(r: Round, failing: Mapping[int, Failure]) -> None:
         r.act("hold", f"hold:{r.before.decisions}", why_it_holds(r, failing))
     elif not holds and since is not None:
         r.draft = replace(r.draft, breaker_since=None, breaker_ended=None if evicting(r) else r.now)
-        lost, others = len(hit.lost) + hit.given_up, len(hit.groups) - len(hit.lost)
-        why = Reason.of(Code.LET_GO, lost=lost, of=len(r.groups), others=others, unchecked=len(_unchecked(r)))
+        lost, others = hit.nodes_gone, len(hit.groups) - len(hit.lost)
+        why = Reason.of(Code.LET_GO, lost=lost, of=_seats(r), others=others, unchecked=len(_unchecked(r)))
         r.act("let_go", f"let_go:{r.before.decisions}", why)
     if holds:
         r.wait(why_it_holds(r, failing), until=r.now + 1.0)
@@ -98,10 +109,14 @@ def in_place(r: RoundView, kind: Kind) -> Reason | None:
     return Reason.of(Code.BREAKER_HOLDS) if again else None
 
 
-def are_many(r: RoundView, count: int) -> bool:
-    """Returns true if this many of the groups cannot be chance."""
+def are_many(r: RoundView, count: int, of: int) -> bool:
+    """Returns true if this many of the groups, or of their nodes, cannot be chance."""
     policy = r.spec.policy.breaker
-    return count >= policy.at_least and count > policy.share * max(1, len(r.groups))
+    return count >= policy.at_least and count > policy.share * max(1, of)
+
+
+def _seats(r: RoundView) -> int:
+    return sum(group.size for group in r.groups.values())
 
 
 def passes(r: RoundView, kind: Kind, known: Incident | None) -> Rung:
@@ -147,8 +162,8 @@ def why_it_holds(r: RoundView, failing: Mapping[int, Failure] | None = None) -> 
             Code.CHECKS_OF_MANY, run=run, failed=len(found), of=_asked_for(r), given_up=hit.given_up, window_s=window_s,
             fact=view.failed or view.unsure,
         )  # fmt: skip
-    if hit.groups.keys() <= hit.lost:
-        return Reason.of(Code.NODES_OF_MANY, run=run, lost=hit.count, of=len(r.groups), window_s=window_s)
+    if hit.of_nodes:
+        return Reason.of(Code.NODES_OF_MANY, run=run, lost=hit.nodes_gone, of=_seats(r), window_s=window_s)
     kinds = Counter(kind.value for kind in hit.groups.values()).most_common()
     return Reason.of(
         Code.GROUPS_OF_MANY, run=run, failing=len(hit.groups), of=len(r.groups), kinds=tuple(kind for kind, _ in kinds),
@@ -191,17 +206,27 @@ def _may_start_again(r: RoundView, group: GroupMemory) -> bool:
 def _too_many(r: RoundView, hit: Hit) -> bool:
     unpaid = len(hit.dear) > r.left(Rung.REPLACE, 0) + r.left(Rung.REALLOCATE, 0)
     unpaid = unpaid and len(hit.dear) + hit.given_up >= r.spec.policy.breaker.at_least
-    return bool(hit.dear) and (unpaid or _would_halt(r, hit) or are_many(r, hit.count))
+    many = are_many(r, hit.nodes_gone, _seats(r)) if hit.of_nodes else are_many(r, hit.count, len(r.groups))
+    return bool(hit.dear) and (unpaid or _would_halt(r, hit) or many)
 
 
 def _would_halt(r: RoundView, hit: Hit) -> bool:
     """True if several nodes are lost at once, more than the run may replace, and too few groups train on to suspend the
     rest. If held, the nodes may come back; else the last of them would halt the run. A lost GPU does not come back."""
-    nodes = [g for g in hit.lost if hit.groups[g] == Kind.NODE_LOST]
+    nodes = [r.groups[g] for g in hit.lost if hit.groups[g] == Kind.NODE_LOST]
     on = sum(g.phase == "running" and g.group not in hit.groups and not g.left_out for g in r.groups.values())
-    if len(nodes) < 2 or on >= max(1, r.spec.groups.min_groups):
+    if sum(_nodes_lost(r, group) for group in nodes) < 2 or on >= max(1, r.spec.groups.min_groups):
         return False
-    return len(nodes) > min(r.left(Rung.REPLACE, 0), len(r.spares())) + r.left(Rung.REALLOCATE, 0)
+    spares, by_spare = len(r.spares()), 0
+    for needs in sorted(_nodes_lost(r, group) for group in nodes):
+        spares -= needs
+        by_spare += spares >= 0
+    return len(nodes) > min(r.left(Rung.REPLACE, 0), by_spare) + r.left(Rung.REALLOCATE, 0)
+
+
+def _nodes_lost(r: RoundView, group: GroupMemory) -> int:
+    """Number of the group's nodes that do not answer; 1 if a GPU of it is lost."""
+    return max(1, len(group.seats) - len(group_nodes.answering(group, r.observed)))
 
 
 def _hit(r: RoundView, failing: Mapping[int, Failure] | None) -> Hit:
@@ -231,7 +256,8 @@ def _hit(r: RoundView, failing: Mapping[int, Failure] | None) -> Hit:
         found = {g: kind for g, kind in found.items() if kind != Kind.SILENT}  # hiccups, as long as none of them lasts
     again_elsewhere = sum(_has_moved(r, r.groups[g]) for g in found.keys() - lost.keys())
     given_up = max(0, _given_up(r) - again_elsewhere)
-    return Hit(found, frozenset(lost.keys() & found.keys()), frozenset(dear), given_up)
+    gone = frozenset(lost.keys() & found.keys())
+    return Hit(found, gone, frozenset(dear), given_up, sum(_nodes_lost(r, r.groups[g]) for g in gone))
 
 
 def _by_what_is_shared(group: GroupMemory) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.model.incident import Failure
-from supervisor.core.model.kinds import Is, Kind, that_are
+from supervisor.core.model.kinds import Is, that_are
 from supervisor.core.model.memory import GroupMemory, Shown
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy.cordons import REPEATED_S
@@ -22,13 +22,17 @@ BY_END = that_are(Is.ALIKE_BY_END)
 """Kinds that are alike if the exception, or the signal, is the same. A SIGKILL of unknown origin is never alike."""
 
 
-def before(r: RoundView, group: GroupMemory, kind: Kind, same: str = "", at: float | None = None) -> Shown | None:
-    """Returns how this failure was seen on another host within a day, or None. `at`: when it began; None: now."""
+def before(r: RoundView, group: GroupMemory, failure: Failure, at: float | None = None) -> Shown | None:
+    """Returns how this failure was seen on another host within a day, or None. `at`: when it began; None: now. In a
+    group on several nodes it follows the rank: another rank is no sign that the host of the first was not at fault."""
+    kind, same = failure.kind, failure.same
     if kind not in BY_KIND and not (kind in BY_END and same):
         return None
     host, at = r.its_host(group), r.now if at is None else at
     for shown in group.shown:
         known = (shown.kind, shown.same) == (kind, same if kind in BY_END else "")
+        if group.size > 1 and kind in BY_KIND and shown.rank != failure.rank:
+            continue
         if known and at - shown.at <= WITHIN_S and (shown.followed or shown.host != host):
             return shown
     return None

@@ -23,7 +23,7 @@ OTHERS_ALIKE = 2
 
 def remember(r: RoundView, group: GroupMemory, kind: Kind) -> GroupMemory:
     """Notes that the group is started again in place."""
-    if kind == Kind.REQUESTED or kind in OF_THE_PROGRAM:
+    if kind == Kind.REQUESTED or kind in OF_THE_PROGRAM or _unknown(group):
         return group
     host = r.its_host(group)
     before = group.restarts_here if group.restarts_host == host else ()
@@ -34,7 +34,12 @@ def here(r: RoundView, group: GroupMemory, kind: Kind) -> Reason | None:
     """Explains why the group leaves its host: many failures there within a day. None: few, or others have them too."""
     host = r.its_host(group)
     times = _lately(r, group)
-    if kind in OF_THE_PROGRAM or group.restarts_host != host or times < WINDOWS * r.spec.policy.budget.restart:
+    if (
+        kind in OF_THE_PROGRAM
+        or _unknown(group)
+        or group.restarts_host != host
+        or times < WINDOWS * r.spec.policy.budget.restart
+    ):
         return None
     others = (g for g in r.groups.values() if g.group != group.group and g.restarts_host != host)
     if any(_lately(r, g) >= OTHERS_ALIKE for g in others):
@@ -47,7 +52,7 @@ def hold(r: Round, group: GroupMemory, incident: Incident) -> None:
     what befalls another run there within a day bars the host for all."""
     host, leaves = r.its_host(group), r.is_leaving(group)
     if not (incident.followed or leaves or host in r.cordons) and here(r, group, incident.kind):
-        r.cordon(host, group.first_node, incident)
+        r.cordon(host, group.failed_node, incident)
 
 
 def freed(r: Round, host: str) -> None:
@@ -55,6 +60,11 @@ def freed(r: Round, host: str) -> None:
     for group in r.groups.values():
         if group.restarts_host == host and group.restarts_here:
             r.groups[group.group] = replace(group, restarts_here=())
+
+
+def _unknown(group: GroupMemory) -> bool:
+    """Returns true if it is not known at which of its several nodes the group has failed."""
+    return group.size > 1 and not group.at_fault
 
 
 def _lately(r: RoundView, group: GroupMemory) -> int:

@@ -40,7 +40,8 @@ class Slow:
     reported: Reason
     """The wait that reports it."""
     evidence: Reason
-    rank: int
+    rank: int | None
+    """Rank that takes so long; None: the ranks of the group's nodes take alike, as each waits for the others."""
     confidence: Confidence
     sure: bool
     """True if at least three groups were compared, or it is slower than it was itself as well."""
@@ -60,13 +61,30 @@ def stragglers(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunS
     found = [g for g, rank in taken.items() if _longer(_own_s(rank), _usual(own, _own_s(rank)), spec)]
     found.sort(key=lambda g: (-_own_s(taken[g]), g))
     return [
-        _slow(
+        slow if known is not None else _of_all(slow, groups[g])
+        for g in found[:NAMED]
+        for known in (_waited_for(groups[g], taken[g], observed, spec),)
+        for rank in (known or taken[g],)
+        for slow in (_slow(
             groups[g], rank, _usual(own, _own_s(rank)), len(taken) - 1, spec,
             for_data=rank.data_s - _usual(data, rank.data_s) > rank.compute_s - _usual(compute, rank.compute_s),
-        )
-        for g in found[:NAMED]
-        for rank in (taken[g],)
+        ),)
     ]  # fmt: skip
+
+
+def _waited_for(group: GroupMemory, slowest: RankView, observed: Observed, spec: RunSpec) -> RankView | None:
+    """Returns the rank for which the others of its group wait. None: those on several nodes take alike. Their waits for
+    each other's shards count as computing, so only a rank that takes longer than all on the other nodes is known, or
+    one whose data does."""
+    if group.size == 1:
+        return slowest
+    ranks, slots = _timed(group, observed), spec.groups.slots
+    for seconds in (_own_s, _data_s):
+        first = max(ranks, key=seconds)
+        elsewhere = [seconds(rank) for rank in ranks if rank.rank // slots != first.rank // slots]
+        if elsewhere and _longer(seconds(first), max(elsewhere), spec):
+            return first
+    return None
 
 
 def together(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> Reason | None:
@@ -114,6 +132,12 @@ def _usual(in_order: list[float], mine: float) -> float:
     return sum(in_order) - mine if len(in_order) == 2 else in_order[(len(in_order) - 1) // 2]
 
 
+def _of_all(slow: Slow, group: GroupMemory) -> Slow:
+    """Returns what was found of a group, whose ranks are all as slow."""
+    about = {**slow.reported.about, "rank": None, "node": ", ".join(group.nodes)}
+    return replace(slow, rank=None, reported=Reason.of(Code.GROUP_SLOW, **about))
+
+
 def _slow(group: GroupMemory, rank: RankView, usual: float, others: int, spec: RunSpec, for_data: bool) -> Slow:
     seconds, past = _own_s(rank), _past_s(rank)
     times = _times(seconds, usual)
@@ -123,7 +147,8 @@ def _slow(group: GroupMemory, rank: RankView, usual: float, others: int, spec: R
         generation=group.generation,
         step=rank.step,
         reported=Reason.of(
-            Code.GROUP_SLOW, group=group.group, rank=rank.rank, node=group.first_node, times=times, for_data=for_data
+            Code.GROUP_SLOW, group=group.group, rank=rank.rank, node=group.nodes[rank.rank // spec.groups.slots],
+            times=times, for_data=for_data,
         ),
         evidence=Reason.of(
             Code.SLOW, rank=rank.rank, times=times, for_data=for_data, seconds=_shown(seconds),
@@ -157,7 +182,7 @@ def look(r: Round) -> dict[int, Failure]:
         began = since[slow.group]
         if r.now < began.since + policy.straggler_for_s:
             r.look_again(began.since + policy.straggler_for_s)
-        elif slow.step >= began.step + STEPS and not _follows(r, r.groups[slow.group], began):
+        elif slow.step >= began.step + STEPS and not _follows(r, r.groups[slow.group], began, slow.rank):
             return _due(r, r.groups[slow.group], slow, began)
     return {}
 
@@ -170,9 +195,9 @@ def _since(r: RoundView, slow: Slow) -> SlowSince:
     return SlowSince(generation=slow.generation, since=r.now, step=slow.step)
 
 
-def _follows(r: Round, group: GroupMemory, since: SlowSince) -> bool:
+def _follows(r: Round, group: GroupMemory, since: SlowSince, rank: int | None) -> bool:
     """True if the group was slow on another host too: it is reported, and the next slowest may have its turn."""
-    earlier = cross_host_recurrence.before(r, group, Kind.STRAGGLER, at=since.since)
+    earlier = cross_host_recurrence.before(r, group, Failure(Kind.STRAGGLER, (), rank=rank), at=since.since)
     if group.incident or earlier is None:
         return False
     cross_host_recurrence.acquit(r, group, earlier)
@@ -217,11 +242,18 @@ def _longer(seconds: float, usual: float, spec: RunSpec) -> bool:
 def _slowest(group: GroupMemory, observed: Observed) -> RankView | None:
     """The rank that takes longest itself; the last report of a silent node is old."""
     found = None
-    for rank in ranks_answering(group, observed):
-        timed = rank.compute_s > 0 and rank.state == "running"
-        if timed and (found is None or _own_s(rank) >= _own_s(found)):
+    for rank in _timed(group, observed):
+        if found is None or _own_s(rank) >= _own_s(found):
             found = rank
     return found
+
+
+def _timed(group: GroupMemory, observed: Observed) -> list[RankView]:
+    return [rank for rank in ranks_answering(group, observed) if rank.compute_s > 0 and rank.state == "running"]
+
+
+def _data_s(rank: RankView) -> float:
+    return rank.data_s
 
 
 def _own_s(rank: RankView) -> float:

@@ -63,6 +63,7 @@ class _Sign:
     """A fact about a GPU of a group, with its machine and its rank within the group, if it is one's."""
 
     host: str
+    seat: int
     rank: int | None
     fact: GpuFact
 
@@ -77,7 +78,7 @@ def _signs(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[_Sign]
         for fact in node.gpus:
             if _used(fact, spec) and (fact.during is None or now in fact.during):
                 rank = None if fact.rank is None else index * spec.groups.slots + fact.rank
-                found.append(_Sign(node.machine, rank, fact))
+                found.append(_Sign(node.machine, index, rank, fact))
     return found
 
 
@@ -105,7 +106,8 @@ def judged(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSp
     if not found:
         return failure
     and_so = Reason.of(Code.AND_SO, kind=failure.kind.value, evidence=failure.evidence[0])
-    rank = next((sign.rank for sign in found if sign.rank is not None), failure.rank)
+    there = failure.rank is not None and any(sign.seat == failure.rank // spec.groups.slots for sign in found)
+    rank = next((sign.rank for sign in found if sign.rank is not None), failure.rank if there else None)
     return replace(
         failure,
         kind=Kind.GPU,

@@ -207,7 +207,10 @@ def with_facts(failure: Failure, group: GroupMemory, observed: Observed, spec: R
     nodes = views(group, observed)
     if not nodes or failure.kind not in ON_THE_NODE:
         return failure
-    told = (each for node in nodes for each in sorted(node.facts.items()))
+    if group.size > 1:
+        nodes = [node for node in nodes if node.name in (failure.nodes or group.nodes)]
+    where = {node.name: f"{node.name}: " if group.size > 1 else "" for node in nodes}
+    told = ((kind, where[node.name] + fact) for node in nodes for kind, fact in sorted(node.facts.items()))
     facts = [
         Reason.of(Code.ON_ITS_NODE, fact=fact) for kind, fact in told if kind not in hang_attribution.EXPLAINS_NOTHING
     ]
@@ -266,9 +269,11 @@ def _is_lost(seat: Seat, observed: Observed) -> bool:
 
 
 def _is_behind(node: NodeView, group: GroupMemory, spec: RunSpec) -> bool:
-    """Returns true if not all ranks of the group run there, or none of them reaches the gate."""
+    """Returns true if not all ranks of the group run there, the kernel lets one do nothing, or none reaches the gate."""
     own = [r for r in node.ranks if (r.group, r.generation) == (group.group, group.generation) and r.state == "running"]
-    return len(own) < spec.groups.slots or all(r.reaches_gate is False for r in own)
+    if len(own) < spec.groups.slots or any(r.stopped for r in own):
+        return True
+    return all(r.reaches_gate is False for r in own)
 
 
 def _since_a_sign_s(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> float:

@@ -46,6 +46,8 @@ class Shown:
     """As in Failure; empty if all of the kind are alike."""
     followed: bool = False
     """True if it has come again on another host: no host is at fault."""
+    rank: int | None = None
+    """Rank at fault, in a group on several nodes: another of its ranks that fails alike has other data and work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,11 @@ class GroupMemory:
     def first_node(self) -> str:
         """Names the node of its first ranks, where a record or a text has room for one. Empty: it is not placed."""
         return self.seats[0].node if self.seats else ""
+
+    @property
+    def failed_node(self) -> str:
+        """Names the first node at which its newest failure was seen, or its first node. Empty: it is not placed."""
+        return self.at_fault[0] if self.at_fault else self.first_node
 
     @property
     def last_node(self) -> str:

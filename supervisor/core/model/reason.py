@@ -325,7 +325,7 @@ class Code(StrEnum):
     ALL_WAIT = "all_wait"  # groups, activities
 
     # what is slow, or wrong, and left as it is
-    GROUP_SLOW = "group_slow"  # group, rank, node, times, for_data
+    GROUP_SLOW = "group_slow"  # group, rank (None: those of all its nodes), node, times, for_data
     ALONE_SLOWER = "alone_slower"  # group, times, past_s, for_data
     ALL_SLOWER = "all_slower"  # slow, of: how many groups; times, past_s, for_data
     NOT_TOUCHED = "not_touched"  # group, why: a reason, or several

@@ -354,6 +354,20 @@ class EnvSpec:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class NetworkSpec:
+    """The network between the ranks of a run (docs/ENVIRONMENT.md). A node finds its own address in it at each start."""
+
+    interface: str = setting(
+        "",
+        'name of the interface at which ranks meet and exchange gradients, on every node, as "ib0"; empty: that of each node\'s --address',
+    )
+    address: str = setting(
+        "",
+        'network of that interface instead, as "10.1.0.0/16" or "fd00::/64", where its name differs from node to node',
+    )
+
+
 KEYS = {"pass_": "pass"}
 """Keys of the run file that cannot be a field's name, by field."""
 
@@ -390,5 +404,6 @@ class RunSpec:
     allocation: AllocationSpec = setting(AllocationSpec, "see [allocation]")
     torchft: TorchFTSpec = setting(TorchFTSpec, "see [torchft]")
     policy: PolicySpec = setting(PolicySpec, "see [policy]")
+    network: NetworkSpec = setting(NetworkSpec, "see [network]")
     env: EnvSpec = setting(EnvSpec, "see [env]")
     hooks: HooksSpec = setting(HooksSpec, "see [hooks]")

@@ -19,7 +19,7 @@ from supervisor.core.round.view import RoundView
 def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool = False) -> None:
     """Applies the chosen rung to the memory. `followed`: the same failure befell the group on another host too."""
     incident = replace(incident, followed=followed)
-    about = {"group": group.group, "node": group.first_node, "rung": choice.rung, "incident": incident.id}
+    about = {"group": group.group, "node": group.failed_node, "rung": choice.rung, "incident": incident.id}
     after = group.generation if choice.rung in (Rung.RIDE_THROUGH, Rung.STOP) else group.generation + 1
     incident = r.decide_incident(incident, choice, after)
     key = f"{choice.rung.name.lower()}:{group.group}:{after}"
@@ -87,16 +87,18 @@ def give_up_nodes(r: Round, group: GroupMemory, incident: Incident, reason: Reas
         return False
     # An allocation that the engine takes back does not count against its host: the engine gives out no host that it
     # knows is bad.
-    free = r.is_leaving(group) or incident.followed or incident.outside or incident.kind == Kind.ALLOCATION_LOST
+    free = incident.followed or incident.outside or incident.kind == Kind.ALLOCATION_LOST
     free = free or (group.size > 1 and not group.at_fault)
+    held = False
     for seat in leaves:
         host, allocation, why = r.host_of(seat.node), r.given_by(seat), reason
-        if not free:
+        if not (free or r.is_taken_away(seat)):
+            held = True
             r.cordon(host, seat.node, incident)
             why = Reason.of(Code.NODE_CORDONED, node=seat.node, why=r.cordons[host])
         if allocation:
             r.release(allocation, why)
-    return not free
+    return held
 
 
 def _refill(r: Round, reason: Reason, choice: ladder.Choice, known: AllocationMemory | None, suspect: bool) -> None:

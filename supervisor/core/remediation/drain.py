@@ -141,14 +141,20 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
     group = next((g for g in there if not r.busy(g)), there[0])
     why = r.word_on(group, words)
     spares = r.spares()
-    if not spares and r.refused() and not r.pending() and not r.checking() and _has_a_deadline(r, group):
+    if (
+        len(spares) < len(r.seats_to_leave(group))
+        and r.refused()
+        and not r.pending()
+        and not r.checking()
+        and _has_a_deadline(r, group)
+    ):
         spares = r.last_resort()
     busy = [
         g for g in r.groups.values() if g.phase in ("unplaced", "fencing", "placing", "starting") and not g.left_out
     ]
-    leaving = r.node_with_word(group, words)
-    about = {"node": leaving, "why": why}
-    if not spares:
+    leaves = r.seats_to_leave(group)
+    about = {"node": leaves[0].node, "why": why}
+    if len(spares) < len(leaves):
         r.wait(Reason.of(Code.NO_OTHER_YET, **about, **_coming(r, group)), group=group.group)
     elif r.busy(group):
         r.wait(Reason.of(Code.FIRST_ITS_INCIDENT, **about, incident=group.incident), group=group.group)
@@ -163,7 +169,7 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
         moved = r.groups[group.group]
         r.act(
             "move", f"move:{group.group}:{moved.generation}", Reason.of(Code.MOVES_BEFORE, why=why),
-            group=group.group, generation=moved.generation, node=leaving, incident=moved.incident,
+            group=group.group, generation=moved.generation, node=leaves[0].node, incident=moved.incident,
         )  # fmt: skip
         return True
     return False

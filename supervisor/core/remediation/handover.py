@@ -50,20 +50,28 @@ def consider(r: Round, words: Mapping[str, str]) -> None:
         return
     spares = r.spares()
     alone = all(g.left_out for g in r.groups.values() if g.group != running[0].group)
-    if alone and spares and not r.busy(running[0]):
-        _begin(r, Reason.of(Code.LEAVES_ALONE, node=running[0].first_node, why=why))
+    leaves = r.seats_to_leave(running[0])
+    if alone and len(spares) >= len(leaves) and not r.busy(running[0]):
+        _begin(r, Reason.of(Code.LEAVES_ALONE, node=leaves[0].node, why=why))
         return
     if max(notice_s(r, g) for g in there) == math.inf:
         return  # a node that is only drained has no deadline
     if not _due(r, running, 1 / 2):
         return
-    if spares and any(
-        g.phase in ("unplaced", "fencing", "placing", "starting") and not g.left_out for g in r.groups.values()
-    ):
+    if any(
+        g.phase in ("unplaced", "fencing", "placing", "starting") and not g.left_out and len(spares) >= _lacks(g)
+        for g in r.groups.values()
+    ):  # fmt: skip
         # One of those takes a spare, and the next can heal from it.
         _not_without_an_heir(r, running, why)
         return
     _begin(r, _with_long_steps(r, Reason.of(Code.ALL_LEAVE, why=why)))
+
+
+def _lacks(group: GroupMemory) -> int:
+    """Number of spares with which the group may start. The nodes that it keeps while it waits for others are spares."""
+    kept = 0 if group.phase == "placing" and not group.placed else len(group.seats)
+    return max(1, group.size - kept)
 
 
 def _not_without_an_heir(r: Round, running: list[GroupMemory], why: str) -> None:
@@ -156,7 +164,7 @@ def go_on(r: Round) -> None:
         after = r.groups[group.group]
         r.act(
             "move", f"move:{group.group}:{after.generation}:{r.before.decisions}", why,
-            group=group.group, generation=after.generation, node=group.first_node, incident=after.incident,
+            group=group.group, generation=after.generation, node=r.seats_to_leave(group)[0].node, incident=after.incident,
         )  # fmt: skip
     waited_for = ("starting", "running") if late else ("starting", "running", "fencing")
     still = tuple(g.group for g in r.groups.values() if g.phase in waited_for)
@@ -175,13 +183,14 @@ def ended(r: Round, group: GroupMemory) -> bool:
     step = max((rank.step for rank in group_nodes.ranks_of(group, r.observed)), default=0)
     if r.handover_at_step is None or step >= r.spec.titan.steps:
         return False
-    off(r, group, Reason.of(Code.HANDED_OVER, step=step, node=group.first_node, why=r.must_leave(group)))
+    node = r.seats_to_leave(group)[0].node
+    off(r, group, Reason.of(Code.HANDED_OVER, step=step, node=node, why=r.must_leave(group)))
     return True
 
 
-def off(r: Round, group: GroupMemory, why: Reason) -> None:
-    """Takes a group off its nodes that must be left, or off all: the next generation starts elsewhere, once this one is
-    proved gone.
+def off(r: Round, group: GroupMemory, why: Reason, leaves: tuple[Seat, ...] = ()) -> None:
+    """Takes a group off its nodes that must be left (or `leaves`), or off all: the next generation starts elsewhere, once
+    this one is proved gone.
 
     An incident with a decision goes on. Otherwise a new reason states why the group moves, also for an incident that
     was only opened while the run was paused. An incident that is only observed ends here.
@@ -201,7 +210,7 @@ def off(r: Round, group: GroupMemory, why: Reason) -> None:
         considered = (*known.considered, note) if passed else known.considered
         incident = replace(known, generation_after=after, considered=considered)
         r.set_incident(incident)
-    leaves = [seat for seat in group.seats if r.leaving(seat.node)] or group.seats
+    leaves = leaves or r.seats_to_leave(group)
     r.set_group(
         replace(
             group,

@@ -20,7 +20,7 @@ from supervisor.core.model.observed import Verdict
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy import ladder
 from supervisor.core.remediation import recovery_cost, suspended_groups
-from supervisor.core.remediation.apply import apply, look_at_silence
+from supervisor.core.remediation.apply import apply, look_at_silence, seats_at_fault
 from supervisor.core.remediation.group_phases import recover
 from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import Round
@@ -61,7 +61,7 @@ def judge(r: Round, group: GroupMemory, failure: Failure | None) -> None:
 def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | None, step: int) -> None:
     """Decides whose fault a failure is, and acts on it. `known`: the incident that the group already has."""
     failure = recurrence.told(group, failure)
-    kind, earlier = failure.kind, cross_host_recurrence.before(r, group, failure.kind, failure.same)
+    kind, earlier = failure.kind, cross_host_recurrence.before(r, group, failure)
     failure = cross_host_recurrence.told(failure, earlier)
     fault, passed = recurrence.programs_fault(r, group, failure), recurrence.elsewhere(r, group, failure)
     if earlier is not None and kind == Kind.NUMERICS:
@@ -94,7 +94,8 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
     else:
         incident = observe_mode.ended(r, incident, failure, step)
         host = r.its_host(r.groups[group.group])
-        shown = Shown(kind=kind, host=host, incident=incident.id, at=r.now, step=step, same=failure.same)
+        rank = failure.rank if group.size > 1 else None
+        shown = Shown(kind=kind, host=host, incident=incident.id, at=r.now, step=step, same=failure.same, rank=rank)
         cross_host_recurrence.remember(r, r.groups[group.group], shown, earlier)
         if out:
             suspended_groups.leave_out(
@@ -128,7 +129,7 @@ def _choice(r: Round, group: GroupMemory, failure: Failure, incident: Incident, 
         return ladder.Choice(Rung.RESTART, why, free=True)
     if kind == Kind.ALLOCATION_LOST and nobody_left(r):
         return all_lost(r, group)
-    if kind in TAKEN and (successor := next(filter(None, map(r.successor, r.placed_by(group))), "")):
+    if kind in TAKEN and (successor := _successor(r, group)):
         return _succeeded(r, incident, successor)
     if circuit_breaker.evicting(r) and kind in circuit_breaker.HELD:
         at_least = max(at_least, circuit_breaker.passes(r, kind, known))
@@ -137,6 +138,11 @@ def _choice(r: Round, group: GroupMemory, failure: Failure, incident: Incident, 
     if limits.in_place is not None and ladder.first_rung(kind, r.spec.policy) != Rung.STOP:
         return ladder.in_place(choice, limits.in_place)
     return choice
+
+
+def _successor(r: RoundView, group: GroupMemory) -> str:
+    """The allocation that was asked for in place of one that the group leaves, if any."""
+    return next(filter(None, (r.successor(r.given_by(seat)) for seat in seats_at_fault(group))), "")
 
 
 def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:

@@ -45,10 +45,10 @@ def place(r: Round) -> None:
         group = r.groups[number]
         if suspended_groups.stays_out(r, group) or _waits(r, group):
             continue
-        if group.placed and free and (not_there := _why_not_there(r, group)):
+        if group.placed and (leaves := _not_there(r, group)) and len(free) >= len(leaves):
             if not r.full(number):
-                del free[: r.needs(group)]
-                _start_elsewhere(r, group, not_there)
+                del free[: len(leaves)]
+                _start_elsewhere(r, group, leaves)
         elif group.placed:
             _start_in_place(r, group)
         elif not r.full(number):
@@ -214,21 +214,21 @@ def _is_asked_for(r: RoundView, group: GroupMemory) -> bool:
     return r.observed.control.restarts.get(group.group, 0) > r.restarts_done.get(group.group, 0)
 
 
-def _why_not_there(r: RoundView, group: GroupMemory) -> Reason | None:
-    """Explains why a group is not started again where it was, if another node is there; else None."""
-    for node in group.nodes:
-        if leaving := r.leaving(node):
-            return Reason.of(Code.NODE_LEAVING, node=node, why=leaving)
-        if node in r.ill:
-            return Reason.of(Code.DISK_UNUSABLE, node=node, why=r.ill[node])
-    return None
+def _not_there(r: RoundView, group: GroupMemory) -> tuple[Seat, ...]:
+    """Returns the seats on which a group is not started again, if other nodes are there."""
+    return tuple([seat for seat in group.seats if seat.node in r.ill or r.leaving(seat.node)])
 
 
-def _start_elsewhere(r: Round, group: GroupMemory, why: Reason) -> None:
-    handover.off(r, group, why)
+def _start_elsewhere(r: Round, group: GroupMemory, leaves: tuple[Seat, ...]) -> None:
+    node = leaves[0].node
+    if leaving := r.leaving(node):
+        why = Reason.of(Code.NODE_LEAVING, node=node, why=leaving)
+    else:
+        why = Reason.of(Code.DISK_UNUSABLE, node=node, why=r.ill[node])
+    handover.off(r, group, why, leaves)
     r.act(
         "move", f"move:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
-        node=group.first_node, incident=group.incident,
+        node=node, incident=group.incident,
     )  # fmt: skip
     r.look_again(r.now)
 

@@ -70,7 +70,7 @@ def _drain(r: Round) -> None:
             why = Reason.of(Code.ENDED_LATE, group=group.group, step=step)
             r.act(
                 "stop", f"stop:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
-                node=group.first_node, incident=group.incident,
+                node=group.first_node, nodes=group.nodes if group.size > 1 else (), incident=group.incident,
             )  # fmt: skip
         r.set_group(replace(group, phase="finished", since=r.now))
     if not all(g.phase == "finished" for g in r.groups.values()):

@@ -42,7 +42,7 @@ def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: Reason, 
     choice = Choice(Rung.RIDE_THROUGH, Reason.of(Code.LEFT_OUT, reason=reason), considered)
     incident = r.decide_incident(incident, choice, after)
     r.act(
-        "ride_through", f"leave_out:{group.group}:{after}", choice.reason, group=group.group, generation=after, node=group.first_node,
+        "ride_through", f"leave_out:{group.group}:{after}", choice.reason, group=group.group, generation=after, node=group.failed_node,
         rung=choice.rung, incident=incident.id,
     )  # fmt: skip
     if spent and not incident.followed:

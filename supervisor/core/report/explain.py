@@ -13,16 +13,16 @@ from supervisor.core.report.words import say
 DONE = {
     Rung.RIDE_THROUGH: "The others went on without it; nothing was started.",
     Rung.RESTART: "The group's processes were started again on the same node.",
-    Rung.REPLACE: "The node's host was cordoned, the group moved to a spare, and another spare was asked for.",
+    Rung.REPLACE: "The node's host was cordoned, a spare took its place, and another spare was asked for.",
     Rung.REALLOCATE: "A new allocation was asked of the engine and the old one given back.",
     Rung.STOP: "The run was halted: a person has to look.",
 }
 
 FOLLOWED = (
-    "The group moved to a spare, and another spare was asked for; no host was cordoned, for it follows the group."
+    "A spare took the node's place, and another spare was asked for; no host was cordoned, for it follows the group."
 )
 
-OUTSIDE = "The group moved to a spare, and another spare was asked for; no host was cordoned, for its ranks were stopped or killed from outside."
+OUTSIDE = "A spare took the node's place, and another spare was asked for; no host was cordoned, for its ranks were stopped or killed from outside."
 
 LEFT = "The group left its node before it was taken away; no host was cordoned and no budget drawn."
 

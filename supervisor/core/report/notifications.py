@@ -74,7 +74,7 @@ def _of_left_out(run: str, group: GroupMemory, incident: Incident) -> Notice:
     text = f"run {run} goes on without a group: {say(suspended_groups.about(group))}; more: supervisor explain {incident.id} --run {run}"
     return Notice(
         about=f"{incident.id}-left-out-{group.generation}", run=run, text=text, incident=incident.id, kind=incident.kind.value,
-        group=group.group, node=group.last_node, rung=incident.rung.value, evidence=said(incident.evidence),
+        group=group.group, node=group.at_fault[0] if group.at_fault else group.last_node, rung=incident.rung.value, evidence=said(incident.evidence),
     )  # fmt: skip
 
 

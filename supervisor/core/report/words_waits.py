@@ -126,8 +126,9 @@ def _all_wait(groups: tuple[int, ...], activities: tuple[str, ...]) -> str:
     return f"groups {_numbers(groups)} wait{where} for longer than a step may take: not known for whom"
 
 
-def _group_slow(group: int, rank: int, node: str, times: float, for_data: bool) -> str:
-    return f"group {group} is slow: rank {rank} on node {node} {does(times, for_data)}"
+def _group_slow(group: int, rank: int | None, node: str, times: float, for_data: bool) -> str:
+    who = f"rank {rank} on node {node}" if rank is not None else f"each rank on {node}"
+    return f"group {group} is slow: {who} {does(times, for_data)}"
 
 
 def _alone_slower(group: int, times: float, past_s: float, for_data: bool) -> str:

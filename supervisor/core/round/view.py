@@ -247,7 +247,7 @@ class RoundView:
 
     def its_host(self, group: GroupMemory) -> str:
         """The machine that a failure of the group counts for: that of the node at fault, or of its first one."""
-        return self.host_of(group.at_fault[0] if group.at_fault else group.first_node)
+        return self.host_of(group.failed_node)
 
     def held(self) -> set[str]:
         """Allocations on which a group lives, or has lived and is not proved gone."""
@@ -268,6 +268,10 @@ class RoundView:
     def must_leave(self, group: GroupMemory) -> str:
         """Explains why a group must leave a node of its own, as `leaving` does; empty if it may stay."""
         return next((why for node in group.nodes if (why := self.leaving(node))), "")
+
+    def seats_to_leave(self, group: GroupMemory) -> tuple[Seat, ...]:
+        """Returns the seats whose nodes must be left, as `leaving` has it; all of the group's if none must."""
+        return tuple([seat for seat in group.seats if self.leaving(seat.node)]) or group.seats
 
     def successor(self, key: str) -> str:
         """The allocation that was asked for in place of a leaving one, if it still may serve for it."""
@@ -311,13 +315,14 @@ class RoundView:
         """Returns true if a notice was seen that an allocation of the group will be taken away."""
         return any(allocation.leaving_since is not None for allocation in self.allocations_of(group))
 
+    def is_taken_away(self, seat: Seat) -> bool:
+        """Returns true if a notice was seen that the allocation of a seat will be taken away."""
+        allocation = self.allocations.get(self.given_by(seat))
+        return allocation is not None and allocation.leaving_since is not None
+
     def word_on(self, group: GroupMemory, words: Mapping[str, str]) -> str:
         """The word on an allocation of the group; empty if there is none. `words`: by allocation."""
         return next((words[key] for key in self.placed_by(group) if key in words), "")
-
-    def node_with_word(self, group: GroupMemory, words: Mapping[str, str]) -> str:
-        """The first of the group's nodes whose allocation has a word; its first node if none has."""
-        return next((seat.node for seat in group.seats if self.given_by(seat) in words), group.first_node)
 
     def grants_of(self, group: GroupMemory) -> list[Grant]:
         """The engine's answers for the allocations of placed_by."""

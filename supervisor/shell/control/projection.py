@@ -195,6 +195,7 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         run_dir=run_dir,
         titan=spec.titan,
         trainer=spec.trainer,
+        network=spec.network,
         torchft=spec.torchft,
         term_grace_s=spec.policy.term_grace_s,
         hang=spec.policy.hang,

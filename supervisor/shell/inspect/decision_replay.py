@@ -357,7 +357,8 @@ def _state(decided: Decided, told: Why) -> str:
 def _where(action: Action) -> str:
     group = f" group {action.group}" if action.group is not None else ""
     generation = f" generation {action.generation}" if action.generation is not None else ""
-    return f"{group}{generation}{f' on {action.node}' if action.node else ''}"
+    where = ", ".join(action.nodes) or action.node
+    return f"{group}{generation}{f' on {where}' if where else ''}"
 
 
 def _elsewhere(told: Why) -> list[str]:

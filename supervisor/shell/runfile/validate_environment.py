@@ -1,10 +1,11 @@
-"""Checks [env] and [hooks]: names, secrets, and what Everstep sets itself."""
+"""Checks [network], [env] and [hooks]: names, secrets, and what Everstep sets itself."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
-from supervisor.core.model.spec import EnvSpec, HooksSpec, RunSpec
+from supervisor.core.model.spec import EnvSpec, HooksSpec, NetworkSpec, RunSpec
 from supervisor.wire import environment
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -12,7 +13,22 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def problems(spec: RunSpec) -> list[str]:
     """Returns the problems as sentences."""
-    return _env(spec.env) + _hooks(spec.hooks, spec.policy.start_timeout_s)
+    return _network(spec.network) + _env(spec.env) + _hooks(spec.hooks, spec.policy.start_timeout_s)
+
+
+def _network(network: NetworkSpec) -> list[str]:
+    found = []
+    if network.interface and network.address:
+        found.append("network.interface and network.address both choose an interface: remove one of them")
+    if not re.fullmatch(r"[^\s/]{0,15}", network.interface):
+        found.append(
+            f"network.interface = {network.interface!r}: the name of an interface has up to 15 characters, as ib0"
+        )
+    try:
+        ipaddress.ip_network(network.address or "0.0.0.0/0", strict=False)
+    except ValueError:
+        found.append(f'network.address = {network.address!r}: give a network with its length, as "10.1.0.0/16"')
+    return found
 
 
 def _env(env: EnvSpec) -> list[str]:

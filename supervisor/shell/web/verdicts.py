@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from supervisor.core.attribution.stragglers import stragglers
-from supervisor.core.evidence.group_failure import verdict_on
+from supervisor.core.evidence.group_failure import node_verdict, verdict_on
 from supervisor.core.evidence.group_nodes import ranks_of
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import Observed, RankView, Verdict
@@ -54,7 +54,7 @@ def of_groups(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSp
         verdict = _of_group(group, observed, spec) if group is not None else _all(spec, "w", "it has no node yet")
         lags = slow.get(number)
         if lags is not None and verdict.worst == "h":
-            ranks = verdict.ranks[: lags.rank] + "s" + verdict.ranks[lags.rank + 1 :]
+            ranks = "".join("s" if lags.rank in (None, rank) else each for rank, each in enumerate(verdict.ranks))
             verdict = GroupVerdict(ranks=ranks, why=say(lags.reported))
         found[number] = verdict
     return found
@@ -71,7 +71,8 @@ def _of_group(group: GroupMemory, observed: Observed, spec: RunSpec) -> GroupVer
         return _all(spec, "d" if group.incident else "w", say(group.left_out) or _WAITS_FOR[group.phase])
     verdict, why = verdict_on(group, observed, spec)
     if verdict != Verdict.HEALTHY:
-        return _all(spec, "d" if verdict == Verdict.DEAD else "u", say(why))
+        seats = [node_verdict(node, group, observed, spec)[0] for node in group.nodes]
+        return GroupVerdict(ranks="".join(_OF_NODE[each] * spec.groups.slots for each in seats), why=say(why))
     known = {rank.rank: rank for rank in ranks_of(group, observed)}
     said = [_of_rank(group, known.get(rank)) for rank in range(spec.groups.ranks_per_group)]
     hearing = observed.gate.hearing.get(group.group) if observed.gate is not None else None
@@ -80,6 +81,9 @@ def _of_group(group: GroupMemory, observed: Observed, spec: RunSpec) -> GroupVer
     worst = max(said, key=lambda one: _WORST[one[0]])
     return GroupVerdict(ranks="".join(letter for letter, _ in said), why=worst[1])
 
+
+_OF_NODE = {Verdict.DEAD: "d", Verdict.UNKNOWN: "u", Verdict.HEALTHY: "w"}
+"""Letters of the ranks of a node, while another of its group is away: they wait for it."""
 
 _WAITS_FOR = {
     "unplaced": "it has no node yet",

@@ -16,6 +16,7 @@ from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.round.draft import Round
 from supervisor.shell.control import projection
+from supervisor.shell.web.verdicts import of_groups
 from supervisor.wire.records import NodeDesired, TrainerDesired
 from tests.helpers.reasons import codes, values
 from tests.unit.core.world import World
@@ -330,3 +331,107 @@ def test_groups_of_one_node_ask_for_no_switch() -> None:
     w = at_switches(World(groups=1, spares=2), {1: "s.a", 2: "s.b", 3: "s.b"})
     assert w.group().nodes == ("n1",)
     assert placed_because(w, 0) == Reason.of(Code.RUN_STARTS)
+
+
+def slow(w: World, *seconds: tuple[float, float]) -> None:
+    """Ranks 0, 1, ... of group 1 take (compute, data) seconds for a step, those of the others 0.4 s."""
+    for group in w.memory.groups:
+        w.commit(group, step=50, compute_s=0.4)
+    for rank, (compute_s, data_s) in enumerate(seconds):
+        w.report(1, rank, commits=1, step=50, compute_s=compute_s, data_s=data_s)
+    w.round(1.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rank", "node"),
+    [
+        ([(0.4, 0), (0.4, 0), (0.4, 0), (0.9, 0)], 3, "n4"),
+        ([(0.4, 0.5), (0.9, 0), (0.9, 0), (0.9, 0)], 0, "n3"),
+        ([(0.9, 0), (0.9, 0), (0.4, 0), (0.9, 0.01)], None, "n3, n4"),
+    ],
+    ids=["computes", "waits for its data", "all wait for each other's shards"],
+)
+def test_the_node_of_the_rank_that_is_waited_for_is_named(
+    seconds: list[tuple[float, float]], rank: int | None, node: str
+) -> None:
+    w = wide(groups=3).bring_up()
+    slow(w, *seconds)
+    (found,) = w.waiting(Code.GROUP_SLOW)
+    assert (found["rank"], found["node"]) == (rank, node)
+
+
+def test_one_spare_is_not_enough_for_a_drain_of_both_nodes() -> None:
+    w = wide(spares=1).bring_up()
+    w.cordons = {host: CordonView(drain="new firmware") for host in ("n3", "n4")}
+    for _ in range(3):
+        w.round(1.0)
+    assert (w.group(1).phase, [v["node"] for v in w.waiting(Code.NO_OTHER_YET)]) == ("running", ["n3"])
+    w.bring(6)
+    for _ in range(3):
+        w.round(1.0)
+    assert (w.group(1).phase, seats(w, 1)) == ("fencing", ())
+
+
+def test_a_move_names_the_node_that_leaves() -> None:
+    w = wide().bring_up()
+    w.cordons["n4"] = CordonView(drain="new firmware")
+    moves = [a for _ in range(4) for a in w.round(1.0).actions if a.verb == "move"]
+    assert [(a.node, a.reason.code) for a in moves] == [("n4", Code.MOVES_BEFORE)]
+
+
+def test_the_breaker_counts_nodes_where_only_nodes_are_lost() -> None:
+    w = wide(groups=10, spares=6).bring_up()
+    lose(w, *(int(seats(w, group)[0][1:]) for group in range(3)))
+    assert w.memory.breaker_since is None, "three of ten groups, but of twenty nodes"
+    w = wide(groups=10, spares=6).bring_up()
+    lose(w, *(int(node[1:]) for group in range(3) for node in seats(w, group)[: 2 - group // 2]))
+    assert w.memory.breaker_since is not None
+    assert [(v["lost"], v["of"]) for v in w.waiting(Code.NODES_OF_MANY)] == [(5, 20)]
+
+
+def test_a_gpu_is_that_of_its_node_though_the_other_node_ended_first() -> None:
+    w = wide().bring_up()
+    w.node(4, gpus=(GpuFact(kind="gpu_reset_required", evidence="GPU 0 needs a reset"),))
+    w.report(1, 0, state="exited", exit_code=1, error="RuntimeError: NCCL error")
+    w.round()
+    assert (w.incident.kind, w.incident.node, w.group(1).at_fault) == (Kind.GPU, "n4", ("n4",))
+
+
+def test_the_same_kind_of_failure_of_another_rank_acquits_no_host() -> None:
+    w = wide(groups=3, spares=3).bring_up()
+    for rank, node in ((3, "n4"), (0, "n3")):
+        w.report(1, rank, commits=1, step=60, stopped="it is stopped (SIGSTOP)", stopped_s=1e3)
+        w.round()
+        assert (w.incident.kind, w.incident.node, w.incident.followed) == (Kind.HANG, node, False)
+        w.recover(1, step=100)
+
+
+def test_two_stopped_ranks_of_a_node_name_that_node() -> None:
+    w = wide().bring_up()
+    for rank in (2, 3):
+        w.report(1, rank, commits=1, stopped="it is stopped (SIGSTOP)", stopped_s=1e3)
+    w.round()
+    assert (w.incident.kind, w.incident.rank, w.group(1).at_fault) == (Kind.HANG, None, ("n4",))
+
+
+def test_only_facts_of_the_node_at_fault_are_evidence() -> None:
+    w = wide().bring_up()
+    w.node(3, facts={"swap": "much is swapped"})
+    w.node(4, facts={"disk_slow": "writes take long"})
+    w.report(1, 3, state="exited", signal=11)
+    w.round()
+    assert [e.about["fact"] for e in w.incident.evidence if e.code == Code.ON_ITS_NODE] == ["n4: writes take long"]
+
+
+def test_only_the_ranks_of_the_lost_node_are_dead_on_the_page() -> None:
+    w = wide().bring_up()
+    w.hear(1, "silent")
+    w.nodes["n4"] = replace(w.nodes["n4"], registered=False)
+    found = of_groups(w.memory.groups, w.observed(), w.spec)
+    assert (found[0].ranks, found[1].ranks, found[1].worst) == ("hhhh", "wwdd", "d")
+
+
+def test_all_ranks_are_slow_on_the_page_if_none_is_known_to_be() -> None:
+    w = wide(groups=3).bring_up()
+    slow(w, (0.9, 0), (0.9, 0), (0.9, 0), (0.9, 0))
+    assert [v.ranks for v in of_groups(w.memory.groups, w.observed(), w.spec).values()] == ["hhhh", "ssss", "hhhh"]

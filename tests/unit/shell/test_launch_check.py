@@ -232,7 +232,7 @@ def test_what_is_only_short_is_noted_in_a_line_and_what_fits_is_not_printed(laun
     (note,) = [line for line in result.output.splitlines() if "policy." in line]
     assert note == "supervisor: policy.silent_timeout_s = 7 is safe but short: two leases; better 10"
     result, _ = launched("", NOTHING, *more)
-    assert len(result.stdout.splitlines()) == (2 if more else 1)
+    assert len(result.stdout.splitlines()) == 1 + len(more)
     assert result.stderr == "supervisor: checking the config with TorchTitan ...\n"
 
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
 from supervisor.wire import address
+from titan_actor import address as of_ranks
 
 
 def test_free_ports_are_different_ones_that_no_outgoing_connection_gets() -> None:
@@ -40,3 +42,21 @@ def test_an_address_of_another_machine_is_said_at_once() -> None:
         address.free_port("192.0.2.1")
     assert raised.value.errno == errno.EADDRNOTAVAIL
     assert "assign" in address.taken("192.0.2.1", 0)
+
+
+def test_an_interface_or_a_network_names_an_address_of_this_machine() -> None:
+    assert address.in_network("lo", "") == address.in_network("", "127.0.0.0/8") == "127.0.0.1"
+    assert address.interface_of("127.0.0.1") == "lo"
+    with pytest.raises(ValueError, match=r"no interface ib9 with an address here; there is .*127\.0\.0\.1 on lo"):
+        address.in_network("ib9", "")
+    with pytest.raises(ValueError, match=r"no address in 203\.0\.113\.0/24 here"):
+        address.in_network("", "203.0.113.0/24")
+
+
+def test_the_users_interface_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(of_ranks, "_node", None)
+    of_ranks.use("127.0.0.1")
+    assert (os.environ["NCCL_SOCKET_IFNAME"], os.environ["GLOO_SOCKET_IFNAME"]) == ("ib0", "lo")
+    assert of_ranks.node() == "127.0.0.1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from supervisor.shell.inspect.doctor.finding import Finding, bad, good, note
-from supervisor.wire.address import taken, towards
+from supervisor.wire.address import interface_of, interfaces, taken, towards
 from supervisor.wire.security import host_and_port, is_loopback
 
 
@@ -35,4 +35,7 @@ def listens(address: str) -> Finding:
         )
     if why := taken(address, 0):
         return bad(f"--address auto is {address} here, where no process can listen: {why}", "give --address")
-    return good(f"--address auto is {address} here, and a node can listen there")
+    where = interface_of(address)
+    others = sorted({name for _, name in interfaces()} - {where, "lo"})
+    more = f"; there is also {', '.join(others)}, which [network] of a run file may name" if others else ""
+    return good(f"--address auto is {address} on {where} here, and a node can listen there{more}")

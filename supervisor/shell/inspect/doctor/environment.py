@@ -28,6 +28,8 @@ def findings(of: Mapping[str, str], whose: str) -> Iterator[Finding]:
         yield note(f"in {whose}: {', '.join(names)}: {rule.why}", "nothing: no process gets them")
     for names, rule in environment.found(of, "harmful"):
         yield note(f"in {whose}: {', '.join(names)}: {rule.why}", "unset it, if you do not need it")
+    if names := [f"{name}={of[name]}" for name in sorted(of) if environment.fits(name, environment.OF_THE_NETWORK)]:
+        yield note(f"in {whose}: {', '.join(names)}: the ranks of all runs get them", "nothing, if they are meant")
     if names := environment.proxies(of):
         yield note(
             f"in {whose}: {', '.join(names)}: webhooks and trainers' own downloads use the proxy",

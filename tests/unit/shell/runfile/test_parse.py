@@ -70,7 +70,7 @@ def test_every_section_is_taken() -> None:
         ),
         (
             {"groups": {"zzzzzz": 2}},
-            "groups.zzzzzz = 2: there is no such key; known here: count, min_groups, ranks_per_group",
+            "groups.zzzzzz = 2: there is no such key; known here: count, min_groups, nodes_per_group, ranks_per_group, ranks_per_node",
         ),
     ],
 )
@@ -307,3 +307,32 @@ def test_toml_values_that_json_lacks_are_refused_too(tmp_path: Path, value: str)
     with pytest.raises(RunFileError) as error:
         runfile.load(file)
     assert "policy.silent_timeout_s" in error.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "nodes", "expected"),
+    [
+        (
+            {"nodes_per_group": 2, "ranks_per_node": 4, "ranks_per_group": 4},
+            4,
+            "groups.ranks_per_group = 4 is not groups.nodes_per_group x groups.ranks_per_node = 2 x 4 = 8: leave it out",
+        ),
+        (
+            {"nodes_per_group": 2, "ranks_per_group": 3},
+            4,
+            "groups.ranks_per_group = 3 cannot be shared out over groups.nodes_per_group = 2: a multiple of 2, or give groups.ranks_per_node",
+        ),
+        (
+            {"nodes_per_group": 2},
+            3,
+            "allocation.nodes = 3 is fewer than groups.count x groups.nodes_per_group = 4: each group needs 2 nodes, at least 4",
+        ),
+    ],
+)
+def test_nodes_and_ranks_that_contradict_are_refused(groups: dict[str, Any], nodes: int, expected: str) -> None:
+    assert only({"groups": groups, "allocation": {"nodes": nodes}}) == expected
+
+
+def test_ranks_of_a_group_follow_from_those_of_a_node() -> None:
+    body = {"name": "run", "groups": {"nodes_per_group": 2, "ranks_per_node": 4}, "allocation": {"nodes": 4}}
+    assert (parse(body).groups.ranks_per_group, parse(body).groups.slots) == (8, 4)

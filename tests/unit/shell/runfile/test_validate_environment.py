@@ -45,7 +45,7 @@ def test_a_secret_is_refused_with_the_way_out(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["RANK", "MASTER_ADDR", "TORCHFT_LIGHTHOUSE", "SUPERVISOR_SHIM_PID", "EVERSTEP_RUN", "NCCL_SOCKET_IFNAME"],
+    ["RANK", "MASTER_ADDR", "TORCHFT_LIGHTHOUSE", "SUPERVISOR_SHIM_PID", "EVERSTEP_RUN"],
 )
 def test_what_everstep_sets_is_refused_with_the_reason(name: str) -> None:
     why = environment.refused(name)
@@ -55,7 +55,9 @@ def test_what_everstep_sets_is_refused_with_the_reason(name: str) -> None:
     assert name in refused(env={"files": {name: "/x"}})
 
 
-@pytest.mark.parametrize("name", ["TORCHFT_USE_OTEL", "CUDA_LAUNCH_BLOCKING", "LD_PRELOAD", "http_proxy"])
+@pytest.mark.parametrize(
+    "name", ["TORCHFT_USE_OTEL", "NCCL_SOCKET_IFNAME", "CUDA_LAUNCH_BLOCKING", "LD_PRELOAD", "http_proxy"]
+)
 def test_what_a_user_may_want_is_not(name: str) -> None:
     assert parse.parse({"name": "run", "env": {"set": {name: "1"}}}).env.set == {name: "1"}
 
@@ -63,6 +65,12 @@ def test_what_a_user_may_want_is_not(name: str) -> None:
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
+        (
+            {"network": {"interface": "ib0", "address": "10.0.0.0/8"}},
+            "network.interface and network.address both choose",
+        ),
+        ({"network": {"interface": "ib 0"}}, "network.interface = 'ib 0': the name of an interface has up to 15"),
+        ({"network": {"address": "ten/8"}}, "network.address = 'ten/8': give a network with its length"),
         ({"env": {"set": {"A-B": "1"}}}, "env.set.A-B: a variable's name is"),
         ({"env": {"set": {"A": "1"}, "unset": ["A"]}}, "env.set.A: it is in env.unset too"),
         ({"env": {"set": {"A": "1"}, "files": {"A": "/x"}}}, "env.set.A: it is in env.files too"),
