@@ -110,19 +110,14 @@ class Checks:
                 self.broke(f"owners: {where} is begun while {other.name} runs there")
 
     def _spawned_of_several(self, trainer: Trainer, where: str) -> None:
-        """Checks the start of a rank of a group on several nodes: all of its seats are taken, all older ranks are gone
-        or shut out, and its generation alone meets at its store."""
+        """Checks the start of a rank of a group on several nodes: all of its seats are taken, and its generation alone
+        meets at its store."""
         size, way = self.world.spec.groups.nodes_per_group, (trainer.group, trainer.generation)
         current = self.memory.groups[trainer.group]
         if current.generation == trainer.generation and len(seats := {*current.nodes}) < size:
             self.broke(f"part: {where} is begun, and its group has {len(seats)} of {size} nodes")
         if (met := self._stores.setdefault(trainer.desired.store, way)) != way:
             self.broke(f"store: {where} meets at {trainer.desired.store}, as group {met[0]} generation {met[1]} did")
-        if self._fenced_below.get(trainer.group, 0) < trainer.generation:
-            older = (t for t in self.world.trainers() if t.group == trainer.group and t.generation < trainer.generation)
-            for other in older:
-                if other.lives:
-                    self.broke(f"fence: {where} is begun, and {other.name} on {other.node.name} lives and may step")
 
     def stepped(self, made: Step, step: int) -> None:
         """Checks a quorum before it commits `step`."""
@@ -281,7 +276,14 @@ class Checks:
                 t.well = t.well or self._is_well(t)
 
     def _emptied(self, starts: Mapping[int, GroupMemory]) -> None:
-        """Checks that a group starts elsewhere only once its old generation is gone or shut out."""
+        """Checks that a group starts elsewhere only once its old generation is gone or shut out: one on several nodes
+        only once each older rank is gone, or a gate has stated that it admits none of them."""
+        for t in self.world.trainers() if starts and self._size > 1 else ():
+            next_ = starts.get(t.group)
+            if next_ is None or not t.lives or t.generation >= next_.generation:
+                continue
+            if self._fenced_below.get(t.group, 0) < next_.generation:
+                self.broke(f"fence: generation {next_.generation} starts, and {t.name} on {t.node.name} lives")
         for t in [t for gate in self.world.gates for t in gate.able()] if starts else []:
             next_ = starts.get(t.group)
             kept = next_ is not None and next_.size == 1 and next_.holds(t.node.name)
