@@ -397,7 +397,8 @@ PLANS = {nothing_is_withdrawn: taken_and_split}
 
 SEVERAL = (
     (a_part_of_the_seats_is_enough, "part"),
-    (one_node_proves_that_all_are_empty, "fence"),
+    (one_node_proves_that_all_are_empty, "single_owner"),
+    (no_proof_of_emptiness, "fence"),
     (agents_offer_the_same_store, "store"),
 )
 """Bugs of groups on several nodes, and the family of checks that reports each first, in runs of FEW nodes, two a
