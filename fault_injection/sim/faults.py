@@ -189,7 +189,7 @@ def _crash_again(world: World, fault: Fault) -> bool:
 
     def look() -> None:
         found = [t for node in world.nodes.values() for t in node.living() if t.group == group and t.commits]
-        for trainer in found[:1]:
+        for trainer in sorted(found, key=lambda t: (t.node.name != node, t.rank))[:1]:
             trainer.end(signal=9)
         if not found and world.clock.now < until:
             world.clock.after(LOOK_S, look)
