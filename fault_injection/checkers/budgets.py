@@ -46,6 +46,7 @@ def within_budgets(history: History) -> list[str]:
     counted: set[tuple[str, int]] = set()
     tries: Counter[str] = Counter()
     free = _Free(history, setting)
+    several = any(len(action.get("nodes") or ()) > 1 for d in history.committed() for action in d.actions)
     for decision in history.committed():
         for incident in decision.incidents:
             key = (incident["id"], incident["generation_after"])
@@ -58,9 +59,13 @@ def within_budgets(history: History) -> list[str]:
             tries[incident["id"]] += 1
             rung = int(incident["rung"])
             drawn[rung, incident["group"] if rung == Rung.RESTART else None].append(decision.t)
+        paid: set[str] = set()
         for action in decision.actions:
             if action["verb"] == "acquire" and action.get("rung") in (Rung.REPLACE, Rung.REALLOCATE):
-                asked[int(action["rung"]), None].append(decision.t)
+                once = f"{action['rung']} {action.get('reason')}"
+                if not several or once not in paid:  # all nodes that a group lacks are paid at once
+                    asked[int(action["rung"]), None].append(decision.t)
+                paid.add(once)
     found = [
         f"incident {id}: {n} generations of its group, at most {MOST_TRIES}"
         for id, n in tries.items()

@@ -29,17 +29,17 @@ def main() -> int:
     asked = _asked()
     try:
         plan = read_plan(asked.plan) if asked.plan is not None else None
-        kept = Kept(asked.out, asked.nodes, asked.go_on) if asked.out else None
+        kept = Kept(asked.out, asked.nodes, asked.go_on, asked.nodes_per_group) if asked.out else None
         seeds = _seeds(asked, kept)
         broken = [(seed, sorted(map(_fault, told))) for seed, told in kept.broken] if kept is not None else []
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     if asked.seed is not None:
-        return _again(asked.seed, asked.nodes, plan, asked.plan)
+        return _again(asked.seed, asked.nodes, plan, asked.plan, asked.nodes_per_group)
     try:
         bad = _those_that_broke(broken, kept) if kept is not None else 0
-        bad += _lane(seeds, asked.nodes, asked.jobs, kept) if seeds else 0
+        bad += _lane(seeds, asked.nodes, asked.jobs, kept, asked.nodes_per_group) if seeds else 0
     except KeyboardInterrupt:
         print(f"interrupted{_kept(kept)}", file=sys.stderr)
         return 1
@@ -77,7 +77,7 @@ def _those_that_broke(broken: Sequence[tuple[int, Sequence[Fault]]], kept: Kept)
     """Plays the seeds again that broke before, and returns how many still do."""
     now = commit()
     for seed, plan in broken:
-        result = run(seed, kept.nodes, plan)
+        result = run(seed, kept.nodes, plan, kept.nodes_per_group)
         kept.again(result, now)
         if result.broken:
             print(failure(result), flush=True)
@@ -87,19 +87,19 @@ def _those_that_broke(broken: Sequence[tuple[int, Sequence[Fault]]], kept: Kept)
     return len(kept.broken)
 
 
-def _again(seed: int, nodes: int, plan: Sequence[Fault] | None, path: Path | None) -> int:
-    result = run(seed, nodes, plan)
+def _again(seed: int, nodes: int, plan: Sequence[Fault] | None, path: Path | None, size: int) -> int:
+    result = run(seed, nodes, plan, size)
     print(described(result))
     if result.broken:
         print(failure(result, path))
     return 1 if result.broken else 0
 
 
-def _lane(seeds: range, nodes: int, jobs: int, kept: Kept | None) -> int:
+def _lane(seeds: range, nodes: int, jobs: int, kept: Kept | None, size: int) -> int:
     began = said = time.monotonic()
     part = Part(seeds[0], nodes, jobs)
     try:
-        for result, cpu_s in play(seeds, nodes, jobs):
+        for result, cpu_s in play(seeds, nodes, jobs, size):
             part.add(result, cpu_s)
             part.wall_s = time.monotonic() - began
             if result.broken:
@@ -115,10 +115,14 @@ def _lane(seeds: range, nodes: int, jobs: int, kept: Kept | None) -> int:
         if kept is not None and part.seeds:
             kept.keep(part, at_once=True)
     print(
-        f"{part.seeds} seeds of {nodes} nodes: {len(part.broken)} broken, {part.recovered} recovered; {part.virtual_s / 3600:.1f} hours "
+        f"{part.seeds} seeds of {nodes} nodes{_in_groups(size)}: {len(part.broken)} broken, {part.recovered} recovered; {part.virtual_s / 3600:.1f} hours "
         f"of virtual time in {part.wall_s:.0f} s, {part.wall_s / part.seeds:.2f} s a seed"
     )
     return len(part.broken)
+
+
+def _in_groups(size: int) -> str:
+    return f" in groups of {size}" if size > 1 else ""
 
 
 def _asked() -> argparse.Namespace:
@@ -126,6 +130,7 @@ def _asked() -> argparse.Namespace:
     asks.add_argument("--seeds", type=_positive, help=f"number of seeds (default {SEEDS}); with --go-on: in total")
     asks.add_argument("--first", type=int, default=0, help="first seed (default 0)")
     asks.add_argument("--nodes", type=_positive, default=50, help="nodes of the run, spares included (default 50)")
+    asks.add_argument("--nodes-per-group", type=_positive, default=1, help="nodes of a replica group (default 1)")
     asks.add_argument("--jobs", type=_positive, default=1, help="number of processes (default 1)")
     asks.add_argument("--out", type=Path, help="JSON file to which results are written as they come")
     asks.add_argument(
@@ -147,8 +152,8 @@ def _asked() -> argparse.Namespace:
     if found.seed is not None and (found.seeds or found.out is not None or found.first or found.jobs != 1):
         asks.error("--seed plays one seed and keeps no file: leave out --seeds, --out, --first and --jobs")
     found.seeds = found.seeds or SEEDS
-    if found.nodes < 2:
-        asks.error("--nodes must be at least 2: one trains, one is a spare")
+    if found.nodes <= found.nodes_per_group:
+        asks.error(f"--nodes must be at least {found.nodes_per_group + 1}: a group trains, and one is a spare")
     return found
 
 
@@ -164,7 +169,7 @@ def _positive(text: str) -> int:
 
 def described(result: Result) -> str:
     """Describes one seed: its plan and its end."""
-    lines = [f"seed {result.seed}, {result.nodes} nodes, trace {result.digest}:"]
+    lines = [f"seed {result.seed}, {result.nodes} nodes{_in_groups(result.nodes_per_group)}, trace {result.digest}:"]
     lines += [json.dumps(fault.told()) for fault in result.plan]
     end = "not" if result.recovered_s is None else f"{result.recovered_s:.1f} s after the last fault"
     return "\n".join([*lines, f"all groups trained: {end}; virtual time {result.lasted_s:.0f} s"])
@@ -175,11 +180,12 @@ def failure(result: Result, plan: Path | None = None) -> str:
     any."""
     least = shrunk(result)
     lines = [
-        f"seed {result.seed}, {result.nodes} nodes: {len(result.plan)} faults, of which {len(least.plan)} are enough:"
+        f"seed {result.seed}, {result.nodes} nodes{_in_groups(result.nodes_per_group)}: {len(result.plan)} faults, of which {len(least.plan)} are enough:"
     ]
     lines += [f"  {json.dumps(fault.told())}" for fault in least.plan]
     lines += [f"  {sentence}" for sentence in least.broken]
-    also = f" --plan {plan}" if plan is not None else ""
+    also = f" --nodes-per-group {result.nodes_per_group}" if result.nodes_per_group > 1 else ""
+    also += f" --plan {plan}" if plan is not None else ""
     lines.append(f"  again: python -m fault_injection.sim --seed {result.seed} --nodes {result.nodes}{also}")
     return "\n".join(lines)
 

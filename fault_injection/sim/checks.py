@@ -50,7 +50,10 @@ class Checks:
     changes: int = 0
     """Committed steps and decisions."""
     _trace: Any = field(default_factory=sha256)
-    _begun: dict[tuple[int, int], str] = field(default_factory=dict)
+    _begun: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    """Maps group, generation and rank to its node."""
+    _stores: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Maps the address of a store to the group and generation that met there."""
     _stepped: dict[int, int] = field(default_factory=dict)
     _fenced_below: dict[int, int] = field(default_factory=dict)
     """Maps a group to the generation below which a gate has stated in etcd that it admits none."""
@@ -93,16 +96,28 @@ class Checks:
                     self.broke(f"owners: {t.name} on {t.node.name} and {other.name} on {other.node.name} may both step")
 
     def spawned(self, trainer: Trainer) -> None:
-        way = (trainer.group, trainer.generation)
+        way, rank = (trainer.group, trainer.generation), (trainer.group, trainer.generation, trainer.rank)
         where = f"{trainer.name} on {trainer.node.name}"
-        if way in self._begun:
-            self.broke(f"start: {where} is begun a second time, first on {self._begun[way]}")
-        self._begun[way] = trainer.node.name
+        if rank in self._begun:
+            self.broke(f"start: {where} is begun a second time, first on {self._begun[rank]}")
+        self._begun[rank] = trainer.node.name
+        if self.world.spec.groups.nodes_per_group > 1:
+            self._spawned_of_several(trainer, where)
         if trainer.floor < (complete := self._complete.get(way, 0)):
             self.broke(f"steps: {where} is begun from step {trainer.floor}, and step {complete} was complete for long")
         for other in trainer.node.living():
-            if other.group == trainer.group and other is not trainer:
+            if other.group == trainer.group and other.generation != trainer.generation:
                 self.broke(f"owners: {where} is begun while {other.name} runs there")
+
+    def _spawned_of_several(self, trainer: Trainer, where: str) -> None:
+        """Checks the start of a rank of a group on several nodes: all of its seats are taken, and its generation alone
+        meets at its store."""
+        size, way = self.world.spec.groups.nodes_per_group, (trainer.group, trainer.generation)
+        current = self.memory.groups[trainer.group]
+        if current.generation == trainer.generation and len(seats := {*current.nodes}) < size:
+            self.broke(f"part: {where} is begun, and its group has {len(seats)} of {size} nodes")
+        if (met := self._stores.setdefault(trainer.desired.store, way)) != way:
+            self.broke(f"store: {where} meets at {trainer.desired.store}, as group {met[0]} generation {met[1]} did")
 
     def stepped(self, made: Step, step: int) -> None:
         """Checks a quorum before it commits `step`."""
@@ -139,9 +154,11 @@ class Checks:
     # --- agents ---
 
     def ends(self, trainer: Trainer) -> None:
-        """Notes whether a trainer was well before its agent ends it."""
+        """Notes whether a trainer's group was well before its agent ends it."""
         if self._is_current(trainer):
-            trainer.well = self._is_well(trainer)
+            first = next((t for t in self.world.training.all_of(trainer) if t.rank == 0), None)
+            if first is not None:
+                first.well = first.well or self._is_well(first)
 
     def _is_well(self, trainer: Trainer) -> bool:
         """Returns true if it may step, the leader can know that, and the scheduler leaves it its node."""
@@ -259,10 +276,18 @@ class Checks:
                 t.well = t.well or self._is_well(t)
 
     def _emptied(self, starts: Mapping[int, GroupMemory]) -> None:
-        """Checks that a group starts elsewhere only once its old generation is gone or shut out."""
+        """Checks that a group starts elsewhere only once its old generation is gone or shut out: one on several nodes
+        only once each older rank is gone, or a gate has stated that it admits none of them."""
+        for t in self.world.trainers() if starts and self._size > 1 else ():
+            next_ = starts.get(t.group)
+            if next_ is None or not t.lives or t.generation >= next_.generation:
+                continue
+            if self._fenced_below.get(t.group, 0) < next_.generation:
+                self.broke(f"fence: generation {next_.generation} starts, and {t.name} on {t.node.name} lives")
         for t in [t for gate in self.world.gates for t in gate.able()] if starts else []:
             next_ = starts.get(t.group)
-            if next_ is not None and t.generation < next_.generation and not next_.holds(t.node.name):
+            kept = next_ is not None and next_.size == 1 and next_.holds(t.node.name)
+            if next_ is not None and t.generation < next_.generation and not kept:
                 self.broke(
                     f"owners: {t.name} on {t.node.name} may step, and the next starts on {', '.join(next_.nodes)}"
                 )
@@ -277,10 +302,10 @@ class Checks:
             and i.kind not in PLANNED
             and not (i.reason is not None and i.reason.code in ONE_CAUSE)
         ]
+        asked = [a.reason for a in decision.actions if a.verb == "acquire" and a.rung == Rung.REALLOCATE]
+        # all nodes that a group lacks are paid at once
         drawn += [
-            ("reallocate", budget.reallocate)
-            for action in decision.actions
-            if action.verb == "acquire" and action.rung == Rung.REALLOCATE
+            ("reallocate", budget.reallocate) for _ in (asked if self._size == 1 else {say(why) for why in asked})
         ]
         for scope, allowed in drawn:
             recent = [t for t in self._drawn[scope] if observed.now - t < budget.window_s] + [observed.now]
@@ -298,7 +323,7 @@ class Checks:
         for g in starts.keys() & self._homeless.keys():
             since, node = self._homeless.pop(g), starts[g].first_node
             came = self.world.nodes.get(node)
-            waited = came is not None and since < came.known_at < float("inf")
+            waited = self._size == 1 and came is not None and since < came.known_at < float("inf")
             # of those that are free the first by name is taken, also one that came while the old generation was shut
             # out
             if waited and (free := [spare for spare in self._free(before, since) if spare.name < node]):
@@ -313,8 +338,19 @@ class Checks:
             drawn = [t for t in self._drawn["replace"] if observed.now - t < policy.budget.window_s]
             spent, earlier = len(drawn) >= policy.budget.replace, self.incidents.get(i.id)
             climbs = spent or (earlier is not None and earlier.rung >= Rung.REPLACE)
-            if not climbs and (free := self._free(before, self.world.clock.now)):
+            free = [] if climbs else self._free(before, self.world.clock.now)
+            if free and len(free) >= self._lacking(i.group):
                 self.broke(f"spare: incident {i.id} asks for another node, and {free[0].name} is free: {say(i.reason)}")
+
+    @property
+    def _size(self) -> int:
+        return self.world.spec.groups.nodes_per_group
+
+    def _lacking(self, group: int) -> int:
+        """Returns how many nodes must be free before this group can take all that it lacks: others may come first."""
+        if self._size == 1:
+            return 1
+        return sum(g.size - len(g.seats) for g in self.memory.groups.values() if g.group == group or not g.placed)
 
     def _free(self, before: Memory, since: float) -> list[Node]:
         """Returns spares that were known to be well by then, and that no group has."""

@@ -167,29 +167,29 @@ def _node(world: World, target: int) -> Node | None:
     return found[target % len(found)] if found else None
 
 
-def _placed_on(world: World, node: str) -> list[int]:
-    """Returns the groups placed on this node, started or not."""
-    return [g for g, group in world.checks.memory.groups.items() if group.holds(node)]
+def _placed_on(world: World, node: str) -> list[tuple[int, str]]:
+    """Returns the groups placed on this node, started or not, each with the node."""
+    return [(g, node) for g, group in world.checks.memory.groups.items() if group.holds(node)]
 
 
 def _crash(world: World, fault: Fault) -> bool:
     trainer = _trainer(world, fault.target)
     if trainer is not None:
-        world.victims.append(trainer.group)
+        world.victims.append((trainer.group, trainer.node.name))
         trainer.end(signal=(9, 11, 6)[fault.target % 3])
     return trainer is not None
 
 
 def _crash_again(world: World, fault: Fault) -> bool:
-    """Ends the last fault's victim again, as soon as it trains."""
+    """Ends the last fault's victim again, or a rank of it, as soon as it trains."""
     if not world.victims:
         return _crash(world, fault)
-    group, until = world.victims[-1], world.clock.now + fault.seconds
-    world.victims.append(group)
+    (group, node), until = world.victims[-1], world.clock.now + fault.seconds
+    world.victims.append((group, node))
 
     def look() -> None:
         found = [t for node in world.nodes.values() for t in node.living() if t.group == group and t.commits]
-        for trainer in found:
+        for trainer in sorted(found, key=lambda t: (t.node.name != node, t.rank))[:1]:
             trainer.end(signal=9)
         if not found and world.clock.now < until:
             world.clock.after(LOOK_S, look)
@@ -201,7 +201,7 @@ def _crash_again(world: World, fault: Fault) -> bool:
 def _error(world: World, fault: Fault) -> bool:
     trainer = _trainer(world, fault.target)
     if trainer is not None:
-        world.victims.append(trainer.group)
+        world.victims.append((trainer.group, trainer.node.name))
         trainer.end(code=1, error=f"RuntimeError: no {fault.target}")
     return trainer is not None
 
@@ -213,11 +213,14 @@ def _freeze(world: World, fault: Fault) -> bool:
 
 def _frozen_for_good(world: World, fault: Fault) -> bool:
     """Freezes a trainer until it is restarted, as a frozen cgroup does, which the kernel does not show as stopped. A
-    new lighthouse never hears it. Then only the length of its step would show it, which the model lacks: it goes on."""
-    trainer = _trainer(world, fault.target)
-    if trainer is None:
+    new lighthouse never hears it. Then only the length of its step would show it, which the model lacks: it goes on.
+    For the same reason it is the rank of its group that heartbeats."""
+    found = _trainer(world, fault.target)
+    of_group = world.training.all_of(found) if found is not None else []
+    trainer = next((t for t in of_group if t.rank == 0), None)
+    if trainer is None or not trainer.lives:
         return False
-    world.victims.append(trainer.group)
+    world.victims.append((trainer.group, trainer.node.name))
     trainer.frozen = True
 
     def look() -> None:
@@ -309,7 +312,7 @@ def _heal_source_killed(world: World, fault: Fault) -> bool:
 
     def kill(source: Trainer) -> None:
         if source.lives:
-            world.victims.append(source.group)
+            world.victims.append((source.group, source.node.name))
             source.end(signal=9)
 
     def begins(step: Step) -> None:

@@ -83,13 +83,13 @@ class Lighthouse:
                         yield trainer
 
     def able(self) -> list[Trainer]:
-        """Returns the trainers that it lets into a quorum now."""
+        """Returns the trainers, each the rank 0 of its group, that it lets into a quorum now."""
         if not self.serves:
             return []
         now, passage = self.world.clock.now, self.state.passage
-        return [
-            t for t in self._heard() if t.works(now) and passage(t.group, t.generation, t.node.name, now) == "admit"
-        ]
+        heard = (t for t in self._heard() if t.rank == 0 and t.works(now))
+        meets = self.world.training.meets
+        return [t for t in heard if passage(t.group, t.generation, t.node.name, now) == "admit" and meets(t)]
 
     def members(self) -> list[Trainer]:
         """Returns the members of the lighthouse's next quorum: none while the gate is in doubt about a group that it
@@ -197,9 +197,14 @@ class Lighthouse:
         state.came(*way)
         if ended:
             state.gone(*way)
-        elif works:
+            return
+        if trainer.desired.nodes > 1:
+            state.asked(*way, trainer.node.name, now)  # by its node's forwarder, even for a rank that is frozen
+        if works and trainer.rank == 0:
             replica = trainer.said
             if not state.generations[way].replica_id:
+                if not self.world.training.meets(trainer):
+                    return
                 state.built(*way, replica, now)
             state.heard(*way, replica.encode(), now)
             state.answered(*way, now)

@@ -133,7 +133,8 @@ class Struck:
         before, spare = len(world.victims), _has_spare(world)
         if not inject(world, fault):
             return False
-        groups = {g: world.checks.memory.groups[g].first_node for g in world.victims[before:]}
+        known = world.checks.memory.groups
+        groups = {g: node if known[g].holds(node) else known[g].first_node for g, node in world.victims[before:]}
         self.all.append(_Struck(fault, now, groups, clear, spare, unwell=now))
         return True
 
@@ -217,7 +218,7 @@ def _others_s(fault: Fault, faults: Sequence[Fault], within_s: float, clear: boo
 def _has_spare(world: World) -> bool:
     """Returns true if a node is free that no group waits for."""
     groups = world.checks.memory.groups.values()
-    used, waiting = {node for g in groups for node in g.nodes}, sum(not g.seats for g in groups)
+    used, waiting = {node for g in groups for node in g.nodes}, sum(g.size - len(g.seats) for g in groups)
     return sum(n.power and n.name not in used for n in world.nodes.values()) > waiting
 
 
@@ -234,7 +235,7 @@ def judge(world: World, struck: Struck, over: float | None) -> Asked:
     struck.well()
     found.faults = struck.done(over)
     found.setting = Setting(
-        seed=0, plan=(), planned=0, groups=world.spec.groups.count, ranks=1, began=began, ended=world.clock.now,
+        seed=0, plan=(), planned=0, groups=world.spec.groups.count, ranks=world.spec.groups.ranks_per_group, began=began, ended=world.clock.now,
         budgets={"restart": budget.restart, "replace": budget.replace, "reallocate": budget.reallocate},
         window_s=budget.window_s, breaker_window_s=policy.breaker.window_s,
     )  # fmt: skip
@@ -259,8 +260,8 @@ def judge(world: World, struck: Struck, over: float | None) -> Asked:
 def recorded(world: World) -> files.History:
     """Returns the history that the files of the same run would give in the real world."""
     steps = [
-        files.Steps(group, generation, 0, node, tuple(rows))
-        for (group, generation, node), rows in world.training.rows.items()
+        files.Steps(group, generation, rank, node, tuple(rows))
+        for (group, generation, rank, node), rows in world.training.rows.items()
     ]
     found = files.of_lines(world.spec.name, world.journal, sorted(world.shims.items()), steps)
     # a leader that dies once its last decision is committed leaves no outcome of it, and the next may have nothing to

@@ -31,19 +31,19 @@ class LaneError(ValueError):
     """Raised if the file of results is unusable, or belongs to something else."""
 
 
-def play(seeds: Sequence[int], nodes: int, jobs: int) -> Iterator[tuple[Result, float]]:
+def play(seeds: Sequence[int], nodes: int, jobs: int, nodes_per_group: int = 1) -> Iterator[tuple[Result, float]]:
     """Yields each seed's result in order, with the seconds of CPU that it took. The results are the same for any
     `jobs`. Raises BrokenProcessPool when one of the processes ends, for instance killed for want of memory."""
     if jobs == 1:
         _begin()
-        yield from map(_one, seeds, repeat(nodes))
+        yield from map(_one, seeds, repeat(nodes), repeat(nodes_per_group))
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("forkserver"), _begin_aside) as pool:
         # no `map`: after a process has ended, what it cancels keeps the others from being ended (seen with 3.11)
         ahead: deque[Future[tuple[Result, float]]] = deque()
         try:
             for seed in seeds:
-                ahead.append(pool.submit(_one, seed, nodes))
+                ahead.append(pool.submit(_one, seed, nodes, nodes_per_group))
                 if len(ahead) > AHEAD * jobs:
                     yield ahead.popleft().result()
             while ahead:
@@ -64,9 +64,9 @@ def _begin_aside() -> None:
     _begin()
 
 
-def _one(seed: int, nodes: int) -> tuple[Result, float]:
+def _one(seed: int, nodes: int, nodes_per_group: int) -> tuple[Result, float]:
     began = time.process_time()
-    result = run(seed, nodes)
+    result = run(seed, nodes, nodes_per_group=nodes_per_group)
     gc.collect()
     return result, time.process_time() - began
 
@@ -121,10 +121,10 @@ class Part:
 class Kept:
     """The file of results: one part for each time that the lane was started or continued."""
 
-    def __init__(self, path: Path, nodes: int, go_on: bool) -> None:
+    def __init__(self, path: Path, nodes: int, go_on: bool, nodes_per_group: int = 1) -> None:
         """`go_on`: keep the parts that are there; else the present file is kept beside, with `.before` after its name.
         Raises LaneError if the parts are unreadable or of another number of nodes, or no file can be written."""
-        self.path, self.nodes = path, nodes
+        self.path, self.nodes, self.nodes_per_group = path, nodes, nodes_per_group
         self._aside = path.with_name(path.name + ".new")
         self._try()
         self._before = self._read() if go_on and path.exists() else []
@@ -147,9 +147,13 @@ class Kept:
     def _read(self) -> list[dict[str, Any]]:
         try:
             body = json.loads(self.path.read_text())
-            parts, nodes = list(body["parts"]), int(body["nodes"])
+            parts, nodes, size = list(body["parts"]), int(body["nodes"]), int(body.get("nodes_per_group", 1))
             if nodes != self.nodes:
                 raise LaneError(f"{self.path} is of {nodes} nodes, not of {self.nodes}: name another file")
+            if size != self.nodes_per_group:
+                raise LaneError(
+                    f"{self.path} is of groups of {size} nodes, not of {self.nodes_per_group}: name another file"
+                )
             if not all(isinstance(p[k], int) for p in parts for k in ("first", "seeds")):
                 raise ValueError("a part's first seed, or how many it has, is no number")
             if not all(
@@ -194,10 +198,14 @@ class Kept:
         self._write([*self._before, part.told()])
 
     def _write(self, parts: list[dict[str, Any]]) -> None:
+        several = self.nodes_per_group > 1
+        size = f" --nodes-per-group {self.nodes_per_group}" if several else ""
+        what = f" in groups of {self.nodes_per_group}" if several else ""
         body = {
-            "what": f"the simulator's long lane: seeds of {self.nodes} nodes (docs/adr/0011-simulator.md)",
-            "command": f"python -m fault_injection.sim --seeds N --nodes {self.nodes} --jobs J --out FILE --go-on",
+            "what": f"the simulator's long lane: seeds of {self.nodes} nodes{what} (docs/adr/0011-simulator.md)",
+            "command": f"python -m fault_injection.sim --seeds N --nodes {self.nodes}{size} --jobs J --out FILE --go-on",
             "nodes": self.nodes,
+            **({"nodes_per_group": self.nodes_per_group} if several else {}),
             "seeds": sum(p["seeds"] for p in parts),
             "violations": sum(len(_open(p)) for p in parts),
             "parts": parts,

@@ -4,7 +4,7 @@ Its decisions are real (`agents.agent.reconcile`, `agents.agent.desired`); their
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -39,7 +39,7 @@ RENEW_S = 0.5
 
 @dataclass(eq=False)
 class Trainer:
-    """One process; a group has one rank here."""
+    """One process: a rank of a group."""
 
     name: TrainerName
     node: Node
@@ -71,11 +71,13 @@ class Trainer:
     """Step of the checkpoint that it was given."""
     group: int = field(init=False)
     generation: int = field(init=False)
+    rank: int = field(init=False)
     said: str = field(init=False)
     """Its name."""
 
     def __post_init__(self) -> None:
         self.group, self.generation, self.said = self.name.group, self.name.generation, str(self.name)
+        self.rank = self.name.rank
 
     @property
     def lives(self) -> bool:
@@ -91,6 +93,8 @@ class Trainer:
             self.exit_code, self.signal, self.error = code, signal, error
             self.node.remember("exited", self, exit_code=code, signal=signal)
             self.node.wake()
+            if code != 0 and self.desired.world_size > 1:
+                self.node.world.training.lost_one(self)
 
     def record(self) -> ProcessRecord:
         return _record(self.said, self.ended is not None, self.exit_code, self.signal)
@@ -105,13 +109,13 @@ class Trainer:
             ended_s=self.ended or 0.0,
         )  # fmt: skip
         progress = Progress(
-            run=name.run, group=name.group, generation=name.generation, rank=0, pid=1, sequence=self.commits,
+            run=name.run, group=name.group, generation=name.generation, rank=name.rank, pid=1, sequence=self.commits,
             phase="finished" if self.exit_code == 0 else "step" if self.commits else "starting",
             step=self.step, commits=self.commits, step_s=self.node.world.pace.step_s, checkpoint=self.saved,
             quorum_id=self.node.world.training.quorum_id if self.commits else -1,
         )  # fmt: skip
         return TrainerObserved(
-            run=name.run, group=name.group, generation=name.generation, rank=0, pid=1,
+            run=name.run, group=name.group, generation=name.generation, rank=name.rank, pid=1,
             state="exited" if exited else "running" if self.commits else "starting",
             exit=end if exited else None, progress=progress, gate=self.way,
             reaches_gate=self.reached,
@@ -144,6 +148,8 @@ class Node:
         """True if the scheduler gave it up, and reached it again."""
         self.trainers: dict[str, Trainer] = {}
         self.lighthouses: dict[str, Lighthouse] = {}
+        self.store = self._free_store()
+        """The store that its agent offers to a group on several nodes."""
         self.client = SimStore(world.etcd, name)
         self.client.woken = self.wake
         self.history = world.shims.setdefault(name, [])
@@ -266,41 +272,56 @@ class Node:
         self._at_rest = (wanted, there) if over else None
         for action in actions:
             match action:
-                case agent.Start(desired=desired) if self.registered and anew(self.client, self.name).has(desired):
-                    self._start(desired)
+                case agent.Start(desired=desired, ranks=ranks) if self.registered and anew(self.client, self.name).has(
+                    desired
+                ):
+                    self._start(desired, ranks)
                 case agent.StartLighthouse(desired=light):
                     name = LighthouseName(light.run, light.generation)
                     self.lighthouses[str(name)] = self.world.open_gate(self, name, light)
                     self.wake()
                 case agent.Forward(desired=desired):
-                    trainer = self.trainers[str(TrainerName(desired.run, desired.group, desired.generation, 0))]
-                    changed = trainer.way != desired.gate
-                    trainer.way, trainer.desired = desired.gate, desired
+                    way = (desired.group, desired.generation)
+                    own = [t for t in self.trainers.values() if (t.group, t.generation) == way]
+                    changed = any(t.way != desired.gate for t in own)
+                    for trainer in own:
+                        trainer.way, trainer.desired = desired.gate, desired
                     if changed:
                         self.wake()  # to report it
-                case agent.Stop(name=name_, why=why):
-                    self._stop(name_, why)
+                case agent.Stop(name=name_, why=why, grace_s=grace_s):
+                    self._stop(name_, why, grace_s)
                 case agent.Forget(name=name_):
                     if name_ in self.trainers and self.trainers[name_].told:
                         del self.trainers[name_]
                 case _:
                     pass
 
-    def _start(self, desired: TrainerDesired) -> None:
-        now, name = self.world.clock.now, TrainerName(desired.run, desired.group, desired.generation, 0)
-        pace, before = self.world.pace, self.world.ran_on.get(name.group, self.name)
-        self.world.ran_on[name.group] = self.name
+    def _start(self, desired: TrainerDesired, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._start_rank(desired, rank)
+        if desired.store == self.store:
+            self.store = self._free_store()
+        self.wake()
+
+    def _free_store(self) -> str:
+        several = self.world.spec.groups.nodes_per_group > 1 and self.role == "trainer"
+        return f"{self.name}:{self.world.next_port()}" if several else ""
+
+    def _start_rank(self, desired: TrainerDesired, rank: int) -> None:
+        now, name = self.world.clock.now, TrainerName(desired.run, desired.group, desired.generation, rank)
+        pace, before = self.world.pace, self.world.ran_on.get((name.group, rank), self.name)
+        self.world.ran_on[name.group, rank] = self.name
         start_s = self.world.dice.uniform(*(pace.start_s if before == self.name else pace.move_s))
         mark = desired.checkpoint
         self.trainers[str(name)] = trainer = Trainer(
             name, self, desired, now, now + start_s, way=desired.gate,
             step=mark.step if mark is not None else 0, floor=mark.step if mark is not None else 0, pid=self.world.next_pid(),
         )  # fmt: skip
+        self.world.training.ranks.setdefault((name.group, name.generation), []).append(trainer)
         self.remember("spawned", trainer)
         self.world.checks.spawned(trainer)
-        self.wake()
 
-    def _stop(self, name: str, why: str) -> None:
+    def _stop(self, name: str, why: str, grace_s: float | None) -> None:
         if name in self.lighthouses:
             self.lighthouses[name].end()
             return
@@ -309,7 +330,7 @@ class Node:
             trainer.ending = why
             self.world.checks.ends(trainer)
             clock = self.world.clock
-            grace_s = trainer.desired.term_grace_s
+            grace_s = trainer.desired.term_grace_s if grace_s is None else grace_s
             after_s = grace_s if trainer.frozen else min(grace_s, self.world.dice.uniform(*self.world.pace.term_s))
             self.remember("signalled", trainer, signal=15, why=why)
             clock.after(after_s, lambda: trainer.end(signal=9 if trainer.frozen else 15))
@@ -333,6 +354,7 @@ class Node:
                 for x in self.lighthouses.values()
             ),
             leaving=self.leaving,
+            store=self.store,
         )
         saved = [(t, t.saved) for t in self.trainers.values() if t.saved is not t.saved_told]
         if observed != self._said:
@@ -365,7 +387,7 @@ class Node:
             return
         lease = self.client.lease(self.world.spec.policy.node_lease_s)
         record = Registration(
-            node=self.name, address=self.name, role=self.role, allocation=self.allocation, slots=1, agent_pid=1,
+            node=self.name, address=self.name, role=self.role, allocation=self.allocation, slots=self.world.spec.groups.slots, agent_pid=1,
             version="sim", host=f"h{self.name}" if self.role == "trainer" else self.name,
         )  # fmt: skip
         try:

@@ -34,6 +34,7 @@ class Result:
 
     seed: int
     nodes: int
+    nodes_per_group: int
     plan: tuple[Fault, ...]
     broken: tuple[str, ...]
     digest: str
@@ -47,10 +48,10 @@ class Result:
     asked: Asked
 
 
-def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
+def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None, nodes_per_group: int = 1) -> Result:
     """Plays one seed, or another plan with that seed's chance."""
     chosen = tuple(faults.plan(seed) if plan is None else plan)
-    world = World(spec(nodes, is_tight(seed)), seed)
+    world = World(spec(nodes, is_tight(seed), nodes_per_group), seed)
     hit: list[str] = []
     struck = Struck(world)
     began = world.clock.now
@@ -74,7 +75,7 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
         if not broken():
             asked = judge(world, struck, world.clock.now if recovered_s is not None else None)
     return Result(
-        seed, nodes, chosen, tuple(world.checks.broken), world.checks.digest, recovered_s, tuple(hit),
+        seed, nodes, nodes_per_group, chosen, tuple(world.checks.broken), world.checks.digest, recovered_s, tuple(hit),
         world.clock.now - began, asked,
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ def shrunk(result: Result) -> Result:
     found = {result.plan: result}
 
     def fails(plan: Sequence[Fault]) -> bool:
-        again = found[tuple(plan)] = run(result.seed, result.nodes, plan)
+        again = found[tuple(plan)] = run(result.seed, result.nodes, plan, result.nodes_per_group)
         return family(again) == kind
 
     return found[tuple(ddmin(result.plan, fails))]

@@ -1,6 +1,9 @@
 """A model of TorchFT's quorum: all groups that the gate's lighthouse counts as alive step together, and a newcomer
 heals in its first step.
 
+A group is in it by its rank 0, and steps only with all of its ranks. A rank that loses another ends soon after, by an
+error; it notices a node that falls silent later.
+
 The members of its quorum make a step; a group that comes meanwhile is in the next. When a member is lost, the step is
 not committed, and the others make it again. A group that was healing from the lost one heals again, from another."""
 
@@ -18,11 +21,19 @@ if TYPE_CHECKING:
     from fault_injection.sim.world import World
 
 
+ECHO_S = (0.05, 2.0)
+"""Seconds from the end of a rank until another of its group fails by that."""
+APART_S = (1.0, 12.0)
+"""The same from the time at which their nodes no longer reach each other."""
+LOST_PEER = "RuntimeError: Connection closed by peer"
+
+
 @dataclass(frozen=True)
 class Step:
     """A step that is under way."""
 
     members: Sequence[Trainer]
+    """The rank 0 of each group."""
     makers: frozenset[str]
     """Names of the members."""
     began: float
@@ -51,13 +62,59 @@ class Training:
     stepped_at: dict[int, float] = field(default_factory=dict)
     """Maps a group to when it last committed."""
     everybody: list[Trainer] = field(default_factory=list)
-    """All trainers that ever committed."""
-    rows: dict[tuple[int, int, str], list[dict[str, Any]]] = field(default_factory=dict)
-    """Maps (group, generation, node) to the lines of its steps.jsonl."""
+    """The rank 0 of all generations that ever committed."""
+    ranks: dict[tuple[int, int], list[Trainer]] = field(default_factory=dict)
+    """Maps (group, generation) to the ranks that were ever started."""
+    rows: dict[tuple[int, int, int, str], list[dict[str, Any]]] = field(default_factory=dict)
+    """Maps (group, generation, rank, node) to the lines of its steps.jsonl."""
     on_heal: Callable[[Step], None] | None = None
     """Called when a step begins in which a member heals."""
     _together: tuple[str, ...] = ()
     _under_way: dict[Lighthouse, Step] = field(default_factory=dict)
+    _fail_at: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Maps (group, generation) to when its ranks fail whose nodes do not reach each other."""
+
+    # --- the ranks of a group ---
+
+    def all_of(self, trainer: Trainer) -> list[Trainer]:
+        return self.ranks[trainer.group, trainer.generation]
+
+    def meets(self, trainer: Trainer) -> bool:
+        """Returns true if all ranks of the trainer's generation are built and reach each other."""
+        now, ranks = self.world.clock.now, self.all_of(trainer)
+        if len(ranks) == 1:
+            return trainer.works(now)
+        return len(ranks) == trainer.desired.world_size and all(
+            t.works(now) and (t.node is trainer.node or self.world.same_side(t.node, trainer.node)) for t in ranks
+        )
+
+    def lost_one(self, lost: Trainer) -> None:
+        """Ends the other ranks of a generation soon after one has ended, where they notice it."""
+        for other in self.all_of(lost):
+            if other.ended is None:
+                self.world.clock.after(
+                    self.world.dice.uniform(*ECHO_S),
+                    lambda other=other: self._fail(other, lost),  # type: ignore[misc]
+                )
+
+    def _fail(self, rank: Trainer, lost: Trainer) -> None:
+        if rank.lives and not rank.frozen and self.world.same_side(rank.node, lost.node):
+            rank.end(code=1, error=LOST_PEER)
+
+    def lose_peers(self) -> None:
+        """Ends ranks whose group's nodes have not reached each other for a while."""
+        before, self._fail_at = self._fail_at, {}
+        for way, ranks in self.ranks.items():
+            left = [t for t in ranks if t.lives]
+            if not left or all(self.world.same_side(t.node, left[0].node) for t in ranks if t.ended is None):
+                continue
+            at = before.get(way)
+            self._fail_at[way] = at = self.world.clock.now + self.world.dice.uniform(*APART_S) if at is None else at
+            for rank in left if self.world.clock.now >= at else ():
+                if not rank.frozen:
+                    rank.end(code=1, error=LOST_PEER)
+
+    # --- steps ---
 
     def follow(self, gate: Lighthouse) -> None:
         """Trains by this lighthouse from now on, for as long as it is up."""
@@ -90,7 +147,7 @@ class Training:
         """Begins the next step of these members; returns how long it takes."""
         world, able = self.world, [m for m in members if m.commits or m.desired.resume == "disk"]
         if not able:  # groups that must heal from peers end where none has trained (titan_actor/replica.py)
-            for trainer in members:
+            for trainer in [rank for member in members for rank in self.all_of(member)]:
                 trainer.end(code=PEERS_GONE)
             return world.pace.gate_tick_s
         newest = max(m.step for m in able)
@@ -115,7 +172,8 @@ class Training:
     def _unasked(self, gate: Lighthouse, makers: frozenset[str]) -> frozenset[str]:
         """Returns the trainers missed since it last heard from etcd: another lighthouse may lead them by now."""
         now, patience_s = self.world.clock.now, self.world.spec.torchft.heartbeat_timeout_ms / 1000
-        others = (t for t in self.world.trainers() if t.commits and t.works(now) and t.said not in makers)
+        trainers = (t for t in self.world.trainers() if t.rank == 0)
+        others = (t for t in trainers if t.commits and t.works(now) and t.said not in makers)
         return frozenset([t.said for t in others if self.stepped_at[t.group] > now - gate.client.silent_s - patience_s])
 
     def _commit(self, made: Step) -> None:
@@ -141,13 +199,13 @@ class Training:
         trainer.commits += 1
         trainer.step = step
         self.stepped_at[trainer.group] = now
-        key = (trainer.group, trainer.generation, trainer.node.name)
-        self.rows.setdefault(key, []).append(
-            {
-                "event": "step", "committed": True, "t": now, "start": made.began, "step": step, "quorum_id": self.quorum_id,
-                "participants": len(made.members), "participating_rank": place, "healed": healed,
-            }
-        )  # fmt: skip
+        row = {
+            "event": "step", "committed": True, "t": now, "start": made.began, "step": step, "quorum_id": self.quorum_id,
+            "participants": len(made.members), "participating_rank": place, "healed": healed,
+        }  # fmt: skip
+        for rank in self.all_of(trainer):
+            self.rows.setdefault((rank.group, rank.generation, rank.rank, rank.node.name), []).append(row)
+            rank.commits, rank.step = trainer.commits, step
         last = trainer.desired.stop_at_step is not None and step >= trainer.desired.stop_at_step
         saves = trainer.desired.writer and (last or step % spec.titan.checkpoint_interval_steps == 0)
         if saves:
@@ -155,7 +213,8 @@ class Training:
             trainer.saved = CheckpointMark(
                 step=step, path=f"s{step}", group=trainer.group, generation=trainer.generation
             )
-        if last:
-            trainer.end(code=0)
-        if first or saves:
-            trainer.node.wake()
+        for rank in self.all_of(trainer):
+            if last:
+                rank.end(code=0)
+            if first or (saves and rank is trainer):
+                rank.node.wake()

@@ -35,15 +35,21 @@ once without counting as one cause ([policy.breaker] share). Their hosts stay su
 them."""
 
 
-def spec(nodes: int, tight: bool = False) -> RunSpec:
-    """Returns a run of that many nodes, a twelfth of them spares, with short times. `tight`: budgets soon spent."""
-    spares = max(1, nodes // 12)
+def spec(nodes: int, tight: bool = False, nodes_per_group: int = 1) -> RunSpec:
+    """Returns a run of that many nodes, at least a twelfth of them spares, with short times. `tight`: budgets soon
+    spent. Groups on several nodes have two ranks on each."""
+    count = (nodes - max(1, nodes // 12)) // nodes_per_group
+    spares, slots = nodes - count * nodes_per_group, 1 if nodes_per_group == 1 else 2
     many = {} if tight else {"restart": 500, "replace": 500, "reallocate": 500}
     few = {"restart": 1, "replace": 1, "reallocate": 1} if tight else {}
     return RunSpec(
         name="run",
         titan=TitanSpec(checkpoint_interval_steps=10),
-        groups=GroupsSpec(count=nodes - spares),
+        groups=GroupsSpec(
+            count=count, ranks_per_group=nodes_per_group * slots, nodes_per_group=nodes_per_group, ranks_per_node=slots
+        )
+        if nodes_per_group > 1
+        else GroupsSpec(count=count),
         allocation=AllocationSpec(engine="slurm", nodes=nodes - spares, spares=spares),
         policy=PolicySpec(
             budget=BudgetSpec(**many, **few, window_s=60.0),
@@ -75,13 +81,14 @@ class World:
         self.shims: dict[str, list[dict[str, Any]]] = {}
         """Maps a node to the lines of its shims' histories."""
         self._pid = 0
-        self.victims: list[int] = []
-        """Groups whose processes a fault has ended."""
+        self.victims: list[tuple[int, str]] = []
+        """Groups whose processes a fault has ended, each with the node of one."""
         self.island: frozenset[str] = frozenset()
         """Nodes and hosts that reach each other, and no others."""
         self.nodes: dict[str, Node] = {}
-        self.ran_on: dict[int, str] = {}
-        """Maps a group to the node on which it was last started."""
+        self.ran_on: dict[tuple[int, int], str] = {}
+        """Maps a group and a rank to the node on which it was last started."""
+        self._port = 0
         self.ghosts: list[Node] = []
         """Nodes that the scheduler has given up and does not reach; their processes may live."""
         self.gates: list[Lighthouse] = []
@@ -109,6 +116,10 @@ class World:
     def next_pid(self) -> int:
         self._pid += 1
         return self._pid
+
+    def next_port(self) -> int:
+        self._port += 1
+        return self._port
 
     # --- nodes and trainers ---
 
@@ -209,6 +220,8 @@ class World:
     def _look(self) -> None:
         self.clock.after(self.pace.step_s, self._look)
         self.checks.obeyed()
+        if self.spec.groups.nodes_per_group > 1:
+            self.training.lose_peers()
 
     def healthy(self) -> bool:
         """Returns true if every group commits, by its current generation, and no incident is open."""

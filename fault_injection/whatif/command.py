@@ -32,7 +32,14 @@ T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Student's t for a two-sided 95% interval, by degrees of freedom from 1; beyond them `student_t_95` computes it."""
 Z_95 = 1.959964
 AS_SHIPPED = "as shipped"
-BY_CHANCE = {"gpus": "--gpus", "days": "--days", "rate": "--rates", "seeds": "--seeds", "out": "--out"}
+BY_CHANCE = {
+    "gpus": "--gpus",
+    "days": "--days",
+    "rate": "--rates",
+    "seeds": "--seeds",
+    "out": "--out",
+    "nodes_per_group": "--nodes-per-group",
+}
 """Options that have no meaning beside a journal."""
 
 
@@ -47,9 +54,7 @@ def simulate(
     context: typer.Context,
     gpus: Annotated[
         int,
-        typer.Option(
-            min=2 * GPUS_A_NODE, max=GPUS_A_NODE * GROUPS, help="GPUs of the run; a group is a node of eight."
-        ),
+        typer.Option(min=2 * GPUS_A_NODE, max=GPUS_A_NODE * GROUPS, help="GPUs of the run, eight a node."),
     ] = 16_384,
     days: Annotated[float, typer.Option(min=0.1, max=LONGEST_S / DAY_S, help="Days that the run trains.")] = 54.0,
     rate: Annotated[str, typer.Option("--rates", help=f"Failure rates: {', '.join(known())}.")] = "llama3",
@@ -57,6 +62,7 @@ def simulate(
     policy: Annotated[
         list[Path] | None, typer.Option(help="A TOML file with [policy], as in a run file. Repeat it to compare.")
     ] = None,
+    nodes_per_group: Annotated[int, typer.Option(min=1, help="Nodes of a replica group.")] = 1,
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -92,10 +98,15 @@ def simulate(
             chosen = rates(rate)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--rates") from None
-        groups = gpus // GPUS_A_NODE
-        specs = _specs(groups, spares_of(groups), policy or [])
+        nodes = gpus // GPUS_A_NODE
+        if nodes < nodes_per_group:
+            raise typer.BadParameter(
+                f"{gpus} GPUs are {nodes} nodes, too few for one group: give fewer nodes a group, or more GPUs",
+                param_hint="--nodes-per-group",
+            )
+        specs = _specs(nodes // nodes_per_group, spares_of(nodes), policy or [], nodes_per_group)
         console = Printer()
-        console.print(_introduction(chosen, gpus, days, seeds))
+        console.print(_introduction(chosen, gpus, days, seeds, nodes_per_group))
         played: dict[str, list[Outcome]] = {}
         told: dict[str, list[dict[str, Any]]] = {}
         for name, run in specs.items():
@@ -151,13 +162,15 @@ def _write_aside(path: Path, text: str) -> Path:
     return aside
 
 
-def spec(groups: int, spares: int, policy: Path | None) -> RunSpec:
+def spec(groups: int, spares: int, policy: Path | None, nodes_per_group: int = 1) -> RunSpec:
     """Returns the run to simulate. Raises BadParameter for a wrong policy."""
     body: dict[str, Any] = {
         "name": "simulated",
         "groups": {"count": groups},
-        "allocation": {"engine": "slurm", "nodes": groups, "spares": spares},
+        "allocation": {"engine": "slurm", "nodes": groups * nodes_per_group, "spares": spares},
     }
+    if nodes_per_group > 1:
+        body["groups"] |= {"nodes_per_group": nodes_per_group, "ranks_per_node": 1}
     try:
         if policy is not None:
             given = tomllib.loads(policy.read_text())
@@ -174,9 +187,9 @@ def spares_of(nodes: int) -> int:
     return max(1, nodes // NODES_A_SPARE)
 
 
-def _specs(groups: int, spares: int, policies: Sequence[Path]) -> dict[str, RunSpec]:
-    found = {str(path): spec(groups, spares, path) for path in policies}
-    return found or {AS_SHIPPED: spec(groups, spares, None)}
+def _specs(groups: int, spares: int, policies: Sequence[Path], nodes_per_group: int = 1) -> dict[str, RunSpec]:
+    found = {str(path): spec(groups, spares, path, nodes_per_group) for path in policies}
+    return found or {AS_SHIPPED: spec(groups, spares, None, nodes_per_group)}
 
 
 def _what_if(path: Path, policies: Sequence[Path]) -> None:
@@ -319,9 +332,10 @@ def _share(outcome: Outcome, group_seconds: float) -> float:
     return group_seconds / (outcome.seconds * outcome.groups)
 
 
-def _introduction(chosen: Rates, gpus: int, days: float, seeds: int) -> str:
-    groups, hours = gpus // GPUS_A_NODE, chosen.mttf_s(gpus) / 3600
+def _introduction(chosen: Rates, gpus: int, days: float, seeds: int, size: int = 1) -> str:
+    nodes, hours = gpus // GPUS_A_NODE, chosen.mttf_s(gpus) / 3600
+    of = "a node" if size == 1 else f"{size} nodes"
     return (
-        f"{gpus} GPUs as {groups} groups of a node, {spares_of(groups)} spares, {days:g} days, {seeds} seeds; a failure "
+        f"{gpus} GPUs as {nodes // size} groups of {of}, {spares_of(nodes)} spares, {days:g} days, {seeds} seeds; a failure "
         f"every {hours:.2f} h.\nRates: {chosen.title} ({chosen.source}).\nOther durations: fault_injection/whatif/data/times.toml."
     )

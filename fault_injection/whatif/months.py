@@ -1,7 +1,7 @@
 """Simulates a run of months in minutes: the real `decide` around a model that moves only when something changes.
 
-There are no store and no agents; data/times.toml holds how long they take. One group is one node, and a failure hits
-one group. New nodes are never short, only late; no group fails while it starts. With one group a failure stops all, who
+There are no store and no agents; data/times.toml holds how long they take. A failure hits one node of one group, all
+ranks of which start again. While a group heals, all that train wait for it, as the quorum's step does. New nodes are never short, only late; no group fails while it starts. With one group a failure stops all, who
 resume from the newest checkpoint."""
 
 from __future__ import annotations
@@ -109,6 +109,9 @@ class Months:
         self._order = count()
         self._look = float("inf")
         self._down: dict[int, Down] = {}
+        self._stores = count(1)
+        self._heal_ends = self.now
+        """When the last heal ends that the others wait for."""
         self._resumed = self.now
         """When all groups resumed from a checkpoint; since then one is written every `whole_interval_s`."""
         self._control = ControlView()
@@ -139,12 +142,16 @@ class Months:
     # --- as it begins ---
 
     def _begin(self) -> None:
-        spec, groups = self.spec, self.spec.groups.count
-        nodes = groups + spec.allocation.spares
+        spec, groups, size = self.spec, self.spec.groups.count, self.spec.groups.nodes_per_group
+        nodes = groups * size + spec.allocation.spares
         keys = [f"{spec.name}-a{number + 1}" for number in range(nodes)]
-        self._nodes = {f"node-{k}": NodeView(name=f"node-{k}", registered=True, allocation=k) for k in keys}
-        for g in range(groups):
-            self._rank(f"node-{keys[g]}", g, 1, state="running", commits=100)
+        self._nodes = {f"node-{k}": self._new_node(k) for k in keys}
+        seats = {
+            g: tuple([Seat(f"node-{key}", allocation=key) for key in keys[g * size : (g + 1) * size]])
+            for g in range(groups)
+        }
+        for g, held in seats.items():
+            self._ranks(tuple([seat.node for seat in held]), g, 1, state="running", commits=100)
         self._nodes[HOST] = NodeView(name=HOST, registered=True, role="service")
         self._grants = {k: _granted(k) for k in keys}
         self._admitted = dict.fromkeys(range(groups), 1)
@@ -153,10 +160,8 @@ class Months:
             clock=self.now,
             phase="running",
             groups={
-                g: GroupMemory(
-                    group=g, generation=1, seats=(Seat(f"node-{keys[g]}", allocation=keys[g]),), phase="running"
-                )
-                for g in range(groups)
+                g: GroupMemory(group=g, generation=1, size=size, seats=held, phase="running")
+                for g, held in seats.items()
             },
             allocations={
                 k: AllocationMemory(key=k, state="wanted", since=0.0, reason=Reason.of(Code.RUN_STARTS)) for k in keys
@@ -210,7 +215,9 @@ class Months:
     def _show(self, group: int, look: Look, error: str) -> None:
         """Schedules what becomes visible of a failure, and when."""
         known, times = self._memory.groups[group], self.times
-        node, way = known.first_node, (group, known.generation)
+        index = self.dice.randrange(known.size) if known.size > 1 else 0
+        seat, way = known.seats[index], (group, known.generation)
+        node = seat.node
         last_s = {"node": self.spec.policy.node_lease_s, "allocation": times.taken_s}.get(look, times.seen_s)
         self._down[group].shown = self.now + last_s
         if look == "node":
@@ -219,12 +226,12 @@ class Months:
             return
         self._after(times.dropped_s, lambda: self._hear(*way, "gone"))
         if look == "allocation":
-            key = known.seats[0].allocation
-            self._after(times.taken_s, lambda: self._take(key))
+            self._after(times.taken_s, lambda: self._take(seat.allocation))
             return
         numerics = "own" if look == "numerics" else ""
         self._after(
-            times.seen_s, lambda: self._rank(node, *way, state="exited", exit_code=1, error=error, numerics=numerics)
+            times.seen_s,
+            lambda: self._rank(node, index, *way, state="exited", exit_code=1, error=error, numerics=numerics),
         )
         if look == "gpu":
             lost = GpuFact(kind="gpu_lost", evidence=f"a GPU of {node} is lost")
@@ -232,12 +239,21 @@ class Months:
 
     # --- what is seen ---
 
-    def _rank(self, node: str, group: int, generation: int, **more: Any) -> None:
+    def _new_node(self, key: str) -> NodeView:
+        name = f"node-{key}"
+        return NodeView(name=name, registered=True, allocation=key, store=f"{name}:{next(self._stores)}")
+
+    def _ranks(self, nodes: Sequence[str], group: int, generation: int, **more: Any) -> None:
+        """Shows the ranks of a group, one on each of its nodes."""
+        for index, node in enumerate(nodes):
+            self._rank(node, index, group, generation, **more)
+
+    def _rank(self, node: str, rank: int, group: int, generation: int, **more: Any) -> None:
         step = int(self.now / self.times.step_s)
-        rank = RankView(
+        view = RankView(
             group=group,
             generation=generation,
-            rank=0,
+            rank=rank,
             step=step,
             told="",
             oom=False,
@@ -245,7 +261,7 @@ class Months:
             reaches_gate=True,
             **more,
         )
-        self._change(node, ranks=(rank,))
+        self._change(node, ranks=(view,))
 
     def _change(self, node: str, **about: Any) -> None:
         if node in self._nodes:
@@ -319,30 +335,41 @@ class Months:
                 self._down[g] = Down("decided", self.now, "place", self.now)
         if new.phase != "starting" or (old.phase, old.generation) == ("starting", new.generation):
             return
-        self.out.spares += new.first_node != old.last_node
+        self.out.spares += len({*new.nodes} - {seat.node for seat in old.last_seats})
         self._part(g, "act")
-        times, node, way = self.times, new.first_node, (g, new.generation)
-        self._after(times.act_s, lambda: self._born(node, way))
+        times, nodes, way = self.times, new.nodes, (g, new.generation)
+        self._after(times.act_s, lambda: self._born(nodes, way))
         self._after(times.act_s + times.start_s, lambda: self._built(way))
-        self._after(times.act_s + times.start_s + times.heal_s, lambda: self._commits(node, way))
+        self._after(times.act_s + times.start_s + times.heal_s, lambda: self._commits(nodes, way))
 
     def _is_current(self, way: tuple[int, int]) -> bool:
         return self._memory.groups[way[0]].generation == way[1] and self._memory.phase in ("running", "stopping")
 
-    def _born(self, node: str, way: tuple[int, int]) -> None:
+    def _born(self, nodes: Sequence[str], way: tuple[int, int]) -> None:
         if self._is_current(way):
             changed = self._changed
-            self._rank(node, *way, state="starting")
+            self._ranks(nodes, *way, state="starting")
+            for node in nodes:  # no store serves two generations
+                self._change(node, store=f"{node}:{next(self._stores)}")
             self._changed = changed  # this needs no decision
             self._part(way[0], "start")
 
     def _built(self, way: tuple[int, int]) -> None:
         if self._is_current(way):
             self._part(way[0], "heal")
+            self._wait_for_heal(self._down[way[0]].looks_like)
 
-    def _commits(self, node: str, way: tuple[int, int]) -> None:
+    def _wait_for_heal(self, look: str) -> None:
+        """Charges the groups that train with a heal, but for the part of it that falls into another's."""
+        ends = self.now + self.times.heal_s
+        waits_s = (self.spec.groups.count - len(self._down)) * (ends - max(self.now, self._heal_ends))
+        self._heal_ends = ends
+        self.out.badput["heal"] += waits_s
+        self.out.by_look[look] += waits_s
+
+    def _commits(self, nodes: Sequence[str], way: tuple[int, int]) -> None:
         if self._is_current(way):
-            self._rank(node, *way, state="running", commits=1)
+            self._ranks(nodes, *way, state="running", commits=1)
             self._hear(*way, "beating")
             self._up(way[0])
             if self._memory.phase == "stopping":
@@ -352,7 +379,7 @@ class Months:
         wanted = self._memory.allocations.get(key)
         if wanted is not None and wanted.state == "wanted":
             self._grants[key] = _granted(key)
-            self._nodes[f"node-{key}"] = NodeView(name=f"node-{key}", registered=True, allocation=key)
+            self._nodes[f"node-{key}"] = self._new_node(key)
             self._changed = True
 
     def _drain(self) -> None:
@@ -365,7 +392,7 @@ class Months:
         known = self._memory.groups[group]
         way = (group, known.generation)
         self._down[group] = Down("halted", self.now, "halted", self.now)
-        self._rank(known.first_node, *way, state="exited", exit_code=0, phase="finished", commits=1)
+        self._ranks(known.nodes, *way, state="exited", exit_code=0, phase="finished", commits=1)
         self._hear(*way, "gone")
 
     def _halt(self) -> None:

@@ -47,9 +47,9 @@ FACTS = ("checkpoint", "fence", "uncordon", "hold", "let_go")
 """Actions that only note an observation; a paused run may take them."""
 
 
-def spec(groups: int = 3, mode: Literal["act", "observe"] = "act", **budget: int) -> RunSpec:
-    """A run with one spare and the simulator's short times."""
-    made = of_nodes(groups + 1)
+def spec(groups: int = 3, mode: Literal["act", "observe"] = "act", size: int = 1, **budget: int) -> RunSpec:
+    """A run with one spare, groups of `size` nodes and the simulator's short times."""
+    made = of_nodes(groups * size + 1, nodes_per_group=size)
     if mode == "observe":  # the group that writes checkpoints may be lost, and no other takes that over
         made = replace(made, titan=replace(made.titan, checkpoint_interval_steps=1000))
     policy = replace(made.policy, mode=mode, budget=replace(made.policy.budget, **budget))

@@ -66,6 +66,16 @@ def test_whatever_happens(seed: int, plan: Plan, warm_up: bool) -> None:
     c.gets_well()
 
 
+@times(0.5)
+@given(SEEDS, st.lists(st.tuples(st.integers(0, 10), st.sampled_from(KINDS), TARGETS), min_size=1, max_size=6))
+def test_whatever_happens_to_groups_on_two_nodes(seed: int, plan: Plan) -> None:
+    """As above, by the simulator's own faults: no group starts on a part of its nodes, nor before its old ranks are
+    gone or shut out everywhere."""
+    c = live(seed, plan, spec(2, size=2))
+    c.heal()
+    c.gets_well()
+
+
 @given(
     SEEDS,
     st.sampled_from([1, 2, 3]),

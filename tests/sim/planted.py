@@ -13,16 +13,19 @@ from agents.agent import reconcile
 from agents.agent.names import Name, TrainerName
 from agents.gate.state import GateState, Verdict
 from fault_injection.sim.faults import Fault
+from fault_injection.sim.nodes import Node
 from supervisor.core import decide, invariants
 from supervisor.core.evidence import exit_status, group_failure, group_nodes
 from supervisor.core.model.incident import Failure, Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import GroupMemory, Lighthouse
+from supervisor.core.model.observed import Observed
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import BudgetSpec, PolicySpec
 from supervisor.core.policy import budgets
 from supervisor.core.policy.ladder import Choice
-from supervisor.core.remediation import apply, lighthouse
+from supervisor.core.remediation import apply, lighthouse, placement
 from supervisor.core.round import view as rounds
 from supervisor.core.round.draft import Round
 from supervisor.ports.store import Expect
@@ -344,6 +347,44 @@ def a_mistake_is_raised(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(apply, "_move_away", moved)
 
 
+def a_part_of_the_seats_is_enough(patch: pytest.MonkeyPatch) -> None:
+    """Starts a group that lacks one node on the others."""
+    right = placement._no_node
+
+    def no_node(r: Round, group: GroupMemory, free: list[str], last: list[str]) -> None:
+        there = [*group.nodes, *free]
+        if group.size > 1 and len(there) == group.size - 1:
+            free.clear()
+            placement._start(r, group, there)
+        else:
+            right(r, group, free, last)
+
+    patch.setattr(placement, "_no_node", no_node)
+    patch.setattr(GroupMemory, "placed", property(lambda self: len(self.seats) >= max(1, self.size - 1)))
+    patch.setattr(invariants, "violations", lambda *about: [])  # the loop's own check must not find it
+
+
+def one_node_proves_that_all_are_empty(patch: pytest.MonkeyPatch) -> None:
+    right = group_failure.gone
+
+    def gone(group: int, below: int, seats: Sequence[Seat], observed: Observed) -> bool:
+        return any(right(group, below, [seat], observed) for seat in seats)
+
+    for module in (group_failure, invariants):  # the loop's own check must not find it
+        patch.setattr(module, "gone", gone)
+
+
+def agents_offer_the_same_store(patch: pytest.MonkeyPatch) -> None:
+    """Offers one store for as long as a node lives, and the leader takes what is offered."""
+    patch.setattr(Node, "_free_store", lambda self: f"{self.name}:29500")
+    right = placement._start
+
+    def start(r: Round, group: GroupMemory, nodes: Sequence[str]) -> None:
+        right(r, replace(group, store=""), nodes)
+
+    patch.setattr(placement, "_start", start)
+
+
 def taken_and_split(seed: int) -> list[Fault]:
     """A group's next node may be cut off after it was ordered and before it starts there, so that it is moved again."""
     dice = random.Random(f"taken and split {seed}")
@@ -353,6 +394,15 @@ def taken_and_split(seed: int) -> list[Fault]:
 
 PLANS = {nothing_is_withdrawn: taken_and_split}
 """Plans for bugs that the seeds' own plans expose too seldom."""
+
+SEVERAL = (
+    (a_part_of_the_seats_is_enough, "part"),
+    (one_node_proves_that_all_are_empty, "single_owner"),
+    (no_proof_of_emptiness, "fence"),
+    (agents_offer_the_same_store, "store"),
+)
+"""Bugs of groups on several nodes, and the family of checks that reports each first, in runs of FEW nodes, two a
+group."""
 
 FEW, ONE_GROUP = 8, 2
 """Numbers of nodes, a spare among them. With ONE_GROUP a resume from disk follows each end of the group."""

@@ -19,7 +19,7 @@ from fault_injection.sim.faults import TRAINED_S, Fault, inject
 from fault_injection.sim.run import run
 from fault_injection.sim.shrink import family
 from fault_injection.sim.world import World, spec
-from tests.sim.planted import NOT_TOLD_BY_FILES, PLANS, PLANTED, TOLD_BY_FILES
+from tests.sim.planted import FEW, NOT_TOLD_BY_FILES, PLANS, PLANTED, SEVERAL, TOLD_BY_FILES
 
 SEEDS, BY_DAY, NODES, AT_ONCE = 200, 20, 50, 10
 FAMILY = re.compile(r'f?"([a-z]+): ')
@@ -28,10 +28,12 @@ FAMILY = re.compile(r'f?"([a-z]+): ')
 
 QUICK = {
     "a_mistake_is_raised",
+    "a_part_of_the_seats_is_enough",
     "a_spares_host_is_cordoned",
     "agents_begin_again_what_has_ended",
     "agents_end_nothing",
     "agents_end_who_has_no_gate",
+    "agents_offer_the_same_store",
     "checkpoint_is_what_is_told_now",
     "checkpoint_not_handed_on",
     "checkpoints_are_noted_four_at_once",
@@ -45,6 +47,7 @@ QUICK = {
     "no_spare_is_counted_on",
     "nobody_writes_checkpoints",
     "nothing_compared",
+    "one_node_proves_that_all_are_empty",
     "spares_stay_spares",
 }
 """Bugs that the first seeds show, in two seconds of computing at most. The others are for the nightly lane."""
@@ -122,6 +125,33 @@ def test_a_planted_bug_is_found_within_200_seeds_by_its_own_checks(
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("plant", "checks"),
+    [pytest.param(*one, marks=[] if one[0].__name__ in QUICK else [pytest.mark.long]) for one in SEVERAL],
+)
+def test_a_planted_bug_of_groups_on_several_nodes_is_found_within_200_seeds(
+    plant: Callable[[pytest.MonkeyPatch], None], checks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    played = (run(seed, FEW, nodes_per_group=2) for seed in range(SEEDS))
+    found = next((result for result in played if result.broken), None)
+    assert found is not None
+    assert family(found) == checks, found.broken
+    monkeypatch.undo()
+    assert not run(found.seed, FEW, nodes_per_group=2).broken, "found without the bug too"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("nodes", "size"), [(44, 2), (220, 4)])
+@pytest.mark.parametrize("first", range(0, 40, AT_ONCE))
+def test_nothing_goes_wrong_with_groups_on_several_nodes(first: int, nodes: int, size: int) -> None:
+    seeds = range(first, first + AT_ONCE)
+    bad = [result for seed in seeds if (result := run(seed, nodes, nodes_per_group=size)).broken]
+    assert not bad, "\n".join(failure(result) for result in bad)
+
+
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("plant", "checker", "nodes"), in_its_lane(TOLD_BY_FILES))
 def test_the_checker_of_files_tells_of_a_planted_bug_alone(
     plant: Callable[[pytest.MonkeyPatch], None], checker: str, nodes: int, monkeypatch: pytest.MonkeyPatch
@@ -147,4 +177,4 @@ def test_each_family_of_checks_has_a_planted_bug() -> None:
     """The model's families alone; the history checkers, which look last, have their own planted violations."""
     told = {name for module in (live, play) for name in FAMILY.findall(Path(module.__file__).read_text())}
     assert len(told) > 9
-    assert told <= {name for _, name, _ in PLANTED}
+    assert told <= {name for _, name, _ in PLANTED} | {name for _, name in SEVERAL}

@@ -320,13 +320,13 @@ def test_what_broke_before_is_not_forgotten(
 ) -> None:
     plan = Fault(at=3.0, kind="crash", target=1, seconds=0.0)
 
-    def breaks(seed: int, nodes: int, asked: Sequence[Fault] | None = None) -> Result:
+    def breaks(seed: int, nodes: int, asked: Sequence[Fault] | None = None, size: int = 1) -> Result:
         assert asked in (None, [plan]), "what broke is played, not what the seed would draw today"
         return replace(run(seed, nodes, []), plan=(plan,), broken=("it breaks",) if seed == 0 else ())
 
     out = tmp_path / "simulator.json"
     monkeypatch.setattr(command, "failure", lambda result: f"seed {result.seed} broke")
-    monkeypatch.setattr(command, "play", lambda seeds, nodes, _: ((breaks(seed, nodes), 0.5) for seed in seeds))
+    monkeypatch.setattr(command, "play", lambda seeds, nodes, *_: ((breaks(seed, nodes), 0.5) for seed in seeds))
     monkeypatch.setattr(command, "run", breaks)
     for seeds in ("1", "2", "2"):
         monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(out), "--seeds", seeds, "--go-on"])

@@ -21,9 +21,9 @@ DAY_S = 86_400.0
 GPUS = 256
 
 
-def simulated(seed: int, days: float = 30.0, many: float = 50.0, **policy: object) -> Outcome:
+def simulated(seed: int, days: float = 30.0, many: float = 50.0, size: int = 1, **policy: object) -> Outcome:
     """Failures come `many` times as often as published, so that a short run has some."""
-    spec = command.spec(GPUS // 8, 1, None)
+    spec = command.spec(GPUS // 8 // size, 1, None, size)
     spec = replace(spec, policy=replace(spec.policy, **policy))  # type: ignore[arg-type]
     published = rates("llama3")
     often = replace(published, mttf=tuple((gpus, hours / many) for gpus, hours in published.mttf))
@@ -61,13 +61,22 @@ def test_ettr_and_badput_add_up_and_what_was_published_comes() -> None:
 
 
 def test_each_failure_is_mended_and_takes_what_its_parts_take() -> None:
-    """With failures far apart every one costs its start and heal, and no more than a search for a place besides."""
+    """With failures far apart every one costs its start, a heal for which all groups wait, and no more than a search for
+    a place besides."""
     out = simulated(2, many=20.0)
     assert out.halts == 0
     assert out.failures > 10
     assert out.badput["start"] == pytest.approx(out.failures * times().start_s)
-    assert out.badput["heal"] == pytest.approx(out.failures * times().heal_s)
+    assert out.badput["heal"] == pytest.approx(GPUS // 8 * out.failures * times().heal_s)
     assert out.badput["detect"] < 20 * out.failures
+
+
+def test_a_group_of_several_nodes_starts_again_as_a_whole_and_replaces_one() -> None:
+    out = simulated(2, many=20.0, size=4)
+    assert (out.groups, out.halts) == (8, 0)
+    assert out.failures > 10
+    assert 0 < out.spares <= out.failures
+    assert out.badput["start"] == pytest.approx(out.failures * times().start_s)
 
 
 def test_the_same_seed_is_the_same_run() -> None:
@@ -140,7 +149,7 @@ def test_each_seeds_figures_are_written(tmp_path: Path) -> None:
     summed = simulate_months.summary(seeds)
     assert summed["failures"]["mean"] == sum(seed["failures"] for seed in seeds) / 2
     assert summed["ettr"]["interval_95"] is not None
-    assert next(iter(summed["badput"])) in ("quorum", "failed_step")
+    assert next(iter(summed["badput"])) == "heal"
 
 
 def test_a_file_that_cannot_be_written_is_said_in_a_sentence(tmp_path: Path) -> None:
