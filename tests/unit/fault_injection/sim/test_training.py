@@ -33,7 +33,7 @@ def until_it_heals(world: World) -> tuple[Trainer, Trainer]:
 
 
 def rows(world: World, trainer: Trainer) -> list[dict[str, object]]:
-    return world.training.rows.get((trainer.group, trainer.generation, trainer.node.name), [])
+    return world.training.rows.get((trainer.group, trainer.generation, trainer.rank, trainer.node.name), [])
 
 
 def test_the_step_in_which_one_heals_takes_all_its_members_longer(world: World) -> None:
