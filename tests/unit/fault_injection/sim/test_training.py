@@ -33,7 +33,7 @@ def until_it_heals(world: World) -> tuple[Trainer, Trainer]:
 
 
 def rows(world: World, trainer: Trainer) -> list[dict[str, object]]:
-    return world.training.rows.get((trainer.group, trainer.generation, trainer.node.name), [])
+    return world.training.rows.get((trainer.group, trainer.generation, trainer.rank, trainer.node.name), [])
 
 
 def test_the_step_in_which_one_heals_takes_all_its_members_longer(world: World) -> None:
@@ -98,17 +98,17 @@ def newcomers(world: World) -> list[Trainer]:
 
 def test_the_source_of_a_heal_is_killed_in_the_middle_of_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert faults.inject(world, Fault(0.0, "heal_source_killed", 0, 30.0))
-    (crashed,) = world.victims
+    ((crashed, _),) = world.victims
     healer, source = until_it_heals(world)
     assert healer.group == crashed
     world.clock.wait(HEAL_S)
-    assert (source.signal, world.victims) == (9, [crashed, source.group])
+    assert (source.signal, [group for group, _ in world.victims]) == (9, [crashed, source.group])
     begun: list[Step] = []
     world.training.on_heal = begun.append
     world.clock.run_until(world.clock.now + 30.0, lambda: bool(begun))
     assert begun[0].heals[0][0] is healer
     assert faults.inject(world, Fault(0.0, "heal_source_killed", 0, 1.0)), "who heals already is not waited for"
-    assert world.victims[-1] == begun[0].heals[0][1].group
+    assert world.victims[-1][0] == begun[0].heals[0][1].group
 
 
 def test_a_newcomer_is_in_the_step_after_the_one_that_is_under_way(world: World) -> None:
