@@ -167,9 +167,8 @@ def wait(g: int, rank: RankView) -> RankView:
 
 
 def once(what: Callable[[int, RankView], RankView], groups: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(bench, "GROUPS", groups)
     monkeypatch.setattr(bench, "NODES", groups + 1)
-    spec, quiet, memory = bench.inputs()
+    spec, quiet, memory = bench.inputs(groups)
     nodes = dict(quiet.nodes)
     for g in range(groups):
         node = nodes[f"node-{g:05}"]

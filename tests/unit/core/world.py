@@ -125,7 +125,7 @@ class World:
         """Agents choose another port once a group meets at the one that they had reported."""
         for group in self.memory.groups.values():
             view = self.nodes.get(group.first_node)
-            if group.phase == "starting" and view is not None and view.store == group.store:
+            if group.phase == "starting" and view is not None and group.store and view.store == group.store:
                 node, _, port = view.store.partition(":")
                 self.nodes[view.name] = replace(view, store=f"{node}:{int(port) + 1}")
 

@@ -342,7 +342,7 @@ PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
     (is_let_into_a_quorum_after_its_fence, "single_owner", "generation 2 on n2 began step 15 after generation 3"),
     (makes_a_step_beside_the_newer_one, "single_owner", "generations 2 and 3 both committed step 16 in quorum 5"),
     (begun_beside_an_older_one, "single_owner", "was begun on n2 while generation 1 still ran there"),
-    (committed_on_two_nodes, "single_owner", "generation 3 committed on n3 and on n4"),
+    (committed_on_two_nodes, "single_owner", "generation 3 rank 0 committed on n3 and on n4"),
     (decides_on_after_its_term, "no_dead_epoch", "decision 6 was committed under epoch 1 when epoch 2 led"),
     (
         commits_after_its_term,
