@@ -8,11 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --durations=25 --durations-min=10
 
 # What runs beside each other, the longest files first; and what starts real trainers, which take the processors for themselves.
-LIGHT := tests/sim tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/faults tests/prometheus tests/page tests/gpu
-HEAVY := tests/slurm/test_rungs.py \
-	tests/integration/test_demo.py tests/integration/test_hang.py tests/integration/test_causes.py tests/integration/test_chaos.py \
-	tests/integration/test_peers_gone.py tests/integration/test_lighthouse.py \
-	tests/integration/test_stalled.py tests/integration/test_compared.py tests/titan
+LIGHT := $(addprefix tests/system/,sim slurm contract integration security agents store faults prometheus page gpu)
+HEAVY := tests/real_trainers
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
@@ -26,8 +23,8 @@ help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 test: debian check  ## everything that a developer without a GPU can run
-	LANE=light $(PYTEST) -n 5 $(BESIDE) $(LIGHT) $(HEAVY:%=--ignore %)
-	LANE=heavy $(PYTEST) -n 2 $(BESIDE) $(HEAVY)
+	LANE=light $(PYTEST) -n 6 $(BESIDE) $(LIGHT)
+	LANE=heavy $(PYTEST) -n 3 $(BESIDE) $(HEAVY)
 
 test-nightly: debian  ## further cases of what `make test` shows
 	$(PYTEST) -n 2 $(BESIDE) -m long tests
@@ -56,10 +53,10 @@ chaos-long: debian  ## twenty seeds, each of eight faults, some at once, groups 
 	$(BIN)/supervisor chaos run fault_injection/schedules/found.toml --name found
 
 killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
-	$(BIN)/python -m tests.chaos.killpoints --results benchmarks/results/killpoints.json
+	$(BIN)/python -m tests.nightly.killpoints --results benchmarks/results/killpoints.json
 
 ground: debian  ## nightly, the long lane of `supervisor up`: each of its parts killed, ended or frozen while nothing, a run or a recovery goes on; ten minutes
-	$(BIN)/python -m tests.chaos.ground --results benchmarks/results/ground.json
+	$(BIN)/python -m tests.nightly.ground --results benchmarks/results/ground.json
 
 sim: install-dev  ## the long lane of the simulator: 10,000 seeds of 500 nodes, some three and a half hours on two quiet cores; SIM=--go-on goes on with one that was interrupted
 	$(BIN)/python -m fault_injection.sim --seeds 10000 --nodes 500 --jobs 2 --out benchmarks/results/simulator.json $(SIM)

@@ -18,9 +18,9 @@ from benchmarks.decide import machine
 
 RESULTS = Path(__file__).parent / "results" / "control_plane.json"
 TESTS = (
-    "tests/integration/test_takeover.py",
-    "tests/integration/test_lighthouse.py",
-    "tests/integration/test_split.py",
+    "tests/system/integration/test_takeover.py",
+    "tests/real_trainers/test_lighthouse.py",
+    "tests/system/integration/test_split.py",
 )
 
 BOUNDS: dict[str, tuple[str, Any]] = {

@@ -41,7 +41,7 @@ RESULTS = Path(__file__).parent / "results" / "decide.json"
 
 
 def inputs(count: int = GROUPS, size: int = 1) -> tuple[RunSpec, Observed, Memory]:
-    """Returns a run of so many groups that trains, each on `size` nodes with a rank on each."""
+    """Returns a run of `count` groups that trains, each on `size` nodes with a rank on each."""
     used = count * size
     spec = RunSpec(
         name="bench",

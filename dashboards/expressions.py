@@ -1,4 +1,4 @@
-"""PromQL that asks only for metrics of the catalogue. tests/prometheus has Prometheus itself check the expressions."""
+"""PromQL that asks only for metrics of the catalogue. tests/system/prometheus has Prometheus itself check the expressions."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ say() {
         case "$package" in
             iproute2) echo "missing: iproute2 (as root: apt-get install iproute2): hosts as network namespaces are left out, nodes are lost by killing them" ;;
             iptables) echo "missing: iptables (as root: apt-get install iptables): networks that are cut are not tested" ;;
-            openssl) echo "missing: openssl (as root: apt-get install openssl): deploy/certificates.sh and tests/security need it" ;;
+            openssl) echo "missing: openssl (as root: apt-get install openssl): deploy/certificates.sh and tests/system/security need it" ;;
             chromium*) echo "missing: $package (as root: apt-get install $package): the page is not tested in a browser" ;;
             strace) echo "missing: strace (as root: apt-get install strace): etcd on a slow disk is not tested" ;;
             bindfs) echo "missing: bindfs (as root: apt-get install bindfs): a file system that stalls is not tested" ;;

@@ -1,6 +1,6 @@
 """Says of each field of TorchTitan's config what becomes of it: honoured, set by a key of the run file, or refused.
 
-The table is complete for the versions of TorchTitan that are tested: `tests/titan/test_fields.py` walks every config of
+The table is complete for the versions of TorchTitan that are tested: `tests/real_trainers/titan/test_fields.py` walks every config of
 its registries. docs/TITAN.md shows it.
 """
 

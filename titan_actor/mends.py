@@ -1,7 +1,7 @@
 """Mends TorchTitan 0.3.0 and TorchFT 0.2.0 so that they train here, one entry per fault.
 
 Each mend names its fault and the upstream version at which it can go. Each has a test that fails without it
-(`tests/titan/test_mends.py`). `IMPORT` mends go in before torchtitan is imported, `CONFIG` mends change the recipe's
+(`tests/real_trainers/titan/test_mends.py`). `IMPORT` mends go in before torchtitan is imported, `CONFIG` mends change the recipe's
 config, `RANKS` mends that of groups of several ranks, and `BUILT` mends change the trainer object. `SCRIPT` mends are
 for scripts of the user's own alone. How TorchFT is mended is in torchft_names.py. Heal state (heal.py), the loss
 (replica.py) and the data (data.py) are whole modules and are listed in NOTES.

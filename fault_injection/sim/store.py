@@ -1,7 +1,7 @@
 """A model of etcd: revisions, transactions, leases that run out in virtual time, watches that are late or lose their
 place.
 
-It passes the contract tests of the real store (tests/store). `Etcd` is the server, `SimStore` one client's connection
+It passes the contract tests of the real store (tests/system/store). `Etcd` is the server, `SimStore` one client's connection
 to it: each can be cut off by itself."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Properties of a run in the simulator's world, under faults that its seeds lack.
 
-What any of its own faults may lead to is asked of seeds (`tests/sim`), and that the same input gives the same output of
+What any of its own faults may lead to is asked of seeds (`tests/system/sim`), and that the same input gives the same output of
 the corpus (`tests/corpus`).
 """
 

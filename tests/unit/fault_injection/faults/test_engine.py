@@ -1,5 +1,5 @@
 """Faults of an engine: on the local one made with the real engine, on Slurm as far as it needs none
-(tests/slurm/test_chaos.py)."""
+(tests/system/slurm/test_chaos.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases that the simulator's own checks leave to the plan. tests/sim has a planted bug for each family of checks."""
+"""Cases that the simulator's own checks leave to the plan. tests/system/sim has a planted bug for each family of checks."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from supervisor.shell.history import files
 from supervisor.shell.history.incidents import incidents
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, encode
-from tests.sim.planted import no_proof_of_emptiness
+from tests.system.sim.planted import no_proof_of_emptiness
 
 NODES = 4
 

@@ -1,4 +1,4 @@
-"""The faults of the simulator's etcd (tests/store/test_contract.py tests it without faults)."""
+"""The faults of the simulator's etcd (tests/system/store/test_contract.py tests it without faults)."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
 from supervisor.shell.processes import is_running, start_ticks
-from tests.contract.places import grants, request
+from tests.system.contract.places import grants, request
 
 
 class Died(BaseException):

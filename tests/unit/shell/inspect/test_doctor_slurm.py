@@ -1,5 +1,5 @@
 """The doctor's conclusions from Slurm's commands, with stand-ins for them; a real Slurm is in
-tests/integration/test_doctor_slurm.py."""
+tests/system/integration/test_doctor_slurm.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,44 @@
+"""Groups of real trainers on several nodes lose ranks and nodes: only what is lost is replaced. A namespace is a machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fault_injection.testbed import netns
+from tests.real_trainers import nodes_of_a_group_cases as cases
+
+WITHIN_S = 2400
+
+
+@pytest.mark.root
+@pytest.mark.etcd
+@pytest.mark.trainers
+@pytest.mark.long
+@pytest.mark.timeout(WITHIN_S + 60)
+def test_each_way_to_lose_a_part_of_a_group(tmp_path: Path) -> None:
+    """All cases share one run, in a pytest of its own inside the hub's namespace: a process cannot be in two networks."""
+    why_not = netns.no_filter()
+    if why_not:
+        pytest.skip(f"no network namespaces here: {why_not}")
+    with netns.network(len(cases.NODES)) as net:
+        body = {"hub": net.hub, "hub_address": net.hub_address, "nodes": net.nodes}
+        command = [sys.executable, "-m", "pytest", str(cases.__file__), "-v", "-m", "", "--timeout", "600"]
+        command += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inside'}"]
+        command += shlex.split(os.environ.get("CASES", ""))
+        inner = subprocess.Popen(
+            netns.inside(net, command),
+            env={**os.environ, "SPLIT_NETWORK": json.dumps(body)},
+        )
+        try:
+            assert inner.wait(WITHIN_S) == 0, "a case failed"
+        finally:
+            if inner.poll() is None:
+                inner.terminate()
+                inner.wait(60)

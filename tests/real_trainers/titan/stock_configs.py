@@ -1,0 +1,155 @@
+"""Every config of TorchTitan's registries: checked, and the debug-sized ones trained in two groups through a kill.
+
+`python -m tests.real_trainers.titan.stock_configs [--only NAME ...] [--results benchmarks/results/titan_configs.json]` writes one entry
+for each; with `--only`, the others stay as they are. docs/TITAN_CONFIGS.md shows them (`python -m dashboards.reference`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import importlib
+import json
+import pkgutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fault_injection.sim.lane import commit
+from supervisor.core.model.spec import DataSpec, GroupsSpec, TitanSpec
+from tests.real_trainers.titan.groups import Groups, Lighthouse, Warm, assert_equal_digests
+from titan_actor import mends
+from titan_actor.lift import TOKENIZER
+
+RESULTS = Path("benchmarks/results/titan_configs.json")
+
+SMALL = {
+    "training.local_batch_size": 2,
+    "training.seq_len": 64,
+    "training.mixed_precision_param": "float32",
+    "validator.enable": False,
+    "profiler.enable_profiling": False,
+    "comm.trace_buf_size": 0,
+    "comm.train_timeout_seconds": 60,
+    "fault_tolerance.semi_sync_method": "none",
+}
+"""A debug model of theirs at a size that a shared core trains."""
+
+STEPS = 20
+WITHIN_S = 300.0
+"""Deadline of a part of the training: a vocabulary of 152,000 tokens makes a step take seconds."""
+
+EXPERIMENTS = "torchtitan.experiments.torchft.llama3.config_registry"
+
+
+def keeps(recipe: str) -> dict[str, Any]:
+    """The settings with which a config is trained here."""
+    return {"recipe": recipe, "overrides": SMALL, "data": DataSpec(source="python-stdlib"), "steps": STEPS}
+
+
+def train(groups: Groups, recipe: str) -> int:
+    """Trains two groups, kills one in the middle, and returns how many steps it took with the other once it was back."""
+    survivor, lost = groups.start(0, **keeps(recipe)), groups.start(1, **keeps(recipe))
+    lost.reached(5, commits=2, within_s=WITHIN_S)
+    lost.kill()
+    back = groups.start(1, generation=2, resume="peers", **keeps(recipe))
+    assert [survivor.exit_code(WITHIN_S), back.exit_code(WITHIN_S)] == [0, 0], (
+        survivor.log()[-1500:] + back.log()[-1500:]
+    )
+    assert_equal_digests(survivor, back)
+    joint = [line for line in back.lines("step") if line["committed"] and line["participants"] == 2]
+    assert joint, "it trained with the other after its kill"
+    return len(joint)
+
+
+def names() -> Iterator[tuple[str, Any]]:
+    """Yields MODULE:FUNCTION and the config, or what was raised instead of one."""
+    import torchtitan.models
+
+    models = [
+        f"torchtitan.models.{one.name}.config_registry" for one in pkgutil.iter_modules(torchtitan.models.__path__)
+    ]
+    for name in (*models, EXPERIMENTS):
+        try:
+            registry = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not name.startswith(str(error.name)):  # utils and common are no models
+                yield f"{name}:*", error
+            continue
+        for function, made in vars(registry).items():
+            if function.startswith("_") or not callable(made) or getattr(made, "__module__", "") != name:
+                continue
+            try:
+                config = made()
+            except TypeError:
+                continue  # a helper that takes a config
+            except (ImportError, ValueError) as error:
+                yield f"{name}:{function}", error
+                continue
+            if dataclasses.is_dataclass(config):
+                yield f"{name}:{function}", config
+
+
+def looked_at(recipe: str, config: Any) -> dict[str, Any]:
+    """Returns what `launch --check` says to a config."""
+    from titan_actor import check
+
+    if isinstance(config, Exception):
+        missing = getattr(config, "name", None) or ("torchao" if "torchao" in str(config) else "")
+        return {"outcome": "needs", "what": missing or str(config)}
+    debug = "debug" in recipe
+    # of a larger model its own tokenizer is not in the wheel, and it is for nodes of eight GPUs
+    overrides = SMALL if debug else {**SMALL, "hf_assets_path": str(TOKENIZER), "training.seq_len": 8192}
+    spec = TitanSpec(recipe=recipe, overrides=overrides, data=DataSpec(source="python-stdlib"))
+    problems, changes, _ = check.looked_at(spec, GroupsSpec(ranks_per_group=1 if debug else 8), here=debug)
+    if problems:
+        return {"outcome": "refused", "what": "; ".join(f"{one['key']}: {one['message']}" for one in problems)}
+    return {"outcome": "checked", "changes": [change["key"] for change in changes]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.real_trainers.titan.stock_configs", description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[""], help="only configs with one of these in their name")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    mends.apply()
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # forked trainers become our children
+    warm, found = Warm(), {}
+    for recipe, config in names():
+        if not any(part in recipe for part in given.only):
+            continue
+        entry = looked_at(recipe, config)
+        if entry["outcome"] == "checked" and "debug" in recipe:
+            with tempfile.TemporaryDirectory() as folder:
+                lighthouse = Lighthouse()
+                groups = Groups(Path(folder), warm, lighthouse)
+                try:
+                    entry |= {"outcome": "trained", "joint_steps_after_the_kill": train(groups, recipe)}
+                except AssertionError as error:
+                    entry |= {"outcome": "fails", "what": last_line(str(error))}
+                finally:
+                    groups.close()
+                    lighthouse.close()
+        found[recipe] = entry
+        print(recipe, json.dumps(entry), flush=True)
+    warm.close()
+    about = {"what": __doc__.partition("\n")[0], "commit": commit(), "steps": STEPS, "overrides": SMALL}
+    if given.only != [""]:
+        before = json.loads(given.results.read_text())
+        rerun = {recipe: {**entry, "commit": about["commit"]} for recipe, entry in found.items()}
+        about, found = before, {**before["configs"], **rerun}
+    given.results.write_text(json.dumps({**about, "configs": found}, indent=1) + "\n")
+
+
+def last_line(text: str) -> str:
+    """Returns the last line that names an error."""
+    lines = [line.strip() for line in text.splitlines() if "Error" in line]
+    return (lines or text.splitlines() or [""])[-1][:300]
+
+
+if __name__ == "__main__":
+    main()

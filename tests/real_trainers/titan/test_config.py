@@ -1,0 +1,567 @@
+"""Overrides are checked against the config's fields and types; a typo stops the start."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.core.model.spec import DataSpec, GroupsSpec, RunSpec, SlurmSpec, TitanSpec
+from supervisor.wire.gpus import SHARED
+from supervisor.wire.records import RunRecord, TrainerLaunch, encode
+from titan_actor import mends
+
+RECIPE = "llama3-debug-small"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _upstream() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mends.apply()
+        import torchtitan.experiments.torchft.llama3.config_registry  # noqa: F401
+
+
+def built(**fields: Any) -> Any:
+    from titan_actor import config
+
+    return config.from_spec(TitanSpec(**{"recipe": RECIPE, **fields}))
+
+
+def problems(**fields: Any) -> list[Any]:
+    from titan_actor import config
+
+    with pytest.raises(config.ConfigError) as raised:
+        built(**fields)
+    return raised.value.problems
+
+
+def test_right_overrides_are_set() -> None:
+    config = built(
+        overrides={
+            "training.seq_len": 32,
+            "training.max_norm": 2,
+            "lr_scheduler.decay_type": "cosine",
+            "lr_scheduler.decay_ratio": None,
+            "comm.train_timeout_seconds": 90,
+            "parallelism.fsdp_reshard_after_forward": "never",
+        }
+    )
+    assert config.training.seq_len == 32
+    assert config.training.max_norm == 2
+    assert config.lr_scheduler.decay_type == "cosine"
+    assert config.lr_scheduler.decay_ratio is None
+    assert config.comm.train_timeout_seconds == 90
+
+
+def test_the_spec_sets_steps_seed_and_data() -> None:
+    config = built(steps=77, seed=5)
+    assert (config.training.steps, config.debug.seed, config.dataloader.dataset) == (77, 5, "python-stdlib")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "nearest"),
+    [
+        ("training.seqlen", 64, "titan.overrides.training.seq_len"),
+        ("trainng.seq_len", 64, "titan.overrides.training.seq_len"),
+        ("seq_len", 64, "titan.overrides.training.seq_len"),
+        ("lr_scheduler.warmup", 2, "titan.overrides.lr_scheduler.warmup_steps"),
+        ("training.seq_len.more", 2, "titan.overrides.training.seq_len"),
+        ("training.dataset", "c4", "titan.overrides.dataloader.dataset"),
+        ("training.stps", 4, "titan.steps"),
+        ("optimizer.learning_rate", 0.1, "titan.overrides.optimizer.lr"),
+        ("profiling.enable_profiling", True, "titan.overrides.profiler.enable_profiling"),
+        ("zzzz", 1, ""),
+    ],
+)
+def test_unknown_key_names_the_nearest(key: str, value: object, nearest: str) -> None:
+    [problem] = problems(overrides={key: value})
+    assert problem.key == f"titan.overrides.{key}"
+    assert problem.value == value
+    assert key in problem.message
+    assert repr(value) in problem.message
+    assert problem.nearest == nearest
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("training.seq_len", "64", "expected int, not str"),
+        ("training.seq_len", 64.0, "expected int, not float"),
+        ("training.seq_len", True, "expected int, not bool"),
+        ("training.max_norm", "1.0", "expected float or int"),
+        ("lr_scheduler.min_lr_factor", False, "expected float, not bool"),
+        ("lr_scheduler.decay_type", "exponential", "expected one of 'linear', 'sqrt', 'cosine'"),
+        ("lr_scheduler.total_steps", "ten", "expected int or nothing"),
+        ("compile.enable", 1, "expected bool, not int"),
+        ("training", 3, "expected TrainingConfig, not int"),
+    ],
+)
+def test_wrong_type_names_what_is_expected(key: str, value: object, expected: str) -> None:
+    [problem] = problems(overrides={key: value})
+    assert expected in problem.message
+
+
+@pytest.mark.parametrize(
+    "key", ["training.steps", "debug.seed", "checkpoint.enable", "fault_tolerance.group_size", "dump_folder"]
+)
+def test_what_the_run_file_sets_elsewhere_is_no_override(key: str) -> None:
+    [problem] = problems(overrides={key: 1})
+    assert "is not an override: set " in problem.message
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems(
+        overrides={"training.seqlen": 1, "compile.enable": "yes"}, data=DataSpec(source="folder", path="/none")
+    )
+    assert [problem.key for problem in found] == [
+        "titan.overrides.training.seqlen",
+        "titan.overrides.compile.enable",
+        "titan.data.path",
+    ]
+
+
+def test_the_recipes_own_checks_run_after_the_overrides() -> None:
+    [problem] = problems(overrides={"parallelism.pipeline_parallel_microbatch_size": 0})
+    assert "greater than 0" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("recipe", "nearest"),
+    [
+        ("llama3-debg", "llama3-debug"),
+        ("no.such:thing", ""),
+        ("json:dumps", ""),
+        ("json:nothing", ""),
+        ("--module llama3", ""),
+        ("--module llama3 --config none", ""),
+        ("--module llama3 --config x --steps 5", ""),
+    ],
+)
+def test_bad_recipe(recipe: str, nearest: str) -> None:
+    [problem] = problems(recipe=recipe)
+    assert problem.key == "titan.recipe"
+    assert problem.nearest == nearest
+
+
+def test_recipe_of_a_module() -> None:
+    config = built(recipe="titan_actor.recipes:llama3_debug")
+    assert len(config.model_spec.model.layers) == 6
+
+
+def test_recipe_of_torchtitans_command_line() -> None:
+    from torchtitan.models.llama3 import config_registry
+
+    from titan_actor import recipes
+
+    pair = "--module llama3 --config llama3_debugmodel"
+    made, theirs = recipes.load(pair), config_registry.llama3_debugmodel()
+    assert type(made) is type(theirs)
+    assert made.model_spec.name == theirs.model_spec.name
+    assert built(recipe=pair, data=DataSpec(source="python-stdlib")).dataloader.dataset != theirs.dataloader.dataset
+
+
+def test_tokenizer_larger_than_the_model() -> None:
+    from titan_actor import fit
+
+    made = built()
+    assert fit.vocabulary_problem(made) is None
+    made.model_spec.model.vocab_size = 100
+    problem = fit.vocabulary_problem(made)
+    assert problem is not None
+    assert "2048 tokens" in problem.message
+
+
+def check(spec: TitanSpec) -> tuple[int, list[dict[str, Any]]]:
+    record = RunRecord(spec=RunSpec(name="r", titan=spec), run_dir="/tmp/r", launched_unix_s=0.0)
+    run = subprocess.run(
+        [sys.executable, "-m", "titan_actor.check"], input=encode(record), capture_output=True, check=False
+    )
+    return run.returncode, json.loads(run.stdout)["problems"]
+
+
+def test_check_program(tmp_path: Path) -> None:
+    code, found = check(
+        TitanSpec(overrides={"training.seqlen": 64}, data=DataSpec(source="folder", path=str(tmp_path)))
+    )
+    assert code == 1
+    assert [(problem["key"], problem["value"], problem["nearest"]) for problem in found] == [
+        ("titan.overrides.training.seqlen", 64, "titan.overrides.training.seq_len"),
+        ("titan.data.path", str(tmp_path), ""),
+    ]
+    assert all(problem["message"] for problem in found)
+
+
+def test_check_of_the_default_finds_nothing() -> None:
+    from titan_actor import check
+
+    assert check.problems(TitanSpec(), GroupsSpec()) == []
+
+
+def test_check_refuses_a_folder_that_leaves_a_group_without_data(tmp_path: Path) -> None:
+    from titan_actor import check
+
+    (tmp_path / "a.txt").write_text("one document")
+    spec = TitanSpec(recipe=RECIPE, data=DataSpec(source="folder", path=str(tmp_path)))
+    (problem,) = check.problems(spec, GroupsSpec(count=2))
+    assert problem["key"] == "titan.data.path"
+    assert "group 1 gets no document" in str(problem["message"])
+    assert check.problems(spec, GroupsSpec(count=1)) == []
+    tensor_parallel = TitanSpec(**{**vars(spec), "overrides": {"parallelism.tensor_parallel_degree": 2}})
+    assert check.problems(tensor_parallel, GroupsSpec(count=1, ranks_per_group=2)) == []
+    assert check.problems(spec, GroupsSpec(count=1, ranks_per_group=2)) != []
+
+
+def test_what_asks_for_a_new_gpu_is_refused_only_where_it_would_train() -> None:
+    from titan_actor import check
+
+    spec = TitanSpec(recipe="tests.real_trainers.titan.recipes:that_asks_for_a_hopper")
+    (problem,) = check.looked_at(spec, GroupsSpec())[0]
+    assert "Hopper" in str(problem["message"])
+    assert check.looked_at(spec, GroupsSpec(), slurm=SlurmSpec())[0] == []
+    assert check.looked_at(spec, GroupsSpec())[0] != [], "this machine is asked again"
+
+
+def test_check_program_refuses_what_is_no_run() -> None:
+    run = subprocess.run([sys.executable, "-m", "titan_actor.check"], input=b"{}", capture_output=True, check=False)
+    assert run.returncode == 2
+    assert b"is not a RunRecord" in run.stderr
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(False, "nccl"), (True, "gloo")])
+def test_groups_that_share_a_gpu_sum_up_with_gloo(shared: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from titan_actor import between_groups
+
+    monkeypatch.setattr(mends, "on_gpu", lambda: True)
+    monkeypatch.delenv(SHARED, raising=False)
+    if shared:
+        monkeypatch.setenv(SHARED, "1")
+    assert between_groups.backend() == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "key", "words"),
+    [
+        ({"parallelism.tensor_parallel_degree": 2}, 3, "groups.ranks_per_group", "3 is no multiple of 2"),
+        (
+            {"parallelism.data_parallel_shard_degree": 4, "parallelism.tensor_parallel_degree": 2},
+            4,
+            "titan.overrides.parallelism.data_parallel_shard_degree",
+            "= 8 ranks, and groups.ranks_per_group = 4",
+        ),
+        ({"parallelism.tensor_parallel_degree": 0}, 1, "titan.overrides.parallelism.tensor_parallel_degree", "below 1"),
+        (
+            {"parallelism.expert_parallel_degree": 3},
+            4,
+            "titan.overrides.parallelism.expert_parallel_degree",
+            "3 does not divide the 4 ranks",
+        ),
+        (
+            {"parallelism.context_parallel_degree": 2, "training.seq_len": 66},
+            2,
+            "titan.overrides.training.seq_len",
+            "66 is no multiple of 4",
+        ),
+        (
+            {"parallelism.context_parallel_degree": 2, "training.seq_len": 128},
+            2,
+            "titan.overrides.training.seq_len",
+            "128 is no multiple of 256: each of 2 ranks takes whole blocks of 128 tokens",
+        ),
+        (
+            {"parallelism.pipeline_parallel_degree": 8},
+            8,
+            "titan.overrides.parallelism.pipeline_parallel_degree",
+            "stages",
+        ),
+        (
+            {"training.global_batch_size": 6},
+            2,
+            "titan.overrides.training.global_batch_size",
+            "6 is no multiple of 8: local_batch_size 2 x 2 data-parallel ranks of a group x 2 groups",
+        ),
+    ],
+)
+def test_a_shape_that_does_not_fit_the_groups(overrides: dict[str, Any], ranks: int, key: str, words: str) -> None:
+    from titan_actor import check
+
+    spec = TitanSpec(recipe=RECIPE, overrides=overrides)
+    (problem,) = check.problems(spec, GroupsSpec(count=2, ranks_per_group=ranks))
+    assert problem["key"] == key
+    assert words in str(problem["message"])
+
+
+def test_what_trains_on_gpus_alone_is_refused_on_a_cpu() -> None:
+    from titan_actor import fit
+
+    registry = "torchtitan.models.deepseek_v3.config_registry"
+    fields: dict[str, Any] = {
+        "data": DataSpec(source="python-stdlib"),
+        "overrides": {"parallelism.expert_parallel_degree": 2},
+    }
+    fit.refuse_on_cpu(built(recipe=f"{registry}:deepseek_v3_debugmodel", **fields))
+    for backend, name in (("hybridep", "HybridEP"), ("minimal_async_ep", "MinimalAsyncEP")):
+        made = built(recipe=f"{registry}:deepseek_v3_debugmodel_{backend}", **fields)
+        with pytest.raises(fit.NotOnCpu, match=f"exchange tokens by {name}, which needs GPUs, .*: set it to 1"):
+            fit.refuse_on_cpu(made)
+    with pytest.raises(fit.NotOnCpu, match="enable_async_tensor_parallel"):
+        fit.refuse_on_cpu(
+            built(
+                overrides={
+                    "parallelism.tensor_parallel_degree": 2,
+                    "compile.enable": True,
+                    "compile.enable_async_tensor_parallel": True,
+                }
+            )
+        )
+
+
+def test_a_global_batch_is_that_of_all_groups() -> None:
+    from titan_actor import config
+
+    launch = TrainerLaunch(
+        run="r", group=0, generation=1, rank=0, world_size=1, groups=2, min_groups=1, node="n", node_address="127.0.0.1",
+        master_port=1, lighthouse="127.0.0.1:1", run_dir="", rank_dir="",
+        titan=TitanSpec(recipe=RECIPE, overrides={"training.global_batch_size": 8}),
+    )  # fmt: skip
+    assert config.for_launch(launch).training.global_batch_size == 4
+
+
+MOE = "torchtitan.models.qwen3.config_registry:qwen3_debugmodel_moe_param_groups"
+
+
+def test_the_learning_rate_of_all_parameter_groups_and_of_one() -> None:
+    config = built(
+        recipe=MOE,
+        data=DataSpec(source="python-stdlib"),
+        overrides={
+            "optimizer.lr": 3e-4,
+            "optimizer.betas": [0.8, 0.9],
+            "optimizer.param_groups.1.optimizer_kwargs.lr": 5e-5,
+            "optimizer.implementation": "foreach",
+        },
+    )
+    groups = config.optimizer.param_groups
+    assert [group.optimizer_kwargs["lr"] for group in groups] == [3e-4, 5e-5, 3e-4]
+    assert [group.optimizer_kwargs["betas"] for group in groups] == [(0.8, 0.9)] * 3
+    assert config.optimizer.implementation == "foreach"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("optimizer.lr", "fast", "expected float, not str"),
+        ("optimizer.learning_rate", 1e-4, "no such field"),
+        ("optimizer.param_groups.7.optimizer_kwargs.lr", 1e-4, "no such field"),
+        ("optimizer.param_groups.0.optimizer_kwargs.lrr", 1e-4, "no such field"),
+    ],
+)
+def test_an_optimizer_setting_that_does_not_exist(key: str, value: object, words: str) -> None:
+    (problem,) = problems(recipe=MOE, data=DataSpec(source="python-stdlib"), overrides={key: value})
+    assert words in problem.message
+    if key.endswith(("7.optimizer_kwargs.lr", "lrr")):
+        assert re.fullmatch(r"titan\.overrides\.optimizer\.param_groups\.[0-2]\.optimizer_kwargs\.lr", problem.nearest)
+
+
+def test_a_data_set_that_is_not_in_the_wheel_is_refused_before_a_start() -> None:
+    (problem,) = problems(recipe=MOE)
+    assert problem.key == "titan.data.source"
+    assert "'c4_test' is tests/assets/c4_test of TorchTitan's repository" in problem.message
+
+
+def test_data_of_the_network_is_refused_before_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    stock = "torchtitan.models.llama3.config_registry:llama3_8b"
+    (problem,) = problems(recipe=stock)
+    assert (problem.key, problem.value) == ("titan.data.source", "recipe")
+    assert "allenai/c4" in problem.message
+    (problem,) = problems(recipe=stock, data=DataSpec(source="python-stdlib"), overrides={"validator.enable": True})
+    assert problem.key == "titan.overrides.validator.dataloader"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    built(recipe=stock)
+
+
+def test_a_tokenizer_beside_the_recipe_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "words").mkdir()
+    (tmp_path / "of_a_user.py").write_text(
+        "from titan_actor.recipes import llama3_debug_small\n"
+        "def mine():\n    made = llama3_debug_small()\n    made.hf_assets_path = 'words'\n    return made\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert built(recipe="of_a_user:mine").hf_assets_path == str(tmp_path / "words")
+
+
+def test_activation_checkpoints_are_named() -> None:
+    assert built(overrides={"activation_checkpoint": "none"}).activation_checkpoint is None
+    assert (
+        type(built(overrides={"activation_checkpoint": "full"}).activation_checkpoint).__qualname__ == "FullAC.Config"
+    )
+    (problem,) = problems(overrides={"activation_checkpoint": "some"})
+    assert "none, full, selective" in problem.message
+
+
+def test_a_model_larger_than_the_memory_here_is_refused() -> None:
+    """Llama 3 70B: 70.55 B parameters, in float32 with gradients and AdamW's two states."""
+    from titan_actor import check, config, memory
+
+    overrides = {"hf_assets_path": str(Path("titan_actor/assets/tokenizer").resolve())}
+    spec = TitanSpec(
+        recipe="torchtitan.models.llama3.config_registry:llama3_70b",
+        overrides={**overrides, "validator.enable": False},
+        data=DataSpec(source="python-stdlib"),
+    )
+    made = config.from_spec(spec)
+    assert memory.least_bytes(made, 1) == pytest.approx(70.55e9 * 16, rel=0.001)
+    assert memory.least_bytes(made, 8) == memory.least_bytes(made, 1) // 8
+    made.parallelism.data_parallel_replicate_degree = 2
+    assert memory.least_bytes(made, 8) == memory.least_bytes(made, 1) // 4
+    groups = GroupsSpec(count=2, ranks_per_group=8)
+    assert check.looked_at(spec, groups)[0] == []
+    (found,) = check.looked_at(spec, groups, here=True)[0]
+    assert found["key"] == "groups.ranks_per_group"
+    assert "at least" in str(found["message"])
+
+
+@pytest.mark.parametrize(
+    ("slurm", "says"),
+    [
+        ({"gres": "gpu:8"}, "131.4 GiB"),
+        ({"flags": ("--mem=0",)}, "131.4 GiB"),
+        ({"gres": "gpu:h100:8"}, "94 GiB"),
+        ({"gres": "gpu:nvidia_a100_40gb:8"}, "40 GiB"),
+        ({"flags": ("--gpus-per-node=a100:8",)}, "80 GiB"),
+        ({"flags": ("--mem=900G",)}, "for all 8 ranks"),
+        ({"gres": "gpu:h200:8"}, ""),
+        ({"flags": ("--mem=1100G",)}, ""),
+    ],
+)
+def test_a_model_is_compared_with_what_the_run_file_asks_slurm_for(slurm: dict[str, Any], says: str) -> None:
+    from titan_actor import config, memory
+
+    made = config.from_spec(TitanSpec(recipe=RECIPE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "least_bytes", lambda config, ranks: int(70.55e9) * 16 // ranks)  # Llama 3 70B
+        problem, note = memory.in_slurm(made, 8, SlurmSpec(**slurm))
+    assert says in problem + note
+    assert bool(problem) == (says not in ("131.4 GiB", ""))
+    assert bool(note) == (says == "131.4 GiB")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is not None, reason="torchao is installed here")
+@pytest.mark.parametrize("name", ["float8", "float8_emulate_lora", "nvfp4"])
+def test_a_converter_whose_package_is_not_here_is_refused_by_the_check(name: str) -> None:
+    (problem,) = problems(recipe=f"torchtitan.models.llama3.config_registry:llama3_debugmodel_{name}")
+    assert problem.key == "titan.recipe"
+    assert "torchao is not installed" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("llama3.config_registry:llama3_debugmodel_varlen_attn", "needs GPUs"),
+        ("deepseek_v3.config_registry:deepseek_v3_debugmodel_hybridep", "expert_parallel_degree > 1"),
+    ],
+)
+def test_a_stock_config_that_cannot_train_here_is_refused_by_the_check(recipe: str, reason: str) -> None:
+    from titan_actor import check
+
+    spec = TitanSpec(
+        recipe=f"torchtitan.models.{recipe}",
+        data=DataSpec(source="python-stdlib"),
+        overrides={"validator.enable": False},
+    )
+    (problem,) = check.looked_at(spec, GroupsSpec(), here=not mends.on_gpu())[0]
+    assert problem["key"] == "titan.recipe"
+    assert reason in str(problem["message"])
+
+
+def test_semi_synchronous_training_is_refused_unless_it_is_switched_off() -> None:
+    recipe = "torchtitan.experiments.torchft.llama3.config_registry:llama3_torchft_debugmodel"
+    data = DataSpec(source="python-stdlib")
+    (problem,) = problems(recipe=recipe, data=data, overrides={"validator.enable": False})
+    assert problem.key == "titan.overrides.fault_tolerance.semi_sync_method"
+    built(recipe=recipe, data=data, overrides={"validator.enable": False, "fault_tolerance.semi_sync_method": "none"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("training.local_batch_size", 0),
+        ("training.seq_len", -4),
+        ("lr_scheduler.warmup_steps", -1),
+        ("lr_scheduler.total_steps", 80),
+        ("metrics.log_freq", 0),
+        ("dataloader.num_workers", -1),
+    ],
+)
+def test_numbers_that_torchtitan_takes_unchecked(key: str, value: int) -> None:
+    from titan_actor import check
+
+    found = check.looked_at(TitanSpec(recipe=RECIPE, steps=150, overrides={key: value}), GroupsSpec())[0]
+    assert [problem["key"] for problem in found][:1] == [f"titan.overrides.{key}"]
+
+
+def test_a_backend_that_fails_at_two_ranks_is_kept_at_one() -> None:
+    from titan_actor import config
+
+    kept = {ranks: config.from_spec(TitanSpec(recipe=RECIPE), ranks).parallelism.spmd_backend for ranks in (1, 2)}
+    assert kept == {1: "spmd_types", 2: "partial_dtensor"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["muse_glimmer.config_registry:muse_glimmer_debugmodel", "llama3.config_registry:llama3_debugmodel_dist_gemm"],
+)
+def test_a_config_that_takes_that_backend_alone_is_refused_at_two(name: str) -> None:
+    from titan_actor import check
+
+    off = {"validator.enable": False, "profiler.enable_profiling": False}
+    spec = TitanSpec(recipe=f"torchtitan.models.{name}", overrides=off, data=DataSpec(source="python-stdlib"))
+    assert check.looked_at(spec, GroupsSpec())[0] == []
+    (found,) = check.looked_at(spec, GroupsSpec(ranks_per_group=2))[0]
+    assert "spmd_types" in str(found["message"])
+
+
+def test_names_that_torchtitan_takes_unchecked() -> None:
+    from titan_actor import check
+
+    (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides={"compile.components": ["mdel"]}), GroupsSpec())[0]
+    assert found["value"] == "mdel"
+    (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides={"compile.backend": "inductr"}), GroupsSpec())[0]
+    assert (found["key"], found["nearest"]) == ("titan.overrides.compile.backend", "inductor")
+    assert check.looked_at(TitanSpec(recipe=RECIPE, overrides={"compile.backend": "aot_eager"}), GroupsSpec())[0] == []
+    weights = {"checkpoint.initial_load_path": "/nope"}
+    assert check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec())[0] == []
+    (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec(), here=True)[0]
+    assert found["value"] == "/nope"
+    weights["checkpoint.initial_load_path"] = "/"
+    (found,) = check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec(), here=True)[0]
+    assert "initial_load_in_hf" in str(found["message"])
+    weights = {**weights, "checkpoint.initial_load_in_hf": True}
+    assert check.looked_at(TitanSpec(recipe=RECIPE, overrides=weights), GroupsSpec(), here=True)[0] == []
+    stock = "torchtitan.models.llama3.config_registry:llama3_debugmodel"
+    (problem,) = problems(recipe=stock, overrides={"dataloader.dataset": "mine", "validator.enable": False})
+    assert "c4_test" in problem.message
+    (problem,) = problems(overrides={"model_spec.flavor": "8B"})
+    assert "titan.recipe" in problem.message
+
+
+def test_metrics_that_would_go_nowhere_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from titan_actor import check
+
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    spec = TitanSpec(recipe=RECIPE, overrides={"metrics.enable_wandb": True})
+    (found,) = check.looked_at(spec, GroupsSpec())[0]
+    assert "WANDB_API_KEY" in str(found["message"])
+    assert check.looked_at(spec, GroupsSpec(), files=["WANDB_API_KEY"])[0] == []
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert check.looked_at(spec, GroupsSpec())[0] == []

@@ -1,0 +1,237 @@
+"""The table of TorchTitan's fields is complete; profiles, metrics and weights, which it calls honoured, are."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.core.model.spec import TitanSpec
+from supervisor.wire.address import free_port
+from tests.real_trainers.titan.groups import Groups, assert_equal_digests, complete
+from titan_actor import fields, mends
+
+NEEDED: tuple[type[Exception], ...] = (ImportError, ValueError)
+"""Raised by configs for packages or devices that are not here."""
+
+COMPILES_WITHIN_S = 240.0
+"""Deadline of a part of the training in which the compiler writes and builds C++."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _upstream() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mends.apply()
+
+
+def registries() -> Iterator[Any]:
+    """The modules of configs that can be imported here."""
+    import torchtitan.models
+
+    names = [
+        f"torchtitan.models.{one.name}.config_registry" for one in pkgutil.iter_modules(torchtitan.models.__path__)
+    ]
+    for name in (*names, "torchtitan.experiments.torchft.llama3.config_registry"):
+        try:
+            yield importlib.import_module(name)
+        except ImportError:
+            continue
+
+
+def configs() -> Iterator[Any]:
+    for registry in registries():
+        for name, made in vars(registry).items():
+            if callable(made) and getattr(made, "__module__", "") == registry.__name__ and not name.startswith("_"):
+                try:
+                    config = made()
+                except (TypeError, *NEEDED):
+                    continue
+                if dataclasses.is_dataclass(config):
+                    yield config
+
+
+def test_every_field_of_every_config_has_a_row_and_every_row_a_field() -> None:
+    from titan_actor import config
+
+    paths = {path for one in configs() for path, _ in config._leaves(one)}
+    assert len(paths) > 120
+    assert sorted(path for path in paths if fields.standing(path) is None) == []
+    known = {(section, name) for section, rows in fields.TABLE.items() for name in rows if section}
+    met = {(path.split(".")[0], (path.split(".") * 2)[1]) for path in paths}
+    not_met = (
+        known - met - {("activation_checkpoint", "budget"), ("activation_checkpoint", "visualize_memory_budget_pareto")}
+    )
+    assert not_met == set()
+
+
+REFUSED = {
+    "checkpoint.create_seed_checkpoint": True,
+    "checkpoint.exclude_from_loading": ["optimizer"],
+    "checkpoint.initial_load_model_only": False,
+    "checkpoint.load_step": 5,
+    "comm.mode": "fake_backend",
+}
+
+
+def test_a_refused_field_is_named_with_the_reason() -> None:
+    from titan_actor import config
+
+    rows = {f"{section}.{name}": row for section, names in fields.TABLE.items() for name, row in names.items()}
+    assert REFUSED.keys() == {key for key, row in rows.items() if row.standing == "refused"}
+    for key, value in REFUSED.items():
+        with pytest.raises(config.ConfigError) as raised:
+            config.from_spec(TitanSpec(recipe="llama3-debug-small", overrides={key: value}))
+        (problem,) = raised.value.problems
+        assert problem.key == f"titan.overrides.{key}"
+        assert rows[key].note in problem.message
+
+
+def test_who_set_a_field() -> None:
+    from titan_actor import config
+
+    settings = config.shown(
+        TitanSpec(recipe="llama3-debug-small", steps=7, overrides={"optimizer.lr": 0.5, "training.seq_len": 32})
+    )
+    found = {setting.key: setting for setting in settings}
+    lr = found["optimizer.param_groups.0.optimizer_kwargs.lr"]
+    assert (lr.value, lr.by, lr.before) == (0.5, "run file", 8e-4)
+    assert (found["training.steps"].value, found["training.steps"].by) == (7, "run file")
+    assert (found["training.seq_len"].by, found["training.max_norm"].by) == ("run file", "recipe")
+    graphs = found["training.disable_cuda_graphs"]
+    assert (graphs.value, graphs.by) == (True, "supervisor")
+    assert "all-reduce" in graphs.reason
+
+
+@pytest.mark.long
+@pytest.mark.trainers
+def test_profiles_metrics_and_weights_are_where_the_config_wants_them(groups: Groups) -> None:
+    """Two groups; one of them is started again in the middle, and goes on with its run in W&B."""
+    keeps: dict[str, Any] = {
+        "steps": 12,
+        "overrides": {
+            "profiler.enable_profiling": True,
+            "profiler.profile_freq": 4,
+            "profiler.profiler_warmup": 1,
+            "profiler.profiler_active": 1,
+            "metrics.enable_tensorboard": True,
+            "metrics.enable_wandb": True,
+            "checkpoint.last_save_in_hf": True,
+        },
+        "environment": {"WANDB_MODE": "offline"},
+    }
+    survivor, lost = groups.start(0, writer=True, **keeps), groups.start(1, **keeps)
+    lost.reached(5, commits=2)
+    lost.kill()
+    back = groups.start(1, generation=2, resume="peers", **keeps)
+    assert [survivor.exit_code(), back.exit_code()] == [0, 0], survivor.log()[-1500:] + back.log()[-1500:]
+    for group in (0, 1):
+        folder = groups.run_dir / "titan" / f"group-{group}"
+        assert list(folder.glob("tb/*/events.out.tfevents.*"))
+        assert list(folder.glob("profiling/traces/**/*.json*"))
+        runs = [file.stem for file in folder.glob("tb/*/wandb/**/run-*.wandb")]
+        assert runs == [f"run-run-group-{group}"] * (1 + group), "a restart goes on with its group's run"
+    (export,) = (groups.run_dir / "export").iterdir()
+    assert list(export.glob("*.safetensors"))
+
+    weights = {"checkpoint.initial_load_path": str(export), "checkpoint.initial_load_in_hf": True}
+    groups.run_dir = groups.top / "next"
+    first = groups.start(0, generation=3, groups=1, steps=1, overrides=weights)
+    assert first.exit_code() == 0, first.log()[-1500:]
+    assert first.lines("initial_weights")
+    (begun,), trained = first.lines("step"), survivor.lines("step")
+    assert begun["loss"] < trained[0]["loss"] - 0.5, "it begins where the other run ended"
+
+
+@pytest.mark.long
+@pytest.mark.trainers
+def test_a_compiled_model_and_loss_train_through_a_kill(groups: Groups) -> None:
+    """Compiled before the group is let in, by the one that comes back too: no step of the others waits for that."""
+    keeps: dict[str, Any] = {"steps": 12, "overrides": {"compile.enable": True, "compile.backend": "inductor"}}
+    survivor, lost = groups.start(0, **keeps), groups.start(1, **keeps)
+    lost.reached(5, commits=2, within_s=COMPILES_WITHIN_S)
+    lost.kill()
+    back = groups.start(1, generation=2, resume="peers", **keeps)
+    ended = [survivor.exit_code(COMPILES_WITHIN_S), back.exit_code(COMPILES_WITHIN_S)]
+    assert ended == [0, 0], survivor.log()[-1500:] + back.log()[-1500:]
+    for rank in (survivor, back):
+        assert "Compiling each TransformerBlock with torch.compile" in rank.log()
+        assert "Compiling the loss function with torch.compile" in rank.log()
+        assert rank.lines("rehearsed")
+        assert {line["seconds"]["compile"] for line in rank.lines("step")} == {0.0}
+    assert_equal_digests(survivor, back)
+
+
+TITANS_OWN = """
+import os, sys
+from supervisor.core.model.spec import TitanSpec
+from titan_actor import config, mends
+mends.apply()
+from torchtitan.tools.logging import init_logger
+init_logger()
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2])
+made = config.from_spec(TitanSpec(recipe="llama3-debug-small", steps=20))
+made.dump_folder = sys.argv[1]
+made.checkpoint.enable, made.checkpoint.last_save_model_only = True, False
+made.build().train()
+"""
+"""TorchTitan's own trainer with its own checkpoint at the end: model, optimizer, place in the data. A process of its own."""
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """A checkpoint in TorchTitan's own format (DCP), and the first loss of the training that wrote it."""
+    folder = tmp_path_factory.mktemp("native")
+    command = [sys.executable, "-c", TITANS_OWN, str(folder), str(free_port())]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    losses = re.findall(r"loss: +([\d.]+)", result.stderr + result.stdout)
+    return folder / "checkpoint" / "step-20", float(losses[0])
+
+
+@pytest.mark.long
+@pytest.mark.trainers
+def test_a_run_begins_with_native_weights_once(groups: Groups, native: tuple[Path, float]) -> None:
+    """The group that was killed heals, and a run that lost all groups goes on from its own checkpoint."""
+    weights, untrained = native
+    keeps: dict[str, Any] = {
+        "steps": 12,
+        "checkpoint_interval_steps": 4,
+        "overrides": {"checkpoint.initial_load_path": str(weights)},
+    }
+    survivor, lost = groups.start(0, writer=True, **keeps), groups.start(1, **keeps)
+    lost.reached(5, commits=2)
+    lost.kill()
+    back = groups.start(1, generation=2, resume="peers", **keeps)
+    assert [survivor.exit_code(), back.exit_code()] == [0, 0], survivor.log()[-1500:] + back.log()[-1500:]
+    assert [bool(rank.lines("initial_weights")) for rank in (survivor, lost, back)] == [True, True, False]
+    first = survivor.lines("step")[0]
+    assert first["step"] == 1, "the other training's steps do not count"
+    assert first["loss"] < untrained - 0.5
+    assert_equal_digests(survivor, back)
+
+    keeps["steps"] = 14
+    (newest,) = complete(groups.run_dir)[-1:]
+    again = groups.start(0, generation=3, groups=1, **keeps)
+    assert again.exit_code() == 0, again.log()[-1500:]
+    assert [line["step"] for line in again.lines("resumed")] == [newest.step]
+    assert not again.lines("initial_weights")
+    assert again.lines("step")[0]["step"] == newest.step + 1
+
+    groups.run_dir = groups.top / "next"
+    keeps["overrides"] = {"checkpoint.initial_load_path": newest.path}
+    other = groups.start(0, generation=4, groups=1, steps=1, overrides=keeps["overrides"])
+    assert other.exit_code() == 0, other.log()[-1500:]
+    assert [line["path"] for line in other.lines("initial_weights")] == [newest.path]
+    (begun,) = other.lines("step")
+    assert begun["step"] == 1
+    assert begun["loss"] < first["loss"], "it begins where the other run ended"
