@@ -247,7 +247,7 @@ def nothing_is_renewed(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_spare_is_counted_on(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Round, "next_spare", property(lambda self: ""))
+    patch.setattr(Round, "can_move", lambda self, group: False)
 
 
 def spares_stay_spares(patch: pytest.MonkeyPatch) -> None:
