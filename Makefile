@@ -23,8 +23,8 @@ help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 test: debian check  ## everything that a developer without a GPU can run
-	LANE=light $(PYTEST) -n 6 $(BESIDE) $(LIGHT)
-	LANE=heavy $(PYTEST) -n 3 $(BESIDE) $(HEAVY)
+	LANE=light $(PYTEST) -n 5 $(BESIDE) $(LIGHT)
+	LANE=heavy $(PYTEST) -n 2 $(BESIDE) $(HEAVY)
 
 test-nightly: debian  ## further cases of what `make test` shows
 	$(PYTEST) -n 2 $(BESIDE) -m long tests

@@ -109,7 +109,8 @@ class Agent:
         self._hooks = Hooks(settings, shim)
         self._warm_env = EnvSpec()
         """[env] of the newest start: the shim's warm process has that environment, or will."""
-        self._ends: set[asyncio.Task[None]] = set()
+        self._ends: dict[asyncio.Task[None], str] = {}
+        """Ends that are being read, in the order in which the shim saw them, each with its generation."""
         self._words: set[asyncio.Task[None]] = set()
         self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
         self._commands: dict[str, RankCommands] = {}
@@ -252,11 +253,13 @@ class Agent:
         if known is None:
             self._early_exits[record.name] = record
         elif not known.exited:
-            task = asyncio.create_task(self._ended(record))
-            self._ends.add(task)
-            task.add_done_callback(self._ends.discard)
+            way = record.name.rpartition(".")[0]
+            earlier = [task for task, of in self._ends.items() if of == way]
+            task = asyncio.create_task(self._ended(record, earlier))
+            self._ends[task] = way
+            task.add_done_callback(self._ends.pop)
 
-    async def _ended(self, record: ProcessRecord) -> None:
+    async def _ended(self, record: ProcessRecord, earlier: Sequence[asyncio.Task[None]]) -> None:
         # not in line behind the writes of a start, which are slow on a slow disk: what is not read now is never
         # reported
         patience_s = CLEAN_WITHIN_S if record.exit_code == 0 else ANSWERS_WITHIN_S
@@ -266,6 +269,10 @@ class Agent:
         except Exception:  # whatever it is: an exit that is never reported would leave its group waiting forever
             log.exception("what %s left behind cannot be read", record.name, extra=about(record.name))
             end = exit_decoder.unread(record, "")
+        if (
+            earlier
+        ):  # what they left takes longer to read: reported alone, the echo of an end would be taken for its cause
+            await asyncio.wait(earlier)
         if self._view.put(record, end, last):
             log.info(
                 "%s ended: exit code %s, signal %s",

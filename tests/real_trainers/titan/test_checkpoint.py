@@ -236,10 +236,12 @@ def test_a_writer_purges_by_its_own_word(groups: Groups) -> None:
     eventually(lambda: len(purged()) >= 5, STEPS_WITHIN_S, "it purges as it goes on")
     rank.ask("drain")
     assert rank.exit_code() == 0
-    assert purged()[:5] == [f"step-{step}.g0.gen1" for step in (1, 2, 4, 6, 8)], "the torn one with the oldest"
+    # one that is due while the one before is still being written is skipped
+    steps = [int(name.removeprefix("step-").partition(".")[0]) for name in purged()]
+    assert steps[0] == 1, "the torn one with the oldest"
     left = sorted(mark.step for mark in complete(groups.run_dir))
     assert len(left) >= 2
-    assert set(left).isdisjoint(range(9)), "only the newest ones are left"
+    assert min(left) > max(steps), "only the newest ones are left"
 
 
 @pytest.mark.trainers
