@@ -259,7 +259,7 @@ class Agent:
             self._ends[task] = way
             task.add_done_callback(self._ends.pop)
 
-    async def _ended(self, record: ProcessRecord, earlier: Sequence[asyncio.Task[None]]) -> None:
+    async def _ended(self, record: ProcessRecord, earlier: Sequence[asyncio.Task[None]] = ()) -> None:
         # not in line behind the writes of a start, which are slow on a slow disk: what is not read now is never
         # reported
         patience_s = CLEAN_WITHIN_S if record.exit_code == 0 else ANSWERS_WITHIN_S

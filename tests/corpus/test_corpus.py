@@ -14,7 +14,7 @@ from tests.corpus.file import INPUT, read
 
 PLANTED = "nothing cheaper is left, another group is the cause"
 
-PARTS = 8
+PARTS = 16
 FAST = 1
 """Parts that `make check` plays; `make test-nightly` plays all."""
 

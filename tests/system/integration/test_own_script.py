@@ -55,6 +55,13 @@ def plain_spec(folder: Path, groups: int = 1, name: str = "plain") -> RunSpec:
     return replace(made, trainer=trainer, env=EnvSpec(directory=str(folder)))
 
 
+def tell(order: Path, what: str) -> None:
+    """Gives the script an order, whole: it reads and removes the file at any moment."""
+    scratch = order.with_suffix(".tmp")
+    scratch.write_text(what)
+    scratch.replace(order)
+
+
 def recovered(w: World, record: RunRecord, count: int) -> Incident:
     """Waits until that many incidents are over; returns the newest."""
 
@@ -71,23 +78,23 @@ def test_a_script_that_knows_no_supervisor_is_restarted_after_an_exit_and_after_
     order = tmp_path / "order"
     record = empty.launch(plain_spec(tmp_path))
     eventually(empty.running(record, 1), 60, "it runs")
-    order.write_text("exit")
+    tell(order, "exit")
     ended = recovered(empty, record, 1)
     assert (ended.kind, ended.rung, ended.generation_after) == (Kind.ERROR, Rung.RESTART, 2)
     assert values(ended.evidence, Code.EXITED)[0]["exit_code"] == 3
     eventually(empty.running(record, 2), 30, "it runs again")
     assert "last output" in cli("status", world=empty).stdout
-    order.write_text("silent")
+    tell(order, "silent")
     hung = recovered(empty, record, 2)
     assert (hung.kind, hung.rung, hung.generation_after) == (Kind.HANG, Rung.RESTART, 3)
     seen = values(hung.evidence, Code.NO_STEP)[0]
     assert seen["bound_s"] == SILENT_S
     assert "plain.py" in seen["stack"]
     eventually(empty.running(record, 3), 30, "it runs again")
-    order.write_text("finish")
+    tell(order, "finish")
     eventually(lambda: empty.status(record).phase == "finished", 30, "exit code 0 is the end")
     empty.check(record, stepped=False)
-    order.write_text("always")
+    tell(order, "always")
     spec = plain_spec(tmp_path, name="always")
     always = empty.launch(replace(spec, policy=replace(spec.policy, healthy_after_s=60.0)))
     eventually(lambda: empty.status(always).phase == "halted", 60, "it fails at each start")
