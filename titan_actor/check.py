@@ -60,7 +60,7 @@ def looked_at(
     if here and not found and (why := memory.problem(built, ranks, groups.count * ranks)):
         found = [config.Problem("groups.ranks_per_group", ranks, why)]
     if slurm is not None and not found:
-        why, note = memory.in_slurm(built, ranks, slurm)
+        why, note = memory.in_slurm(built, groups, slurm)
         found = [config.Problem("groups.ranks_per_group", ranks, why)] if why else []
         notes += [note] if note else []
     if here and (why := _no_weights(built.checkpoint)):

@@ -137,6 +137,7 @@ def _resolved(titan: TitanSpec, ranks: int, stages: _Stages) -> Any:
     reserved = RESERVED | dict.fromkeys(() if titan.data.source == "recipe" else OF_DATA, "titan.data")
     problems += [found for key, value in overrides.items() if (found := _override(config, key, value, reserved))]
     problems += _data(config, titan.data)
+    stages.changes += _default_steps(config, titan)
     config.training.steps, config.debug.seed = titan.steps, titan.seed
     stages.after("run file", config)
     problems += _refused(config)
@@ -150,6 +151,14 @@ def _resolved(titan: TitanSpec, ranks: int, stages: _Stages) -> Any:
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _default_steps(config: Any, titan: TitanSpec) -> list[Change]:
+    """Names the steps of a recipe that the run file's default takes the place of: those of a shipped one are ours."""
+    own, key = config.training.steps, "training.steps"
+    if titan.recipe in recipes.SHIPPED or own == titan.steps or titan.steps != TitanSpec().steps:
+        return []
+    return [Change(key, own, titan.steps, f"the default of titan.steps; titan.steps = {own} keeps the recipe's")]
 
 
 def _semi_sync(made: Any, chosen: Any) -> Problem | None:

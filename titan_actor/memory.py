@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from supervisor.core.model.spec import SlurmSpec
+from supervisor.core.model.spec import GroupsSpec, SlurmSpec
 
 GPU_GIB = {
     "a100": 80, "b200": 192, "b300": 288, "gb200": 192, "h100": 94, "h200": 141, "l4": 24, "l40": 48, "l40s": 48, "t4": 16,
@@ -52,12 +52,12 @@ def problem(config: Any, ranks: int, together: int = 1) -> str:
     )
 
 
-def in_slurm(config: Any, ranks: int, slurm: SlurmSpec) -> tuple[str, str]:
-    """Explains why a rank does not fit on the GPU, or all ranks in the memory, that the run file asks Slurm for. Where it
-    names neither: the least memory of a rank, for the user to compare. Returns both texts, one of them empty."""
+def in_slurm(config: Any, groups: GroupsSpec, slurm: SlurmSpec) -> tuple[str, str]:
+    """Explains why a rank does not fit on the GPU, or a node's ranks in the memory, that the run file asks Slurm for. Where
+    it names neither: the least memory of a rank, for the user to compare. Returns both texts, one of them empty."""
     if config.training.enable_cpu_offload:
         return "", ""
-    needs = least_bytes(config, ranks)
+    needs, here = least_bytes(config, groups.ranks_per_group), groups.slots
     told = f"each rank needs at least {needs / 2**30:.1f} GiB for parameters, gradients and optimizer"
     gpus = " ".join((slurm.gres, *(flag for flag in slurm.flags if flag.startswith("--gpu")))).lower()
     memory = [found for flag in slurm.flags if (found := re.fullmatch(r"--mem=(\d+)([kmgt]?)b?", flag.lower()))]
@@ -67,8 +67,8 @@ def in_slurm(config: Any, ranks: int, slurm: SlurmSpec) -> tuple[str, str]:
         # of all memory of a host (--mem=0) no one knows how much it is
         return "", told
     else:
-        where = f"{memory[-1][0]!r} is for all {ranks} ranks of a node"
-        has = (int(memory[-1][1]) << UNITS[memory[-1][2]]) // ranks
+        where = f"{memory[-1][0]!r} is for all {here} ranks of a node"
+        has = (int(memory[-1][1]) << UNITS[memory[-1][2]]) // here
     return (f"{told}, and {where}: take more ranks in a group, or a smaller model", "") if needs > has else ("", "")
 
 

@@ -31,8 +31,21 @@ LEFT_OUT: Mapping[str, str] = {
     "checkpoint.enable_checkpoint": "checkpoints are always written: titan.checkpoint_interval_steps",
     "checkpoint.folder": "checkpoints are in `checkpoints` in the run's folder",
     "checkpoint.async_mode": "checkpoints are always written beside the training",
+    "checkpoint.model_weights_only": "a checkpoint holds all that a restart needs; weights alone: last_save_in_hf",
+    "checkpoint.last_save_model_only": "a checkpoint holds all that a restart needs; weights alone: last_save_in_hf",
     "fault_tolerance.enable": "runs are always fault tolerant",
     "fault_tolerance.replica_id": "each group gets its own",
+    **dict.fromkeys(
+        (
+            "float8.enable_fsdp_float8_all_gather",
+            "float8.precompute_float8_dynamic_scale_for_fsdp",
+            "float8.force_recompute_fp8_weight_in_bwd",
+            "float8.recipe_name",
+            "float8.filter_fqns",
+            "float8.emulate",
+        ),
+        "it has no effect without the float8 converter, which a recipe gives: model_registry(..., converters=[...])",
+    ),
 }
 """Names without a place here -> why."""
 
@@ -177,6 +190,8 @@ def _translate(
         found.lines.append(f"{key} = {value!r}: left out; it is the only way of TorchTitan 0.3")
     elif key in LEFT_OUT:
         found.lines.append(f"{key} = {value!r}: left out; {LEFT_OUT[key]}")
+    elif key in BY_A_RECIPE and not value:
+        found.lines.append(f"{key} = {value!r}: left out; it is empty")
     elif key in BY_A_RECIPE:
         yield f"{key} = {value!r}: {BY_A_RECIPE[key]}: set it in a function of your own, and name that as MODULE:FUNCTION"
     elif key in OUR_KEYS:

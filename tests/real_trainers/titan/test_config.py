@@ -448,10 +448,26 @@ def test_a_model_is_compared_with_what_the_run_file_asks_slurm_for(slurm: dict[s
     made = config.from_spec(TitanSpec(recipe=RECIPE))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "least_bytes", lambda config, ranks: int(70.55e9) * 16 // ranks)  # Llama 3 70B
-        problem, note = memory.in_slurm(made, 8, SlurmSpec(**slurm))
+        problem, note = memory.in_slurm(made, GroupsSpec(ranks_per_group=8), SlurmSpec(**slurm))
+        over_two = GroupsSpec(ranks_per_group=8, nodes_per_group=2)
+        half = memory.in_slurm(made, over_two, SlurmSpec(flags=("--mem=600G",)))
+    assert half == ("", ""), "each of two nodes has four of the ranks"
     assert says in problem + note
     assert bool(problem) == (says not in ("131.4 GiB", ""))
     assert bool(note) == (says == "131.4 GiB")
+
+
+def test_the_default_steps_take_the_place_of_a_recipes_with_a_line() -> None:
+    from titan_actor import config
+
+    def told(**spec: Any) -> list[tuple[Any, Any]]:
+        _, changes = config.resolved(TitanSpec(**spec))
+        return [(change.before, change.after) for change in changes if change.key == "training.steps"]
+
+    stock = "torchtitan.models.llama3.config_registry:llama3_405b"
+    ((own, steps),) = told(recipe=stock)
+    assert (own > steps, steps) == (True, TitanSpec().steps)
+    assert told(recipe=stock, steps=own) == told(recipe=stock, steps=50) == told() == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is not None, reason="torchao is installed here")

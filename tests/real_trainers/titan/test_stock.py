@@ -17,6 +17,7 @@ DAY = (
 )
 NIGHT = (
     f"{MODELS}.qwen3.config_registry:qwen3_debugmodel",
+    f"{MODELS}.qwen3.config_registry:qwen3_debugmodel_non_fused_qkv",
     f"{MODELS}.qwen3.config_registry:qwen3_moe_debug",
     f"{MODELS}.qwen3.config_registry:qwen3_debugmodel_moe_param_groups",
     f"{MODELS}.muse_glimmer.config_registry:muse_glimmer_debugmodel",

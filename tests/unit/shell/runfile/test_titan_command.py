@@ -24,6 +24,7 @@ log_freq = 1
 name = "llama3"
 flavor = "debugmodel"
 tokenizer_path = "./tokenizer"
+converters = []
 [optimizer]
 name = "AdamW"
 lr = 8e-4
@@ -41,6 +42,11 @@ selective_ac_option = "op"
 [checkpoint]
 enable_checkpoint = false
 interval = 10
+model_weights_only = false
+[float8]
+enable_fsdp_float8_all_gather = false
+precompute_float8_dynamic_scale_for_fsdp = false
+filter_fqns = ["output"]
 """
 
 
