@@ -159,7 +159,8 @@ and 20 s, of which 14 and 15 were imports, and held up the other for 0.6 s.
 `make gpu` ran on one H200 with torch 2.11, which needs stand-ins for names that TorchTitan imports ([the figures](../benchmarks/results/gpu.json)): TorchTitan's own debug model, batch 8 of 2048 tokens in
 bfloat16. After a process was killed, its group was forked from the warm process and trained again after 4.4 s, of which 2.3 were the rehearsal of
 the first pass and 1.2 the building of the trainer; the other group's next step came after 0.5 s. Compiled, two groups took 0.13 s for a step, and
-states were equal at every comparison. A group alone took 27 to 33 % longer for a step than TorchTitan's own trainer (0.10 s and 0.08 s).
+states were equal at every comparison. In two turns, a third
+being cut off, a group alone took 27 and 33 % longer for a step than TorchTitan's own trainer (0.10 s and 0.08 s).
 
 Not yet run: NCCL between groups, groups of several ranks, FlashAttention 3, and the pinned version of torch. A run on a GPU has
 no fault-free twin, which would differ by more than the tolerance. Its certificate says so, and may be green.
