@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fault_injection.checkers.kill_reasons import no_kill_without_reason
-from fault_injection.checkers.ownership import one_quorum_per_step, single_owner, without_life
+from fault_injection.checkers.ownership import nodes_of, one_quorum_per_step, single_owner, without_life
 from supervisor.shell.history.files import History, Steps, Unknown
 
 
@@ -66,11 +66,6 @@ def one_actuation_per_decision(history: History) -> list[str]:
                 f"group {process.group} generation {process.generation} was spawned {early:.3f} s before that was decided"
             )
     return found
-
-
-def nodes_of(action: Mapping[str, Any]) -> list[str]:
-    """Returns the nodes of an action of the journal."""
-    return [*(action.get("nodes") or [action["node"]])]
 
 
 def _owner(steps: Steps) -> tuple[int, int, int, str]:

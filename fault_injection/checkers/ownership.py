@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, combinations, groupby
 from typing import Any
@@ -116,11 +116,16 @@ def _commits_of_the_fenced(history: History) -> Iterator[str]:
             ):
                 late = [line for line in steps.committed() if line["t"] > decision.t]
                 bad = [x for x in late if x["start"] > decision.t or _is_newer(quorums, steps.group, x, decision.t)]
-                if bad and steps.node not in (action.get("nodes") or [action["node"]]):
+                if bad and steps.node not in nodes_of(action):
                     yield (
                         f"{steps.name} on {steps.node} began step {bad[0]['step']} after generation {action['generation']} was to "
-                        f"begin on {', '.join(action.get('nodes') or [action['node']])}: it was not fenced"
+                        f"begin on {', '.join(nodes_of(action))}: it was not fenced"
                     )
+
+
+def nodes_of(action: Mapping[str, Any]) -> list[str]:
+    """Returns the nodes of an action of the journal."""
+    return [*(action.get("nodes") or [action["node"]])]
 
 
 def _is_newer(quorums: dict[int, list[tuple[int, float]]], group: int, line: dict[str, Any], decided: float) -> bool:

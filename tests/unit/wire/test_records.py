@@ -133,7 +133,7 @@ def test_a_group_of_version_2_is_read_with_its_seats(
 def test_a_program_of_version_2_sees_a_newer_group_and_no_corrupt_one(monkeypatch: pytest.MonkeyPatch) -> None:
     written = encode(GroupMemory(group=3, seats=(HERE,)))
     monkeypatch.setitem(records.VERSIONS, "GroupMemory", 2)
-    assert newer(written) == "version 3 is newer than this program's 2"
+    assert newer(written) == "version 4 is newer than this program's 2"
     with pytest.raises(NewerRecord):
         decode(written, GroupMemory)
 
