@@ -78,6 +78,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield Run(bench, store)
 
 
+@pytest.mark.long
 def test_a_stall_that_all_groups_share_ends_nobody(run: Run) -> None:
     bench = run.bench
     bench.settle()

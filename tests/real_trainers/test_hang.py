@@ -99,7 +99,7 @@ def test_steps_that_are_five_times_as_slow_are_left_alone(run: Run) -> None:
 @pytest.mark.parametrize(
     ("how", "group", "activity", "state", "where"),
     [
-        ("data", 1, "data", "sleeping", "batch_generator (hanging.py:"),
+        pytest.param("data", 1, "data", "sleeping", "batch_generator (hanging.py:", marks=pytest.mark.long),
         pytest.param("gil", 0, "compute", "sleeping", ", holding the interpreter's lock", marks=pytest.mark.long),
         pytest.param("compute", 1, "compute", "busy", "forward_backward_step (hanging.py:", marks=pytest.mark.long),
     ],

@@ -180,6 +180,7 @@ def test_a_service_host_that_hangs_is_followed_by_another_and_never_serves_again
     moved_on(w, record, before, fault, other, "service host hangs")
 
 
+@pytest.mark.long
 def test_a_lost_service_host_is_followed_by_another(w: World) -> None:
     w.second_host()
     record = trains(w, quorum_spec(2))

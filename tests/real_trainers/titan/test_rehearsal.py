@@ -45,6 +45,7 @@ def test_the_first_step_compiles_nothing_and_trains_as_it_would_have(
         assert_equal_digests(one, other, at_least=4)
 
 
+@pytest.mark.long
 def test_a_newcomer_heals_after_its_rehearsal(groups: Groups) -> None:
     first = groups.start(0, steps=1000, overrides=COMPILED)
     first.reached(3)

@@ -233,6 +233,7 @@ def test_an_agent_that_fails_is_gone_with_its_exit_code(at_slurm: SlurmPlace) ->
     eventually(lambda: "FAILED" in (r := grants(engine)["a1"].reason) and "exit code 3" in r, WITHIN_S, "why")
 
 
+@pytest.mark.long
 def test_while_the_controller_is_away_nothing_is_gone_and_nothing_is_submitted_twice(at_slurm: SlurmPlace) -> None:
     engine = at_slurm.engine()
     engine.acquire(at_slurm.request("a1"))

@@ -58,6 +58,7 @@ def test_a_cordoned_host_gets_no_group_until_it_is_free_again(toy_run: tuple[Wor
     fails(cli("uncordon", barred, world=w), 1, "is not cordoned")
 
 
+@pytest.mark.long
 def test_a_drained_node_is_left_at_no_budget_and_a_later_run_leaves_it_out(tmp_path: Path) -> None:
     """Toys that step in a real quorum: a group moves only while another trains that it can heal from."""
     with world(tmp_path) as w:

@@ -41,6 +41,7 @@ def toys(gpus: Gpus, tmp_path: Path) -> Iterator[tuple[World, RunRecord]]:
         w.check(record)
 
 
+@pytest.mark.long
 def test_an_xid_79_moves_the_group_to_the_spare(gpus: Gpus, toys: tuple[World, RunRecord]) -> None:
     """The same node's GPU stays lost, and keeps other groups away from it."""
     w, record = toys

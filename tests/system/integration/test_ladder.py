@@ -43,6 +43,7 @@ def test_a_killed_trainer_is_restarted_in_place_and_the_other_is_left_alone(toy_
     assert w.trainer(record, 0).pid == other
 
 
+@pytest.mark.long
 def test_a_stopped_rank_is_silent_first_and_started_again_once_it_has_been_for_too_long(empty: World) -> None:
     """With policy.hang.stopped_s = 0 a stop is not acted on as such. Its node lives, and the others go on without it,
     so a while of that is ridden through."""
@@ -101,6 +102,7 @@ def test_a_lost_node_is_replaced_by_the_spare(toy_run: tuple[World, RunRecord]) 
     assert list(state.cordons) == [node]
 
 
+@pytest.mark.long
 def test_a_lost_allocation_is_asked_for_anew(toy_run: tuple[World, RunRecord]) -> None:
     w, record = toy_run
     w.take_away(w.allocation_of(record, 1))
@@ -306,6 +308,7 @@ def test_records_that_cannot_be_read_are_reported_and_left_alone(toy_run: tuple[
     assert w.trainer(record, 0).state == "running"
 
 
+@pytest.mark.long
 def test_everything_stops_and_starts_again(toy_run: tuple[World, RunRecord]) -> None:
     """The state is in etcd: started again, the run goes on with new nodes and a new lighthouse. These toys have saved
     nothing since they started, which draws once on the budget for any number of groups. The second time everything is

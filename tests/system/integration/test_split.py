@@ -14,11 +14,7 @@ from fault_injection.testbed import netns
 from tests.system.integration import split_cases
 
 CASES = [name for name in vars(split_cases) if name.startswith("test_")]
-FAST = ("test_a_split_with_the_lighthouse_on_the_far_side",)
-EACH = [
-    pytest.param(name, marks=[] if name in FAST else [pytest.mark.long], id=name.removeprefix("test_"))
-    for name in CASES
-]
+EACH = [pytest.param(name, marks=pytest.mark.long, id=name.removeprefix("test_")) for name in CASES]
 WITHIN_S = 480
 
 

@@ -93,6 +93,7 @@ class TestOneServer:
             passes(FROZEN_S)
         one.restarts_as_usual("etcd frozen")
 
+    @pytest.mark.long
     def test_out_of_space(self, one: Outage) -> None:
         with one.nothing_happens("etcd out of space"):
             _fill(one)

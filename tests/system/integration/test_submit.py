@@ -223,6 +223,7 @@ def login(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Login]:
         server.stop()
 
 
+@pytest.mark.long
 def test_a_run_whose_leader_is_cancelled(login: Login) -> None:
     login.hosts_apart()
     said = login.submit()

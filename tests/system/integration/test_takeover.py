@@ -147,6 +147,7 @@ def _not_committed(record: RunRecord) -> list[dict[str, Any]]:
     return [x for x in journal(record) if x.get("refused") or x.get("event") == "outcome_unknown"]
 
 
+@pytest.mark.long
 def test_a_leader_that_is_frozen_past_its_lease_and_thawed_does_nothing(w: World) -> None:
     first, second = two_supervisors(w)
     record = trains(w)

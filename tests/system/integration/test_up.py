@@ -96,6 +96,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.root
 def test_a_full_disk_and_no_etcd_end_nothing(small: Path) -> None:
     """Neither etcd nor, without it, a supervisor can start: training goes on, and all comes back with the room."""

@@ -151,6 +151,7 @@ def test_a_leader_stands_down_when_it_meets_a_newer_record_and_leads_again_when_
     eventually(lambda: _steps_on(w, before), 20, "nothing was restarted")
 
 
+@pytest.mark.long
 @pytest.mark.etcd
 def test_agents_leave_what_runs_alone_when_what_is_wanted_is_newer_and_say_so(
     toy_run: tuple[World, RunRecord], tmp_path: Path

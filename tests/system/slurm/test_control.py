@@ -102,6 +102,7 @@ def test_all_jobs_go_at_once(w: SlurmWorld) -> None:
     w.check(record)
 
 
+@pytest.mark.long
 def test_an_agent_is_upgraded_without_a_missed_step(w: SlurmWorld) -> None:
     """The job's main process is the shim: Slurm does not see the agent end."""
     record = trains(w, w.launch(w.spec("upgraded", spares=0)))
