@@ -13,7 +13,7 @@ HEAVY := tests/real_trainers
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo help test test-nightly test-bare check chaos gpu chaos-long killpoints ground sim bench bench-detection bench-slurm bench-nodes install install-dev debian docs clean
+.PHONY: demo help test test-nightly test-bare check chaos gpu configs chaos-long killpoints ground sim bench bench-detection bench-slurm bench-nodes install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -45,6 +45,9 @@ chaos: debian  ## every fault that can be made here, once, with real trainers: a
 
 gpu: install  ## what one CUDA device shows: two groups that share it, a kill, a compiled config, step time beside TorchTitan's own trainer; at most eight minutes
 	$(BIN)/python -m benchmarks.gpu
+
+configs: install-dev  ## nightly: every config of TorchTitan's registries, checked, and the debug-sized ones trained through a kill; twenty minutes
+	$(BIN)/python -m tests.real_trainers.titan.stock_configs --results benchmarks/results/titan_configs.json
 
 chaos-long: debian  ## twenty seeds, each of eight faults, some at once, groups of two ranks, and what older seeds found: about two hours; CHAOS=--go-on goes on with one that was interrupted
 	$(BIN)/python -m benchmarks.chaos_compound $(CHAOS)

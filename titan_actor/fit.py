@@ -33,9 +33,13 @@ def refuse_on_cpu(config: Any) -> None:
         raise NotOnCpu("compile.enable_async_tensor_parallel needs GPUs, and this node has none: set it to false")
     if config.profiler.enable_memory_snapshot:
         raise NotOnCpu("profiler.enable_memory_snapshot needs GPUs, and this node has none: set it to false")
+    name = config.model_spec.name
+    if name == "gpt_oss":
+        # its sinks rescale by the log-sum-exp of flex attention, which torch has for GPUs alone
+        raise NotOnCpu("both kinds of attention of gpt_oss need GPUs, and this node has none: take another model")
     if any(config.model_spec.model.traverse(VarlenAttention.Config)):
         raise NotOnCpu(
-            f"the varlen attention of {config.model_spec.name} needs GPUs, and this node has none: take a recipe with flex attention"
+            f"the varlen attention of {name} needs GPUs, and this node has none: take a recipe with flex attention"
         )
     degree = config.parallelism.expert_parallel_degree
     for kind in (DeepEPTokenDispatcher, HybridEPTokenDispatcher, MinimalAsyncEPTokenDispatcher):

@@ -482,6 +482,8 @@ def test_a_converter_whose_package_is_not_here_is_refused_by_the_check(name: str
     ("recipe", "reason"),
     [
         ("llama3.config_registry:llama3_debugmodel_varlen_attn", "needs GPUs"),
+        ("gpt_oss.config_registry:gpt_oss_debugmodel", "need GPUs"),
+        ("gpt_oss.config_registry:gpt_oss_debugmodel_flex", "need GPUs"),
         ("deepseek_v3.config_registry:deepseek_v3_debugmodel_hybridep", "expert_parallel_degree > 1"),
     ],
 )

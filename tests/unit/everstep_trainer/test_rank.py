@@ -174,3 +174,10 @@ def test_a_script_that_no_supervisor_started_says_what_to_do() -> None:
     assert done.returncode == 2
     assert "Name it in [trainer] command of a run file" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_library_can_be_read_before_it_is_trusted() -> None:
+    import everstep_trainer
+
+    folder = Path(everstep_trainer.__file__).parent
+    assert 100 < sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py")) <= 200
