@@ -46,7 +46,12 @@ def spec(name: str, size: int = SIZE, ranks: int = RANKS) -> RunSpec:
     """Returns a run of two groups of the small debug model, on `size` nodes with `ranks` ranks each."""
     budget = BudgetSpec(restart=30, replace=60, reallocate=60)
     made = toy_spec(name, GROUPS, start_timeout_s=300.0, budget=budget)
-    titan = TitanSpec(recipe="llama3-debug-small", steps=100_000, checkpoint_interval_steps=10, digest_interval_steps=5)
+    titan = TitanSpec(
+        recipe="tests.real_trainers.titan.recipes:that_rests_between_steps",
+        steps=100_000,
+        checkpoint_interval_steps=10,
+        digest_interval_steps=5,
+    )
     return replace(
         made,
         titan=titan,

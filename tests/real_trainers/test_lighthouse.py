@@ -216,7 +216,10 @@ def test_a_leader_killed_in_the_middle_of_it_changes_nothing(w: World) -> None:
 def test_real_trainers_ride_through_the_loss_of_their_lighthouse(tmp_path: Path) -> None:
     """TorchTitan on TorchFT: no trainer dies, no committed step is lost, and the replicas are equal afterwards."""
     titan = TitanSpec(
-        recipe="llama3-debug-small", steps=100_000, checkpoint_interval_steps=1000, digest_interval_steps=5
+        recipe="tests.real_trainers.titan.recipes:that_rests_between_steps",
+        steps=100_000,
+        checkpoint_interval_steps=1000,
+        digest_interval_steps=5,
     )
     spec = replace(toy_spec(name="real", spares=0, start_timeout_s=300.0), titan=titan, torchft=TORCHFT)
     with world(tmp_path, toys=False) as w:

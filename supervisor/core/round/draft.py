@@ -156,6 +156,7 @@ class Round(RoundView):
             exclude=tuple(sorted(unheard | self.cordons.keys() | self._barred_for_all.keys())),
             instead_of=instead_of,
         )
+        self._renewed += 1
         self.act("acquire", f"acquire:{key}", reason, rung=rung)
         return key
 
@@ -167,6 +168,7 @@ class Round(RoundView):
         allocation = self.allocations.get(key)
         if allocation is not None and allocation.state == "wanted":
             self.allocations[key] = replace(allocation, state="released", since=self.now)
+            self._renewed += 1
             if self._candidates is not None:
                 nodes = self.observed.nodes
                 self._candidates = [name for name in self._candidates if nodes[name].allocation != key]

@@ -20,8 +20,10 @@ from supervisor.core.policy import budgets, cordons
 from supervisor.core.policy.ladder import Choice, Means, choose
 
 MAX_CHANGES = 15
-"""Groups that one round may change. Each costs up to six operations (group, incident, two allocations, admission,
-desired state), and a transaction holds 100."""
+"""Groups that one round may change."""
+MAX_RECORDS = 90
+"""Records that the changes of one round may take: a group and its incident, and for each of its nodes the allocation
+that is given back and the new one. They are written at once, and a transaction holds 100."""
 
 MAY_COME_BACK = that_are(Is.MAY_COME_BACK)
 
@@ -55,6 +57,8 @@ class RoundView:
         self.waits: dict[str, Reason] = {}
         self._wake: list[float] = []
         self._touched: set[int] = set()
+        self._renewed = 0
+        """Allocations asked for or given back in this round."""
         self._arrived: set[str] | None = None
         self._candidates: list[str] | None = None
         self._ill: dict[str, str] | None = None
@@ -87,7 +91,10 @@ class RoundView:
 
     def full(self, group: int) -> bool:
         """Returns true if this round may change no further group; the next round follows at once."""
-        if group in self._touched or len(self._touched) < MAX_CHANGES:
+        if group in self._touched or not self._touched:
+            return False
+        records = 2 * (len(self._touched) + 1) + self._renewed + 2 * self.spec.groups.nodes_per_group
+        if len(self._touched) < MAX_CHANGES and records <= MAX_RECORDS:
             return False
         self.look_again(self.now)
         return True

@@ -359,7 +359,7 @@ class Loop:
         deletes = [key for key in projection.acquitted(run, decision.acquitted) if key in self._mirror.items]
         account = self._account(run, memory, decision.memory)
         intents |= {keys.account(run): encode(account)} if account is not None else {}
-        puts = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
+        puts, later = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
         waits = said(decision.waits)
         if changed or (waits and waits != self._said.get(run)):
             journal.intent(self.epoch, observed, decision, memory, given, policy)
@@ -396,11 +396,20 @@ class Loop:
         self._mirror.wrote(puts, revision)
         if changed:
             journal.outcome(self.epoch, decision.memory.decisions, revision)
-        if account is not None and keys.account(run) in puts:
+        if account is not None and keys.account(run) in puts | later:
             journal.event("account", epoch=self.epoch, account=to_jsonable_python(account))
         if given is not None:
             journal.keep(given)
         reach("recorded")
+        self._write_further(later)
+
+    def _write_further(self, intents: dict[str, bytes]) -> None:
+        """Writes the intents that the decision's transaction did not hold, in further ones: what a lost one held is
+        derived from memory again."""
+        left = [*intents.items()]
+        while left:
+            batch, left = dict(left[:MAX_OPERATIONS]), left[MAX_OPERATIONS:]
+            self._mirror.wrote(batch, self._store.commit(batch, (), [self._term.expect()]))
 
     def _account(self, run: str, memory: Memory, now: Memory) -> Account | None:
         """Returns where the time went, over all terms; None if it is not due. It is due with each change, and every
@@ -430,9 +439,8 @@ class Loop:
 
     def _difference(
         self, run: str, memory: dict[str, bytes], intents: dict[str, bytes], at_most: int
-    ) -> dict[str, bytes]:
-        """Returns what to write, memory first. What does not fit into one transaction is written in the next turns:
-        intents are derived from memory, so nothing is lost."""
+    ) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        """Returns what to write at once, memory first, and the intents for which there is no room."""
 
         def differs(key: str, value: bytes) -> bool:
             item = self._mirror.items.get(key)
@@ -447,13 +455,9 @@ class Loop:
         ending = {*told, *(keys.desired(node, run) for node in observe.runs_on(self._mirror, run))}
         # Empty ones first: an agent that returns to its old record would begin what has been moved away from it.
         ordered = {key: _nothing(key) for key in sorted(ending - intents.keys())} | intents
-        for key, value in ordered.items():
-            if len(puts) >= at_most:
-                self._look_again[run] = self.now()
-                break
-            if differs(key, value):
-                puts[key] = value
-        return puts
+        asked = {key: value for key, value in ordered.items() if differs(key, value)}
+        first = [*asked][: at_most - len(puts)]
+        return puts | {key: asked.pop(key) for key in first}, asked
 
     def _resynchronise(self) -> None:
         """Reads everything again after an unknown outcome, before anything is decided."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.real_trainers.titan.recipes import REST_S
 from titan_actor import recipes
 
 FOR_EVER_S = 3600
@@ -30,6 +31,7 @@ def small() -> Any:
 
     def forward_backward_step(self: Any, **batch: Any) -> Any:
         wanted = _wanted(self)
+        time.sleep(REST_S)
         match wanted:
             case "gil":
                 ctypes.PyDLL(None).sleep(FOR_EVER_S)  # C code that does not give the interpreter's lock away

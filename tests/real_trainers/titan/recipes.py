@@ -18,6 +18,9 @@ LOAD_S = 12.0
 COMMITS_BEFORE = 5
 """Commits of the process before it dies or freezes."""
 
+REST_S = 0.25
+"""Pause after each step of a run that is only there to be broken: it leaves the processors to what is watched."""
+
 TOLD = "TOLD_BY_TORCHFT"
 """Environment variable: the file for the output of TorchFT's own loggers of quorums and commits, a JSON line each."""
 
@@ -156,6 +159,20 @@ def whose_checkpoints_load_slowly() -> Any:
         restore(self)
 
     ReplicaTrainer._restore = slowly
+    return recipes.llama3_debug_small()
+
+
+def that_rests_between_steps() -> Any:
+    """Takes a pause after each step, as GPUs give the processors."""
+    from titan_actor.replica import ReplicaTrainer
+
+    forward = ReplicaTrainer.forward_backward_step
+
+    def calmly(self: Any, **batch: Any) -> Any:
+        time.sleep(REST_S)
+        return forward(self, **batch)
+
+    ReplicaTrainer.forward_backward_step = calmly
     return recipes.llama3_debug_small()
 
 

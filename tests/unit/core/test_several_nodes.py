@@ -9,12 +9,14 @@ import pytest
 
 from supervisor.core.evidence import group_nodes, hang_attribution
 from supervisor.core.invariants import violations
+from supervisor.core.model.incident import Failure
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import CordonView, GpuFact, StuckView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.round.draft import Round
+from supervisor.ports.store import MAX_OPERATIONS
 from supervisor.shell.control import projection
 from supervisor.shell.web.verdicts import of_groups
 from supervisor.wire.records import NodeDesired, TrainerDesired
@@ -217,6 +219,24 @@ def test_two_groups_lose_a_node_at_once() -> None:
     now = [*seats(w, 0), *seats(w, 1)]
     assert len({*now}) == 4
     assert not {*now} & {*lost}
+
+
+@pytest.mark.parametrize(("size", "moved"), [(1, 15), (4, 9), (16, 2), (48, 1)])
+def test_one_round_moves_no_more_groups_than_a_transaction_holds(size: int, moved: int) -> None:
+    """Seed 0 of 200 groups of four: 15 groups moved at once, with 120 records of allocations."""
+    w = wide(groups=20, spares=0, size=size).bring_up()
+    r, before = Round(w.observed(), w.spec, w.memory), w.memory
+    for group in before.groups.values():
+        if r.full(group.group):
+            break
+        r.incident_for(group, Failure(Kind.STALLED, ()), 0)
+        for seat in group.seats:
+            r.release(seat.allocation, Reason.of(Code.RUN_STARTS))
+            r.acquire(Reason.of(Code.RUN_STARTS))
+    changed = [g for g in r.groups.values() if g != before.groups[g.group]]
+    renewed = [a for a in r.allocations.values() if a != before.allocations.get(a.key)]
+    assert (len(changed), len(renewed)) == (moved, 2 * size * moved)
+    assert len(changed) + len(r.changed) + len(renewed) < MAX_OPERATIONS
 
 
 def exited(w: World) -> None:

@@ -144,6 +144,19 @@ def test_after_an_upgrade_only_what_changes_is_written_however_much_lacks_a_new_
     assert written == [keys.allocation("run", "run-a7")]
 
 
+def test_all_nodes_are_told_in_the_turn_that_decides(store: MemoryStore) -> None:
+    """Of 800 nodes some were told of a new gate after eight turns, when their groups were taken for stalled."""
+    nodes = {f"n{number}" for number in range(2 * MAX_OPERATIONS + 5)}
+    for node in nodes:
+        store.put(keys.observed(node), _observed(node))
+    before = len(store.commits)
+    _loop(store).step()
+    made = [puts for puts in store.commits[before:] if any(key.startswith(keys.DESIRED) for key in puts)]
+    assert nodes <= {key.split("/")[4] for puts in made for key in puts if key.startswith(keys.DESIRED)}
+    assert len(made) == 3
+    assert all(len(puts) <= MAX_OPERATIONS for puts in made)
+
+
 def test_the_epoch_goes_on_where_the_restored_etcds_ended(store: MemoryStore) -> None:
     store.put(keys.EPOCHS_BEFORE, encode(EpochsBefore(count=1000)))
     loop = _loop(store)

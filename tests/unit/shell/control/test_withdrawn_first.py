@@ -18,12 +18,13 @@ def test_a_node_that_lost_its_group_is_told_before_the_others(monkeypatch: pytes
     left = keys.desired("n9", "run")
     loop: Any = Loop.__new__(Loop)
     loop._mirror = SimpleNamespace(items={left: SimpleNamespace(value=b"old")}, keys=lambda prefix: [left])
-    loop._look_again, loop.now = {}, lambda: 7.0
     monkeypatch.setattr(observe, "runs_on", lambda mirror, run: [])
 
-    puts = loop._difference("run", {"memory": b"m"}, {keys.desired(f"n{k}", "run"): b"new" for k in range(5)}, 3)
+    wanted = {keys.desired(f"n{k}", "run"): b"new" for k in range(5)}
+
+    puts, later = loop._difference("run", {"memory": b"m"}, wanted, 3)
 
     assert list(puts)[:2] == ["memory", left]
     assert not decode(puts[left], NodeDesired).trainers
     assert len(puts) == 3
-    assert loop._look_again == {"run": 7.0}
+    assert later == {key: value for key, value in wanted.items() if key not in puts}
