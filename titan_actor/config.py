@@ -92,7 +92,9 @@ def shown(titan: TitanSpec, ranks: int = 1) -> list[Setting]:
     """Returns every field of a spec's config with who set it; a model's own fields only where they were changed.
     Raises ConfigError."""
     stages = _Stages()
-    _resolved(titan, ranks, stages)
+    config = _resolved(titan, ranks, stages)
+    config.dump_folder = "RUN/titan/group-N"  # as for_launch sets it
+    stages.after("supervisor", config)
     return stages.settings()
 
 
@@ -118,6 +120,8 @@ class _Stages:
             if by == "recipe" and key.startswith("model_spec."):
                 continue
             row = fields.standing(key)
+            if by == "recipe" and row is not None and row.standing == "ours":
+                by = "supervisor"  # whatever the recipe says
             reason = reasons.get(key, row.note if row is not None and by == "supervisor" else "")
             found.append(Setting(key, value, by, reason, None if by == "recipe" else first.get(key)))
         return found

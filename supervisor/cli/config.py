@@ -51,7 +51,7 @@ def show_config(
         raise typer.Exit(1) from None
     if problems:
         refuse(file, parse.RunFileError(problems))
-    found = [setting for setting in settings if not changed or setting["by"] != "recipe"]
+    found = [s for s in settings if not changed or (s["by"] != "recipe" and s["value"] != s["before"])]
     if as_json:
         print_line(json.dumps(found, indent=2))
     for setting in () if as_json else found:

@@ -110,6 +110,11 @@ def test_who_set_a_field() -> None:
     graphs = found["training.disable_cuda_graphs"]
     assert (graphs.value, graphs.by) == (True, "supervisor")
     assert "all-reduce" in graphs.reason
+    for key, part in {
+        "dump_folder": "a folder of the group",
+        "checkpoint.interval": "titan.checkpoint_interval",
+    }.items():
+        assert (found[key].by, part in found[key].reason) == ("supervisor", True), "whatever the recipe says"
 
 
 @pytest.mark.long
