@@ -26,6 +26,7 @@ NIGHT = (
 """Vocabularies of 152,000 tokens make steps long, as do experts; Muse Glimmer takes the backend spmd_types alone."""
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("recipe", [*DAY, *(pytest.param(name, marks=pytest.mark.long) for name in NIGHT)])
 def test_a_stock_config_trains_through_a_kill(groups: Groups, recipe: str) -> None:
     train(groups, recipe)
