@@ -54,7 +54,7 @@ def no_proof_of_emptiness(patch: pytest.MonkeyPatch) -> None:
 
 
 def stale_generation_accepted(patch: pytest.MonkeyPatch) -> None:
-    def passage(self: GateState, group: int, generation: int, node: str) -> Verdict:
+    def passage(self: GateState, group: int, generation: int, node: str, now: float) -> Verdict:
         entry = self.generations.get((group, generation))
         ready = entry is not None and entry.spoken and not entry.gone
         return "admit" if ready and self.opened and not self.retired and not self.closed else "hold"
