@@ -192,8 +192,9 @@ def still_to_wait_s(group: GroupMemory, observed: Observed, spec: RunSpec) -> fl
 
 
 def _lapsed(group: GroupMemory, observed: Observed) -> bool:
-    lapsed = any(not node.registered for node in views(group, observed))
-    return lapsed and any(r.state != "exited" for r in ranks_of(group, observed))
+    """True if a node vanished before its own ranks ended."""
+    own = (r for n in views(group, observed) if not n.registered for r in n.ranks if r.group == group.group)
+    return any(r.generation == group.generation and r.state != "exited" for r in own)
 
 
 MAY_COME_BACK = that_are(Is.MAY_COME_BACK)

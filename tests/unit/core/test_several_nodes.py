@@ -143,6 +143,23 @@ def test_ranks_that_lost_a_peer_whose_node_lives_fail_by_themselves() -> None:
     assert (w.incident.kind, w.incident.node) == (Kind.ERROR, "n3")
 
 
+def test_a_node_that_ended_in_order_is_for_its_engine_to_explain() -> None:
+    """Its job was cancelled: its neighbour's ranks, of which one still runs, say nothing of how it ended."""
+    w = wide().bring_up()
+    w.engine_word_s, w.engine_listed_at = 2.1, w.now - 0.5
+    w.report(1, 2, state="exited", signal=15)
+    w.report(1, 3, state="exited", signal=15)
+    w.report(1, 1, state="exited", exit_code=1, error=LOST_PEER)
+    w.round()
+    w.nodes["n4"] = replace(w.nodes["n4"], registered=False)
+    w.round(0.02)
+    assert not w.incidents
+    w.grants["run-a4"] = replace(w.grants["run-a4"], state="gone", reason="CANCELLED")
+    w.engine_listed_at = w.now + 0.5
+    w.round(0.5)
+    assert (w.incident.kind, w.incident.node) == (Kind.ALLOCATION_LOST, "n4")
+
+
 @pytest.mark.parametrize("lost", [3, 4])
 def test_only_the_lost_node_is_replaced(lost: int) -> None:
     w = wide().bring_up()
