@@ -18,6 +18,7 @@ from supervisor.core.policy.ladder import Choice, name
 from supervisor.core.round.draft import Round
 from supervisor.core.round.view import MAY_COME_BACK, RoundView
 
+LIVES = that_are(Is.LIVES)
 BY_WORD = that_are(Is.BY_WORD)
 """Kinds whose sign may pass before they are over: the others have started again, or a driver reports it no more."""
 
@@ -68,12 +69,13 @@ def there(
 
 def as_told_first(r: RoundView, group: GroupMemory, failure: Failure) -> Failure:
     """Returns the failure under the kind by which it was first observed. An end does not change its kind because its
-    sign has passed, nor a silence because the store was away for a moment."""
+    sign has passed, nor a silence because the store was away for a moment, nor a hang because its process goes on and
+    the gate is still to hear it."""
     known = r.incidents.get(group.incident)
     if known is None or not known.shadow:
         return failure
     same_end = known.kind in BY_WORD and failure.kind in gpu_faults.MAY_BE_ITS_FAULT
-    same_silence = known.kind in MAY_COME_BACK and failure.kind == Kind.SILENT
+    same_silence = known.kind in MAY_COME_BACK | LIVES and failure.kind == Kind.SILENT
     if not (same_end or same_silence):
         return failure
     return replace(

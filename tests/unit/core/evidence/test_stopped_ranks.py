@@ -95,6 +95,19 @@ def test_where_it_is_only_observed_it_is_written_down_once(policy: dict[str, obj
     assert w.incidents["i1"].state == "recovered"
 
 
+def test_one_that_is_only_observed_is_over_once_the_gate_hears_it_again() -> None:
+    """Its node reports a moment earlier that it goes on."""
+    w = World(groups=3, mode="observe").bring_up()
+    w.hear(1, "silent")
+    stop(w, 1)
+    w.round()
+    stop(w, 1, 0.0)
+    w.round(0.1)
+    w.hear(1, "beating")
+    w.round(0.1)
+    assert {i.id: (i.kind, i.state, i.shadow) for i in w.incidents.values()} == {"i1": (Kind.HANG, "recovered", True)}
+
+
 def test_a_paused_run_does_nothing_and_what_goes_on_is_over(w: World) -> None:
     w.control = replace(w.control, paused=True)
     stop(w, 1)
