@@ -161,7 +161,7 @@ def test_profiles_metrics_and_weights_are_where_the_config_wants_them(groups: Gr
 @pytest.mark.trainers
 def test_a_compiled_model_and_loss_train_through_a_kill(groups: Groups) -> None:
     """Compiled before the group is let in, by the one that comes back too: no step of the others waits for that."""
-    keeps: dict[str, Any] = {"steps": 12, "overrides": {"compile.enable": True, "compile.backend": "inductor"}}
+    keeps: dict[str, Any] = {"steps": 100, "overrides": {"compile.enable": True, "compile.backend": "inductor"}}
     survivor, lost = groups.start(0, **keeps), groups.start(1, **keeps)
     lost.reached(5, commits=2, within_s=COMPILES_WITHIN_S)
     lost.kill()
