@@ -1,4 +1,4 @@
-"""A loop has no reason to wait here: whatever it could be told is there before its turn."""
+"""A loop has no reason to wait here: all that it waits for is there before its turn."""
 
 from __future__ import annotations
 

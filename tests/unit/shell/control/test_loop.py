@@ -145,7 +145,7 @@ def test_after_an_upgrade_only_what_changes_is_written_however_much_lacks_a_new_
 
 
 def test_all_nodes_are_told_in_the_turn_that_decides(store: MemoryStore) -> None:
-    """Of 800 nodes some were told of a new gate after eight turns, when their groups were taken for stalled."""
+    """Some of 800 nodes heard of a new gate after eight turns, when their groups were taken for stalled."""
     nodes = {f"n{number}" for number in range(2 * MAX_OPERATIONS + 5)}
     for node in nodes:
         store.put(keys.observed(node), _observed(node))
