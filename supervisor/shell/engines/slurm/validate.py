@@ -95,10 +95,17 @@ def problems(allocation: AllocationSpec) -> list[str]:
 def _shape(slurm: SlurmSpec) -> list[str]:
     if slurm.shape == "job_per_node":
         return []
-    return [
-        f'allocation.slurm.shape = "{slurm.shape}": Slurm ends such a job as a whole with its first node, so it is not offered '
-        "yet; leave it out, and set allocation.slurm.max_pending where many waiting jobs are unwelcome"
-    ]
+    shape, found = 'allocation.slurm.shape = "job_per_group"', []
+    if not slurm.exclusive:
+        found.append(
+            f"{shape}: needs hosts of its own, and allocation.slurm.exclusive = false lets jobs share a host; leave one of them out"
+        )
+    if re.search(r"(^|[\s;&|/])srun(\s|$)", slurm.agent_command):
+        found.append(
+            f"{shape}: starts a step on each node itself, and allocation.slurm.agent_command starts one in it with srun; leave "
+            "srun out, or leave the shape out"
+        )
+    return found
 
 
 def time_limit_s(text: str) -> int | None:
