@@ -57,7 +57,7 @@ class Engine(Protocol):
         ...
 
     def release(self, key: str) -> None:
-        """Gives the allocation back. Unknown or released keys are no error."""
+        """Gives the allocation back, at the latest by the next `list`. Unknown or released keys are no error."""
         ...
 
     def list(self) -> Sequence[Grant]:

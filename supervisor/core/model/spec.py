@@ -136,7 +136,7 @@ class SlurmSpec:
     )
     shape: Literal["job_per_node", "job_per_group"] = setting(
         "job_per_node",
-        "a job for each node, so that each is given back alone; job_per_group: one job for the nodes of a group at its start, for sites where many jobs are unwelcome (docs/SLURM.md)",
+        "a job for each node, so that each is given back alone; job_per_group: one job for the nodes of a group when the run starts, for sites where many jobs are unwelcome; if its batch script is ended, Slurm ends all of it (docs/SLURM.md)",
     )
     max_pending: int = setting(
         0, "most jobs of ours that wait in Slurm's queue at once, for sites that count them; 0: all at once"
@@ -151,7 +151,7 @@ class AllocationSpec:
     """The machines, and the engine that gives them."""
 
     engine: EngineName = setting(
-        "local", "local: processes on this machine, for a first run; slurm: one job for each node"
+        "local", "local: processes on this machine, for a first run; slurm: jobs, one for each node or each group"
     )
     nodes: int = setting(2, "groups.count x groups.nodes_per_group: a node for each seat")
     spares: int = setting(1, "one node can be lost without waiting for the engine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,13 @@ pytestmark = pytest.mark.slurm
 
 PAIR = ("a1", "a2")
 JOB = "a1+2"
+
+WARNED = """\
+import signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: open(sys.argv[1], "a").write("warned\\n"))
+while True:
+    signal.pause()
+"""
 
 
 class Group:
@@ -170,14 +178,25 @@ def test_a_host_that_slurm_does_not_take_back_idles(at_slurm: SlurmPlace) -> Non
     assert at_slurm.lab.node_states()[third] == ["allocated"]
     assert (states(group.engine), group.lives(first)) == ({"a1": "granted"}, True)
     group.engine.release("a1")
+    assert states(group.engine) == {}
     eventually(lambda: at_slurm.lab.node_states()[third] == ["idle"], WITHIN_S, "free with the job's end")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_time_limit_is_told_to_every_node(at_slurm: SlurmPlace) -> None:
-    group = Group(at_slurm, PAIR, time_limit="1", warn_s=30)
-    hosts = group.granted()
-    for host in hosts.values():
-        eventually((at_slurm.folder / f"{host}.warned").exists, 120, "Slurm's warning")
+    agent = at_slurm.folder / "agent.py"
+    agent.write_text(WARNED)
+    command = f"{sys.executable} {agent} {at_slurm.folder}/warned-$SLURMD_NODENAME"
+    group = Group(at_slurm, PAIR, agent_command=command, time_limit="1", warn_s=30)
+    group.acquire()
+    for key in PAIR:
+        (host,) = become(group.engine, key, "granted").nodes
+        eventually((at_slurm.folder / f"warned-{host}").exists, 120, "Slurm's warning")
     assert states(group.engine) == {"a1": "granted", "a2": "granted"}, "the warning ends nothing"
+
+
+def test_hosts_are_listed_as_slurm_lists_them(at_slurm: SlurmPlace) -> None:
+    for listed in ("n1", "n[1-3]", "gpu[007-010,12],cpu-1", "a,b[1-2],c", "r[1-2]n[1,3]-ib"):
+        shown = at_slurm.lab.command("scontrol", "show", "hostnames", listed)
+        assert group_job.hosts(listed) == tuple(shown.stdout.split())

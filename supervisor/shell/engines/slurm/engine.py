@@ -43,7 +43,8 @@ TOO_MANY_S = 15.0
 """Seconds before a submission is repeated for which the user had too many jobs: one of them must end first."""
 
 KILL_AFTER_S = 30.0
-"""Seconds from SIGTERM to SIGKILL for a step that is given back, as Slurm's default for jobs (KillWait)."""
+"""Seconds from SIGTERM to SIGKILL for a step that is given back, as Slurm's default for jobs (KillWait), and to the next
+SIGKILL: a host that is silent keeps its step until Slurm has seen that."""
 
 
 class SlurmEngine:
@@ -69,7 +70,7 @@ class SlurmEngine:
         self._lost: set[str] = set()
         """Released keys whose host failed: only a boot of the host proves that their processes ended."""
         self._ending: dict[str, float] = {}
-        """Steps that got SIGTERM, with the time (`monotonic`)."""
+        """Steps that got a signal, with the time of the newest (`monotonic`)."""
 
     def acquire(self, request: Request) -> None:
         """Submits the job if it is not listed. Tries twice at most, since a failed try may have left a job. Raises
@@ -209,9 +210,11 @@ class SlurmEngine:
         if since is None:
             log.info("the step of allocation %s ends on %s; job %d goes on", part.key, part.host, part.job.id)
             self._commands.end_step(part.step, "TERM")
-            self._ending[part.step] = now
         elif now >= since + KILL_AFTER_S:
             self._commands.end_step(part.step, "KILL")
+        else:
+            return
+        self._ending[part.step] = now
 
     def _jobs(self) -> dict[str, Held]:
         return self._ours(self._commands.jobs(), {})

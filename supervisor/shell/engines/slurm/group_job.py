@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 MARK = "+"
-"""What only the comment of such a job holds."""
+"""A sign that only the comment of such a job has."""
 
 _KEYS = re.compile(r"(.*?)(\d+)\+(\d+)$")
 _ITEMS = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")

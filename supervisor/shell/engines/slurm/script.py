@@ -38,7 +38,7 @@ _STEPS = rf"""
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 for i in "${{!keys[@]}}"; do
   srun --nodes=1 --ntasks=1 --nodelist="${{hosts[i]}}" --job-name="${{keys[i]}}" --no-kill --mem=0 --cpu-bind=none \
-    --input=none --output=none --error=none bash -c "$node" shim "${{keys[i]}}" &
+    --mpi=none --input=none --output=none --error=none bash -c "$node" shim "${{keys[i]}}" &
   pids+=($!)
 done
 lives() {{ kill -0 "${{pids[$1]}}" 2>/dev/null; }}
@@ -65,7 +65,9 @@ while ((${{#pids[@]}})); do
     echo "the step of ${{keys[i]}} on ${{hosts[i]}} has ended"
     listed=$(scontrol show hostnames "$(squeue --jobs="$SLURM_JOB_ID" --noheader --format=%N)")
     if ((i && ${{#pids[@]}})) && grep -qxF -- "${{hosts[i]}}" <<<"$listed"; then
-      scontrol update JobId="$SLURM_JOB_ID" NodeList="$(grep -vxF -- "${{hosts[i]}}" <<<"$listed" | paste -sd,)"
+      left=$(grep -vxF -- "${{hosts[i]}}" <<<"$listed" | paste -sd,)
+      # scontrol leaves scripts for a shell of the job in its working directory
+      (cd "$folder" && scontrol update JobId="$SLURM_JOB_ID" NodeList="$left" && rm -f "slurm_job_${{SLURM_JOB_ID}}_resize".*sh)
     fi
   done
 done
@@ -164,7 +166,8 @@ def _several(request: Request, node: str, system: str, comment: str) -> str:
             "#!/bin/bash",
             f"(umask 077 && mkdir -p {folder}) || exit 1",
             *own_folder(spec, system),
-            f"exec >>{folder}/job-$SLURM_JOB_ID.log 2>&1",
+            f"folder={folder}",
+            'exec >>"$folder/job-$SLURM_JOB_ID.log" 2>&1',
             f"keys=({shlex.join(request.together)})",
             f"node={shlex.quote(node)}",
             f"comment={shlex.quote(comment)}",

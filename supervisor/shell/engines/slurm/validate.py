@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from supervisor.core.model.spec import AllocationSpec, SlurmSpec
+from supervisor.core.model.spec import AllocationSpec, RunSpec, SlurmSpec
 from supervisor.core.remediation.handover import EARLY_S
 
 _OURS = "the supervisor sets it: "
@@ -106,6 +106,18 @@ def _shape(slurm: SlurmSpec) -> list[str]:
             "srun out, or leave the shape out"
         )
     return found
+
+
+def notes(spec: RunSpec) -> list[str]:
+    """Returns what a person should know who launches this run; empty without one."""
+    if spec.allocation.slurm.shape == "job_per_node" or spec.groups.nodes_per_group == 1:
+        return []
+    several = f"{spec.groups.count} jobs of {spec.groups.nodes_per_group} nodes"
+    return [
+        f'allocation.slurm.shape = "job_per_group": asks for {several}, and one for each other node. Slurm ends such a job with '
+        "all its nodes where the batch script on its first node is ended, as when an administrator sets that node down; the "
+        "group then waits for new nodes. A node that is given back may idle until its job ends (docs/SLURM.md)"
+    ]
 
 
 def time_limit_s(text: str) -> int | None:

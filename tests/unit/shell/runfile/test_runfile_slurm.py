@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.shell.engines.slurm.validate import time_limit_s
+from supervisor.shell.engines.slurm.validate import notes, time_limit_s
 from supervisor.shell.runfile.parse import RunFileError, parse
 
 
@@ -130,3 +130,14 @@ def test_a_job_per_group_has_its_hosts_alone_and_starts_the_steps_itself() -> No
     for command in ("srun --container-image=x agent", "env A=1 /usr/bin/srun agent"):
         assert "starts a step on each node itself" in only(shape="job_per_group", agent_command=command)
         assert wrong(agent_command=command) == []
+
+
+def test_a_job_per_group_is_told_with_what_it_asks_for() -> None:
+    def said(nodes_per_group: int, **slurm: Any) -> list[str]:
+        groups = {"count": 2, "nodes_per_group": nodes_per_group, "ranks_per_node": 1}
+        allocation = {"engine": "slurm", "nodes": 2 * nodes_per_group, "slurm": slurm}
+        return notes(parse({"name": "run", "groups": groups, "allocation": allocation}))
+
+    (note,) = said(2, shape="job_per_group")
+    assert "asks for 2 jobs of 2 nodes" in note
+    assert said(1, shape="job_per_group") == said(2) == []

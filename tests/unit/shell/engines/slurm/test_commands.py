@@ -97,6 +97,12 @@ def test_nodes_are_read_with_their_flags() -> None:
     assert set(parse_nodes({"sinfo": [NODE_LATER]})) == {"n1", "n2"}
 
 
+def test_steps_with_a_number_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = "1.0|run-a1\n12.3|run-a2\n1.batch|batch\n1.extern|extern\n2.TBD|run-a3\n4_7.0|array\nplugin: hello\n"
+    monkeypatch.setattr(Commands, "_once", lambda self, *argv: listed)
+    assert Commands().steps() == {(1, "run-a1"): "1.0", (12, "run-a2"): "12.3"}
+
+
 def grant_of(*states: str, **about: object) -> Grant:
     (job,) = parse_jobs(
         {"jobs": [{**JOB_22, "exit_code": 0, "state_reason": "None", **about, "job_state": list(states)}]}
