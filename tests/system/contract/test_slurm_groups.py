@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
 
+from fault_injection.testbed import netns
+from fault_injection.testbed.own_slurm import available, slurm
 from fault_injection.testbed.waiting import eventually
 from supervisor.ports.engine import Request, RequestDeferred
 from supervisor.shell.engines.slurm import group_job
@@ -126,6 +132,7 @@ def test_one_that_is_given_back_ends_alone_and_with_the_last_the_job_is_gone(at_
     eventually(lambda: group.job()["job_state"] == "CANCELLED", WITHIN_S, "the job is gone")
 
 
+@pytest.mark.long
 def test_an_agent_that_ends_is_gone_alone(at_slurm: SlurmPlace) -> None:
     group = Group(at_slurm, PAIR)
     first, second = group.granted().values()
@@ -154,6 +161,7 @@ def test_jobs_that_wait_are_counted_and_given_back_as_one(at_slurm: SlurmPlace) 
     assert group.job()["job_state"] == "CANCELLED"
 
 
+@pytest.mark.long
 def test_a_first_node_that_is_set_down_ends_the_job(at_slurm: SlurmPlace) -> None:
     """Its batch script ends: Slurm hears of that, as it does not where the host falls silent."""
     group = Group(at_slurm, PAIR)
@@ -200,3 +208,40 @@ def test_hosts_are_listed_as_slurm_lists_them(at_slurm: SlurmPlace) -> None:
     for listed in ("n1", "n[1-3]", "gpu[007-010,12],cpu-1", "a,b[1-2],c", "r[1-2]n[1,3]-ib"):
         shown = at_slurm.lab.command("scontrol", "show", "hostnames", listed)
         assert group_job.hosts(listed) == tuple(shown.stdout.split())
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(netns.available()), reason=netns.available() or "network")
+@pytest.mark.timeout(300)
+def test_a_first_host_that_falls_silent_takes_no_other_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its link goes down, and so the batch script and every srun are out of reach. Then all that runs there dies."""
+    if available():
+        pytest.skip(available())
+    with netns.network(2) as network:
+        places = {f"n{i + 1}": place for i, place in enumerate(network.nodes)}
+        hub = (network.hub, network.hub_address)
+        with slurm(tmp_path, 2, places=places, hub=hub, slurmd_timeout=8) as lab:
+            for program in ("sbatch", "squeue", "sinfo", "scancel", "scontrol"):
+                executable(tmp_path / program, f'exec nsenter --net=/run/netns/{network.hub} {which(program)} "$@"')
+            monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+            group = Group(SlurmPlace(lab, tmp_path, monkeypatch), PAIR)
+            first, second = group.granted().values()
+            network.cut(lab.nodes.index(first))
+            lost = become(group.engine, "a1", "gone", 120)
+            assert (lost.nodes, states(group.engine)["a2"], group.lives(second)) == ((first,), "granted", True)
+            inside = subprocess.run(
+                ["ip", "netns", "pids", places[first][0]], capture_output=True, text=True, check=True
+            )
+            for pid in inside.stdout.split():
+                os.kill(int(pid), signal.SIGKILL)
+            eventually(lambda: not group.lives(first), WITHIN_S, "its processes are dead")
+            network.mend(lab.nodes.index(first))
+            lab.start_slurmd(first, booted=True)
+            eventually(lambda: "down*" not in lab.node_states()[first][0], WITHIN_S, "its slurmd is back")
+            assert (states(group.engine), group.lives(second)) == ({"a1": "gone", "a2": "granted"}, True)
+            group.engine.release("a2")
+            assert states(group.engine) == {"a1": "gone"}
+            eventually(lambda: not group.lives(second), WITHIN_S, "its processes end")
+            group.engine.release("a1")
+            eventually(is_state(group.engine), WITHIN_S, "nothing is left")
+            eventually(lambda: group.job()["job_state"] == "CANCELLED", WITHIN_S, "the job is gone")
