@@ -38,7 +38,7 @@ _STEPS = rf"""
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 for i in "${{!keys[@]}}"; do
   srun --nodes=1 --ntasks=1 --nodelist="${{hosts[i]}}" --job-name="${{keys[i]}}" --no-kill --mem=0 --cpu-bind=none \
-    --mpi=none --input=none --output=none --error=none bash -c "$node" shim "${{keys[i]}}" &
+    --input=none --output=none --error=none bash -c "$node" shim "${{keys[i]}}" &
   pids+=($!)
 done
 lives() {{ kill -0 "${{pids[$1]}}" 2>/dev/null; }}
