@@ -220,7 +220,9 @@ def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
 def _note_what_is_short(spec: RunSpec, seen: Measured = NOTHING) -> None:
     """Notes problems that do not keep the run from starting."""
     from supervisor.shell.control import webhook
+    from supervisor.shell.engines import registry
     from supervisor.shell.runfile import timeout_fit
 
-    for sentence in (*timeout_fit.short(spec, seen), *filter(None, [webhook.not_here(spec.policy.webhook_file)])):
+    webhook_note = webhook.not_here(spec.policy.webhook_file)
+    for sentence in (*timeout_fit.short(spec, seen), *([webhook_note] if webhook_note else []), *registry.notes(spec)):
         print_line(f"supervisor: {sentence}", err=True)

@@ -32,6 +32,9 @@ class Request:
     """Number of nodes, given all at once. An engine that cannot give them together refuses the request."""
     exclude: tuple[str, ...] = ()
     """Hosts that the engine must not give."""
+    together: tuple[str, ...] = ()
+    """Keys of one group that are asked for at the same time, in order, this one among them: an engine may give them by
+    one job. Empty: it is asked for alone."""
     spec: AllocationSpec = field(default_factory=AllocationSpec)
     """Engine settings from the run file."""
 
@@ -54,7 +57,7 @@ class Engine(Protocol):
         ...
 
     def release(self, key: str) -> None:
-        """Gives the allocation back. Unknown or released keys are no error."""
+        """Gives the allocation back, at the latest by the next `list`. Unknown or released keys are no error."""
         ...
 
     def list(self) -> Sequence[Grant]:

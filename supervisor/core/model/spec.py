@@ -109,7 +109,7 @@ class GroupsSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSpec:
-    """The request to Slurm for a node: one job each. An empty value leaves Slurm's default."""
+    """The request to Slurm for nodes. An empty value leaves Slurm's default."""
 
     partition: str = setting("", "sbatch --partition; empty: the cluster's default")
     account: str = setting("", "sbatch --account")
@@ -136,7 +136,7 @@ class SlurmSpec:
     )
     shape: Literal["job_per_node", "job_per_group"] = setting(
         "job_per_node",
-        "a job for each node, so that one can be given back or lost alone; job_per_group is refused so far (docs/adr/0008-slurm.md)",
+        "a job for each node, so that each is given back alone; job_per_group: one job for the nodes of a group when the run starts, for sites where many jobs are unwelcome; if its batch script is ended, Slurm ends all of it (docs/SLURM.md)",
     )
     max_pending: int = setting(
         0, "most jobs of ours that wait in Slurm's queue at once, for sites that count them; 0: all at once"
@@ -151,7 +151,7 @@ class AllocationSpec:
     """The machines, and the engine that gives them."""
 
     engine: EngineName = setting(
-        "local", "local: processes on this machine, for a first run; slurm: one job for each node"
+        "local", "local: processes on this machine, for a first run; slurm: jobs, one for each node or each group"
     )
     nodes: int = setting(2, "groups.count x groups.nodes_per_group: a node for each seat")
     spares: int = setting(1, "one node can be lost without waiting for the engine")

@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from supervisor.core.model.memory import AllocationMemory
+from supervisor.core.model.memory import AllocationMemory, Memory
 from supervisor.core.model.observed import Grant
 from supervisor.core.report.words import say
 from supervisor.ports.engine import Engine, Request, RequestDeferred, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Store, Term
 from supervisor.shell.control import observe
+from supervisor.shell.control.blocks import blocks
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.failpoints import reach
 from supervisor.wire import keys, logged
@@ -139,10 +140,21 @@ class EngineDriver:
         for run, record in observe.runs(mirror).items():
             if record.spec.allocation.engine != self._engine.name:
                 continue
-            for allocation in mirror.table(keys.allocation(run, ""), AllocationMemory).values():
+            of_run = mirror.table(keys.allocation(run, ""), AllocationMemory).values()
+            memory = mirror.record(keys.memory(run, "run"), Memory) or Memory()
+            together = blocks(record.spec, memory, of_run)
+            for allocation in of_run:
+                others = together.get(allocation.key, ())
+                if others is None:
+                    continue
                 known = self._requests.get(allocation.key)
-                if known is None or known[0] is not record or known[1][1] is not allocation:
-                    known = (record, (_request(run, record, allocation), allocation))
+                if (
+                    known is None
+                    or known[0] is not record
+                    or known[1][1] is not allocation
+                    or known[1][0].together != others
+                ):
+                    known = (record, (_request(run, record, allocation, others), allocation))
                 offered[allocation.key] = known
             grants |= {key: mirror.items[key].value for key in mirror.keys(keys.grant(run, ""))}
         newest = self._newest
@@ -335,7 +347,7 @@ class EngineDriver:
         return Grant(key=request.key, state="pending", reason=why)
 
 
-def _request(run: str, record: RunRecord, allocation: AllocationMemory) -> Request:
+def _request(run: str, record: RunRecord, allocation: AllocationMemory, together: tuple[str, ...]) -> Request:
     return Request(
         key=allocation.key,
         run=run,
@@ -344,6 +356,7 @@ def _request(run: str, record: RunRecord, allocation: AllocationMemory) -> Reque
         nodes=allocation.nodes,
         exclude=allocation.exclude,
         spec=record.spec.allocation,
+        together=together,
     )
 
 

@@ -42,6 +42,8 @@ class Row:
     """Called once in a supervisor's life. Raises Fatal where the engine can never work."""
     problems: Callable[[AllocationSpec], list[str]] = lambda allocation: []
     """Sentences about its part of any run file, also of one that names another engine; empty when all is right."""
+    notes: Callable[[RunSpec], list[str]] = lambda spec: []
+    """Sentences that keep no run from starting, and that the person who launches it should know."""
     before_launch: Callable[[RunSpec, Context], str] = lambda spec, context: ""
     """A sentence for the person who launches a run on it; empty: nothing stands in the way. Raises Fatal where the run cannot start."""
     knows_host: Callable[[str], bool] = lambda host: False
@@ -65,6 +67,7 @@ ENGINES: Mapping[EngineName, Row] = {
     "slurm": Row(
         build=_slurm,
         problems=validate.problems,
+        notes=validate.notes,
         before_launch=lambda spec, context: slurm.before_launch(spec, context.etcd, context.security),
         knows_host=slurm.knows_host,
     ),
@@ -79,6 +82,11 @@ def built(context: Context) -> Sequence[OfTerm]:
 def problems(allocation: AllocationSpec) -> list[str]:
     """Sentences about all engines' parts of a run file; empty when all is right."""
     return [problem for row in ENGINES.values() for problem in row.problems(allocation)]
+
+
+def notes(spec: RunSpec) -> list[str]:
+    """Returns the notes of the run's engine (Row.notes)."""
+    return ENGINES[spec.allocation.engine].notes(spec)
 
 
 def before_launch(spec: RunSpec, context: Context) -> str:

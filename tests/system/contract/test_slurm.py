@@ -17,7 +17,7 @@ from fault_injection.testbed.own_slurm import GRACE_S
 from fault_injection.testbed.waiting import eventually
 from supervisor.ports.engine import RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.engines.slurm import engine as engine_module
+from supervisor.shell.engines.slurm import grants as grants_module
 from supervisor.shell.engines.slurm.commands import Commands
 from tests.system.contract.places import WITHIN_S, SlurmPlace, become, executable, forgotten, grants, with_slurm
 
@@ -127,7 +127,7 @@ def test_a_host_that_is_down_takes_its_job_along(at_slurm: SlurmPlace) -> None:
 def test_only_a_boot_of_its_host_says_that_the_processes_have_ended(
     at_slurm: SlurmPlace, monkeypatch: pytest.MonkeyPatch, released: bool
 ) -> None:
-    monkeypatch.setattr(engine_module, "BOOT_MARGIN_S", 0)
+    monkeypatch.setattr(grants_module, "BOOT_MARGIN_S", 0)
     lab, engine = at_slurm.lab, at_slurm.engine()
     for key in ("a1", "a2"):
         engine.acquire(at_slurm.request(key))

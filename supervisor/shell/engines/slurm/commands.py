@@ -6,6 +6,7 @@ Fatal with Slurm's own words. A command that takes too long is Retryable: its ou
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -33,6 +34,9 @@ would hide our jobs, SBATCH_CLUSTERS misplace them, SBATCH_EXPORT strip their en
 which the supervisor itself may run are left out as well."""
 _NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
 """The job number in the output of sbatch --parsable, among the lines of a site's plugins."""
+
+_STEP = re.compile(r"^((\d+)\.\d+)\|(.+)$", re.MULTILINE)
+"""A line of `squeue --steps`: a step with a number of its own, not the batch script's."""
 
 _TOO_MANY = re.compile(r"\b(?:Assoc|QOS)(?:Max|Grp)Submit\w*Limit\b")
 """Codes of reasons such as QOSMaxSubmitJobPerUserLimit and AssocGrpSubmitJobsLimit."""
@@ -63,6 +67,7 @@ class Job:
     """Why it is pending, or failed; empty if Slurm gives no reason."""
     comment: str
     node: str
+    """Its host; of a job of several what Slurm lists, such as `n[1-3]`."""
     restarts: int
     exit_code: int
     submitted_unix_s: int
@@ -114,6 +119,11 @@ class Commands:
         """Returns our user's jobs that Slurm still knows. 22.05 lists those of all users: it cannot filter JSON."""
         return parse_jobs(self._json("squeue", "--json", "--all", "--states=all", f"--user={os.getuid()}"))
 
+    def steps(self) -> dict[tuple[int, str], str]:
+        """Returns the steps of our user's jobs that live, by the job's number and the step's name."""
+        output = self._again("squeue", "--steps", "--noheader", "--all", "--format=%i|%j", f"--user={os.getuid()}")
+        return {(int(job), name): step for step, job, name in _STEP.findall(output)}
+
     def nodes(self) -> dict[str, Node]:
         return parse_nodes(self._json("sinfo", "--json", "--all"))
 
@@ -150,6 +160,11 @@ class Commands:
         """Cancels jobs. Those that have ended already are no error."""
         if jobs:
             self._again("scancel", *map(str, jobs))
+
+    def end_step(self, step: str, signal: str) -> None:
+        """Sends a signal to every process of a step. One that has ended already is no error."""
+        with contextlib.suppress(Refused):
+            self._once("scancel", f"--signal={signal}", step)
 
     def drain(self, host: str, reason: str) -> str:
         """Drains a host. Returns Slurm's words if it refuses, else an empty string."""

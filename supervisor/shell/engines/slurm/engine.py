@@ -1,4 +1,4 @@
-"""The Slurm engine: one 1-node job for each allocation (ADR 8).
+"""The Slurm engine: a job of one node for each allocation, or one job for those of a group (ADR 8).
 
 It has no state of its own. Slurm holds everything, under our key in each job's comment.
 """
@@ -8,15 +8,26 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.spec import RunSpec
 from supervisor.ports.engine import Request, RequestDeferred, RequestRefused
 from supervisor.ports.errors import PortError, Retryable
+from supervisor.shell.engines.slurm import group_job
 from supervisor.shell.engines.slurm import script as slurm_script
-from supervisor.shell.engines.slurm.commands import ONCE_MORE_S, Commands, Job, Node, NumberUnknown, Refused
+from supervisor.shell.engines.slurm.commands import ONCE_MORE_S, Commands, Job, NumberUnknown, Refused
+from supervisor.shell.engines.slurm.grants import (
+    AWAY,
+    SHARED,
+    Held,
+    ended,
+    granted,
+    held_by,
+    host_failed,
+    job_state,
+)
 from supervisor.shell.engines.slurm.submission import cancelled, undone
 from supervisor.wire.security import SecurityError, load
 
@@ -28,33 +39,12 @@ SHARE = 0.1
 """Largest share of time spent on lists, for any number of jobs (0.2 s for 1000 in Slurm 22.05)."""
 POLL_MAX_S = 10.0
 """Longest pause between lists, however slow. A lost node waits up to twice as long for Slurm's report."""
-BOOT_MARGIN_S = 30
-"""Seconds by which a boot must follow the job's start: a registration may be late, and clocks differ."""
-
 TOO_MANY_S = 15.0
 """Seconds before a submission is repeated for which the user had too many jobs: one of them must end first."""
 
-_PENDING = {"PENDING", "CONFIGURING", "RESV_DEL_HOLD"}
-_TAKEN = {"SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
-"""States of jobs that could go on later, in another's place: they are cancelled. Unknown states are ignored."""
-_ENDED = {
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "COMPLETING",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "REVOKED",
-    "STAGE_OUT",
-    "TIMEOUT",
-}
-_LEAVING = {"DRAIN", "FAIL", "REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED", "POWER_DOWN", "POWERING_DOWN"}
-_AWAY = _LEAVING | {"DOWN"}
-_SHARED = " shared"
-"""Suffix of the key in the comment of a job that shares its host; such a node has another name format."""
+KILL_AFTER_S = 30.0
+"""Seconds from SIGTERM to SIGKILL for a step that is given back, as Slurm's default for jobs (KillWait), and to the next
+SIGKILL: a host that is silent keeps its step until Slurm has seen that."""
 
 
 class SlurmEngine:
@@ -79,6 +69,8 @@ class SlurmEngine:
         self._may_drain = True
         self._lost: set[str] = set()
         """Released keys whose host failed: only a boot of the host proves that their processes ended."""
+        self._ending: dict[str, float] = {}
+        """Steps that got a signal, with the time of the newest (`monotonic`)."""
 
     def acquire(self, request: Request) -> None:
         """Submits the job if it is not listed. Tries twice at most, since a failed try may have left a job. Raises
@@ -87,9 +79,9 @@ class SlurmEngine:
         said = ""
         for attempt in range(3):
             everybodys = self._commands.jobs()
-            ours = self._ours(everybodys)
+            ours = self._ours(everybodys, {})
             known = ours.get(request.key)
-            if said and known is not None and _state(known) == "refused":
+            if said and known is not None and job_state(known.job) == "refused":
                 raise RequestRefused(self._explained(request, said))
             if known is not None:
                 return
@@ -97,7 +89,8 @@ class SlurmEngine:
                 break
             if attempt == 2:
                 raise RequestRefused(self._explained(request, said))
-            most, waiting = request.spec.slurm.max_pending, sum(_state(job) == "pending" for job in ours.values())
+            jobs = {held.job.id: held.job for held in ours.values()}.values()
+            most, waiting = request.spec.slurm.max_pending, sum(job_state(job) == "pending" for job in jobs)
             if most and waiting >= most:
                 raise RequestDeferred(
                     f"not submitted yet: {waiting} jobs wait, and allocation.slurm.max_pending = {most}"
@@ -113,11 +106,11 @@ class SlurmEngine:
                 time.sleep(ONCE_MORE_S)
             except NumberUnknown as error:
                 log.warning("%s", error)
-                self._submitted[request.key] = 0, before
+                self._note_submitted(request, 0, before)
                 break
             else:
-                log.info("job %d is submitted for allocation %s", number, request.key)
-                self._submitted[request.key] = number, before
+                log.info("job %d is submitted for allocation %s", number, ", ".join(_keys(request)))
+                self._note_submitted(request, number, before)
                 break
         number, before = self._submitted[request.key]
         words_of_it = undone(self._commands, number, self._comment(request), before)
@@ -126,9 +119,9 @@ class SlurmEngine:
 
     def replace(self, key: str, request: Request, because: str) -> None:
         """Drains the host first, so that Slurm does not give it to the new job. A repetition does the same."""
-        job = self._jobs().get(key)
-        if job is not None and job.node and request.spec.slurm.drain_suspects and key not in self._replaced:
-            self._drain(job.node, f"supervisor, run {request.run}: {because}")
+        held = self._jobs().get(key)
+        if held is not None and held.host and request.spec.slurm.drain_suspects and key not in self._replaced:
+            self._drain(held.host, f"supervisor, run {request.run}: {because}")
             self._replaced.add(key)
         try:
             self.acquire(request)
@@ -138,27 +131,35 @@ class SlurmEngine:
         self.release(key)
 
     def release(self, key: str) -> None:
+        """Cancels the key's job. One of several in a job is noted, and given back by the next list: with all of them
+        the job is cancelled at once."""
         if key in self._lost:
             return
-        job = self._jobs().get(key)
-        if job is not None and not _ended(job):
-            self._commands.cancel([job.id])
+        held = self._jobs().get(key)
+        if held is not None and held.alone and not ended(held.job):
+            self._commands.cancel([held.job.id])
         self._released.add(key)
 
     def list(self) -> Sequence[Grant]:
         """Lists our jobs. Cancels second jobs of one key and jobs that an administrator requeued. Lists a job with a
-        failed host even after its release, because a later boot proves that its processes ended."""
+        failed host even after its release, because a later boot proves that its processes ended. Gives back what was
+        released of a job of several nodes."""
         began = time.monotonic()
-        jobs = self._jobs()
-        self._lost = {key for key, job in jobs.items() if key in self._released and _host_failed(job)}
-        listed = {k: j for k, j in jobs.items() if k in self._lost or not (k in self._released and _ended(j))}
-        nodes = self._commands.nodes() if any(job.node for job in listed.values()) else {}
-        gone = [job.id for job in jobs.values() if _state(job) == "gone" and not _ended(job)]
+        ours = self._ours(self._commands.jobs())
+        nodes = self._commands.nodes() if any(self._is_of_interest(held) for held in ours.values()) else {}
+        self._lost = {k for k, held in ours.items() if k in self._released and host_failed(held, nodes.get(held.host))}
+        jobs = {held.job.id: held.job for held in ours.values()}.values()
+        gone = [job.id for job in jobs if job_state(job) == "gone" and not ended(job)]
         if gone:
             cancelled(self._commands, gone)
+        self._give_back_parts([held for held in ours.values() if not held.alone and not ended(held.job)])
         self._cluster = self._cluster or self._commands.cluster()
         self.poll_s = min(max(POLL_S, (time.monotonic() - began) / SHARE), POLL_MAX_S)
-        return [_grant(key, job, nodes.get(job.node)) for key, job in listed.items()]
+        return [
+            granted(held, nodes.get(held.host))
+            for key, held in ours.items()
+            if key in self._lost or key not in self._released or not (held.over or ended(held.job))
+        ]
 
     def events(self, changed: Callable[[], None]) -> None:
         """Never calls: Slurm sends no notifications."""
@@ -180,28 +181,71 @@ class SlurmEngine:
         if words:
             raise RequestRefused(self._explained(request, words))
 
-    def _jobs(self) -> dict[str, Job]:
-        return self._ours(self._commands.jobs())
+    def _is_of_interest(self, held: Held) -> bool:
+        """Returns true if the state of its host matters."""
+        over = held.alone and held.key in self._released and ended(held.job)
+        return bool(held.host) and not (over and not host_failed(held, None))
 
-    def _ours(self, everybodys: Sequence[Job]) -> dict[str, Job]:
-        """Returns our jobs by our keys. Of two jobs with one key the older one always counts and the other is
-        cancelled, so that all observers agree."""
-        ours: dict[str, Job] = {}
+    def _give_back_parts(self, parts: Sequence[Held]) -> None:
+        """Ends what was released of jobs of several nodes: with all keys the job, else the steps of those nodes. Their
+        hosts stay idle in the job, unless its script can shrink it."""
+        whole: list[int] = []
+        for job, held in groupby(parts, lambda part: part.job):
+            of_job = [*held]
+            if job_state(job) == "gone":
+                continue
+            if all(part.key in self._released for part in of_job):
+                whole.append(job.id)
+                continue
+            for part in of_job:
+                if part.key in self._released and part.step:
+                    self._end(part)
+        if whole:
+            cancelled(self._commands, whole)
+        self._ending = {step: since for step, since in self._ending.items() if step in {part.step for part in parts}}
+
+    def _end(self, part: Held) -> None:
+        now = time.monotonic()
+        since = self._ending.get(part.step)
+        if since is None:
+            log.info("the step of allocation %s ends on %s; job %d goes on", part.key, part.host, part.job.id)
+            self._commands.end_step(part.step, "TERM")
+        elif now >= since + KILL_AFTER_S:
+            self._commands.end_step(part.step, "KILL")
+        else:
+            return
+        self._ending[part.step] = now
+
+    def _jobs(self) -> dict[str, Held]:
+        return self._ours(self._commands.jobs(), {})
+
+    def _ours(self, everybodys: Sequence[Job], steps: Mapping[tuple[int, str], str] | None = None) -> dict[str, Held]:
+        """Returns what we hold by our keys. Of two jobs with one key the older one always counts and the other is
+        cancelled, so that all observers agree. Asks for the steps of jobs of several nodes, if none are given."""
+        ours: dict[str, Held] = {}
         more: list[Job] = []
         jobs = [job for job in everybodys if job.ours and job.comment.startswith(self._prefix)]
+        if steps is None:
+            together = any(group_job.MARK in job.comment and not ended(job) for job in jobs)
+            steps = self._commands.steps() if together else {}
         for job in sorted(jobs, key=lambda job: (job.submitted_unix_s, job.id)):
-            key = job.comment.removeprefix(self._prefix).removesuffix(_SHARED)
-            if key in ours:
+            found = held_by(job, self._prefix, steps)
+            if any(held.key in ours for held in found):
                 more.append(job)
             else:
-                ours[key] = job
-        twice = [job.id for job in more if not _ended(job)]
+                ours |= {held.key: held for held in found}
+        twice = [job.id for job in more if not ended(job)]
         if twice and cancelled(self._commands, twice):
             log.warning("cancelled: a second job of the same allocation: %s", ", ".join(map(str, twice)))
         return ours
 
+    def _note_submitted(self, request: Request, number: int, before: frozenset[int]) -> None:
+        self._submitted |= dict.fromkeys(_keys(request), (number, before))
+
     def _comment(self, request: Request) -> str:
-        return self._prefix + request.key + ("" if request.spec.slurm.exclusive else _SHARED)
+        if request.together:
+            return self._prefix + group_job.named(request.together)
+        return self._prefix + request.key + ("" if request.spec.slurm.exclusive else SHARED)
 
     def _submission(self, request: Request) -> tuple[Sequence[str], str]:
         try:
@@ -215,7 +259,7 @@ class SlurmEngine:
             )
         return (
             slurm_script.options(request, self._comment(request)),
-            slurm_script.script(request, self._etcd, security, self._system),
+            slurm_script.script(request, self._etcd, security, self._system, self._comment(request)),
         )
 
     def _explained(self, request: Request, words: str) -> str:
@@ -246,7 +290,7 @@ class SlurmEngine:
 
     def _drain(self, host: str, reason: str) -> None:
         node = self._commands.nodes().get(host)
-        if node is None or _AWAY.intersection(node.states):
+        if node is None or AWAY.intersection(node.states):
             return  # an administrator's own reason stays
         words = self._commands.drain(host, reason)
         if not words:
@@ -267,12 +311,14 @@ def before_launch(spec: RunSpec, etcd: Sequence[str], security_file: str) -> str
     not_asked = "Slurm was not asked if it accepts the run's jobs"
     if shutil.which("sbatch") is None:
         return f"{not_asked}: there is no sbatch"
+    several = spec.groups.nodes_per_group if spec.allocation.slurm.shape == "job_per_group" else 1
     request = Request(
-        key=f"{spec.name}-check",
+        key=f"{spec.name}-check1",
         run=spec.name,
         slots=spec.groups.slots,
         lease_s=spec.policy.node_lease_s,
         spec=spec.allocation,
+        together=tuple(f"{spec.name}-check{n}" for n in range(1, several + 1)) if several > 1 else (),
     )
     try:
         SlurmEngine(etcd, security_file, "check").check(request)
@@ -291,76 +337,5 @@ def knows_host(host: str) -> bool:
         return False
 
 
-def _ended(job: Job) -> bool:
-    return bool(_ENDED.intersection(job.states))
-
-
-def _host_failed(job: Job) -> bool:
-    return "NODE_FAIL" in job.states
-
-
-def _booted_since(job: Job, node: Node | None) -> bool:
-    """Returns true if the host booted after the job started, the only proof in Slurm that the processes ended. A job
-    cancelled on a silent host is over for Slurm but lives on, and processes that left the job's tree outlive it. A
-    thawed virtual machine seems to have booted later, but its slurmd has not started since."""
-    if node is None or not job.started_unix_s:
-        return False
-    return min(node.booted_unix_s, node.slurmd_unix_s) > job.started_unix_s + BOOT_MARGIN_S
-
-
-def _state(job: Job) -> Literal["pending", "granted", "gone", "refused"]:
-    if "FAILED" in job.states and not job.node:
-        return "refused"  # no node can satisfy it: sbatch fails, and leaves this job behind
-    if job.restarts or _ended(job) or _TAKEN.intersection(job.states):
-        return "gone"
-    if _PENDING.intersection(job.states):
-        return "pending"
-    return "granted" if job.node else "pending"
-
-
-def _grant(key: str, job: Job, node: Node | None) -> Grant:
-    shared = job.comment.endswith(_SHARED)
-    name = slurm_script.HOST_AND_JOB.format(host=job.node, job=job.id) if shared else job.node
-    state = _state(job)
-    if state == "pending":
-        return Grant(key=key, state="pending", engine_id=_id(job), reason=job.why)
-    nodes = (name,) if job.node else ()
-    if state == "granted":
-        grace_s = _grace_s(job)
-        leaving = f"Slurm preempts job {job.id}, after a grace of {grace_s} s" if grace_s else _leaving(node)
-        return Grant(
-            key=key, state="granted", nodes=nodes, engine_id=_id(job), leaving=leaving, leaves_in_s=float(grace_s)
-        )
-    ended = state == "gone" and _booted_since(job, node)
-    return Grant(key=key, state=state, nodes=nodes, engine_id=_id(job), reason=_end(job), ended=ended)
-
-
-def _id(job: Job) -> str:
-    return f"slurm:{job.cluster}:{job.id}"
-
-
-def _grace_s(job: Job) -> int:
-    """Returns how many seconds a preempted job runs on; 0 if it is not preempted. Both times are slurmctld's."""
-    return max(1, job.ends_unix_s - job.preempted_unix_s) if job.preempted_unix_s else 0
-
-
-def _leaving(node: Node | None) -> str:
-    flags = sorted(_LEAVING.intersection(node.states)) if node is not None else []
-    if node is None or not flags:
-        return ""
-    why = f": {node.reason}" if node.reason else ""
-    return f"Slurm's node {node.name} is marked {', '.join(flags)}{why}"
-
-
-def _end(job: Job) -> str:
-    said = ", ".join(job.states)
-    if job.restarts:
-        said = f"queued again by someone ({said}), which is cancelled"
-    elif not _ended(job):
-        said += ", which is cancelled"
-    if job.preempted_unix_s and "PREEMPTED" not in job.states:
-        said += ", PREEMPTED"  # Slurm omits it while the job is completing
-    why = f" ({job.why})" if job.why else ""
-    code = f", exit code {job.exit_code}" if job.exit_code else ""
-    where = f" on {job.node}" if job.node else ""
-    return f"Slurm's job {job.id}{where}: {said}{why}{code}"
+def _keys(request: Request) -> tuple[str, ...]:
+    return request.together or (request.key,)

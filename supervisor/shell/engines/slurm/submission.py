@@ -20,7 +20,7 @@ def undone(commands: Commands, number: int, comment: str, before: Collection[int
         if attempt:
             time.sleep(ONCE_MORE_S)
         jobs = commands.jobs()
-        if any(job.ours and job.comment == comment for job in jobs):
+        if any(job.ours and f"{job.comment} ".startswith(f"{comment} ") for job in jobs):
             return ""
     found = next((job for job in jobs if number and job.id == number and job.id not in before), None)
     what = f"Slurm accepted job {number}" if number else "Slurm accepted a job without printing its number"

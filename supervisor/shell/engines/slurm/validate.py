@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from supervisor.core.model.spec import AllocationSpec, SlurmSpec
+from supervisor.core.model.spec import AllocationSpec, RunSpec, SlurmSpec
 from supervisor.core.remediation.handover import EARLY_S
 
 _OURS = "the supervisor sets it: "
@@ -95,9 +95,28 @@ def problems(allocation: AllocationSpec) -> list[str]:
 def _shape(slurm: SlurmSpec) -> list[str]:
     if slurm.shape == "job_per_node":
         return []
+    shape, found = 'allocation.slurm.shape = "job_per_group"', []
+    if not slurm.exclusive:
+        found.append(
+            f"{shape}: needs hosts of its own, and allocation.slurm.exclusive = false lets jobs share a host; leave one of them out"
+        )
+    if re.search(r"(^|[\s;&|/])srun(\s|$)", slurm.agent_command):
+        found.append(
+            f"{shape}: starts a step on each node itself, and allocation.slurm.agent_command starts one in it with srun; leave "
+            "srun out, or leave the shape out"
+        )
+    return found
+
+
+def notes(spec: RunSpec) -> list[str]:
+    """Returns what a person should know who launches this run; empty without one."""
+    if spec.allocation.slurm.shape == "job_per_node" or spec.groups.nodes_per_group == 1:
+        return []
+    several = f"{spec.groups.count} jobs of {spec.groups.nodes_per_group} nodes"
     return [
-        f'allocation.slurm.shape = "{slurm.shape}": Slurm ends such a job as a whole with its first node, so it is not offered '
-        "yet; leave it out, and set allocation.slurm.max_pending where many waiting jobs are unwelcome"
+        f'allocation.slurm.shape = "job_per_group": asks for {several}, and one for each other node. Slurm ends such a job with '
+        "all its nodes where the batch script on its first node is ended, as when an administrator sets that node down; the "
+        "group then waits for new nodes. A node that is given back may idle until its job ends (docs/SLURM.md)"
     ]
 
 

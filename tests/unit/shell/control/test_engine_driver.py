@@ -13,8 +13,9 @@ import pytest
 
 from fault_injection.doubles.memory_store import MemoryStore
 from fault_injection.testbed.waiting import eventually
-from supervisor.core.model.memory import AllocationMemory
+from supervisor.core.model.memory import AllocationMemory, Memory
 from supervisor.core.model.observed import Grant
+from supervisor.core.model.spec import AllocationSpec, GroupsSpec, SlurmSpec
 from supervisor.ports.engine import Request, RequestDeferred, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.shell.control import engine_driver
@@ -558,3 +559,27 @@ def test_a_driver_that_keeps_what_was_settled_does_what_one_does_that_compares_a
         for _ in range(chance.randrange(1, 4)):
             anew, lost = chance.random() < 0.7, int(chance.random() < 0.1)
             assert turned(0, anew, lost) == turned(1, anew, lost)
+
+
+def test_the_nodes_of_a_group_are_asked_for_together_once_all_of_them_are_wanted() -> None:
+    store, engine = MemoryStore(), Engine(name="slurm")
+    allocation = AllocationSpec(engine="slurm", nodes=4, spares=1, slurm=SlurmSpec(shape="job_per_group"))
+    spec = replace(SPEC, groups=GroupsSpec(ranks_per_group=2, nodes_per_group=2), allocation=allocation)
+    store.put(keys.spec("run"), encode(RunRecord(spec=spec, run_dir="/runs/run", launched_unix_s=0.0)))
+    store.put(keys.memory("run", "run"), encode(Memory(phase="new")))
+    driver, term = EngineDriver(store, engine), Term(store)
+
+    def asked(*numbers: int) -> list[tuple[str, tuple[str, ...]]]:
+        for n in numbers:
+            wanted = AllocationMemory(key=f"run-a{n}", state="wanted", since=1.0, reason=STARTS)
+            store.put(keys.allocation("run", wanted.key), encode(wanted))
+        driver.offer(Mirror(store.list(keys.PREFIX)), term)  # type: ignore[arg-type]
+        assert driver._wanted is not None
+        before = len(engine.requests)
+        driver.turn(driver._wanted)
+        return [(r.key, r.together) for r in engine.requests[before:]]
+
+    first, second = ("run-a1", "run-a2"), ("run-a3", "run-a4")
+    assert asked(1, 2, 3) == [(key, first) for key in first]
+    assert asked(4, 5) == [*((key, second) for key in second), ("run-a5", ())]
+    assert asked() == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.shell.engines.slurm.validate import time_limit_s
+from supervisor.shell.engines.slurm.validate import notes, time_limit_s
 from supervisor.shell.runfile.parse import RunFileError, parse
 
 
@@ -121,6 +121,23 @@ def test_a_node_folder_is_a_full_path() -> None:
     assert "must be an absolute path" in only(node_folder="logs")
 
 
-def test_a_job_per_group_is_refused_with_the_reason() -> None:
+def test_a_job_per_group_has_its_hosts_alone_and_starts_the_steps_itself() -> None:
     assert wrong(shape="job_per_node", max_pending=8) == []
-    assert only(shape="job_per_group").startswith('allocation.slurm.shape = "job_per_group": Slurm ends such a job')
+    assert wrong(shape="job_per_group", max_pending=8, agent_command="/opt/mysrun/agent") == []
+    shared = only(shape="job_per_group", exclusive=False)
+    assert shared.startswith('allocation.slurm.shape = "job_per_group": needs hosts of its own')
+    assert wrong(exclusive=False) == []
+    for command in ("srun --container-image=x agent", "env A=1 /usr/bin/srun agent"):
+        assert "starts a step on each node itself" in only(shape="job_per_group", agent_command=command)
+        assert wrong(agent_command=command) == []
+
+
+def test_a_job_per_group_is_told_with_what_it_asks_for() -> None:
+    def said(nodes_per_group: int, **slurm: Any) -> list[str]:
+        groups = {"count": 2, "nodes_per_group": nodes_per_group, "ranks_per_node": 1}
+        allocation = {"engine": "slurm", "nodes": 2 * nodes_per_group, "slurm": slurm}
+        return notes(parse({"name": "run", "groups": groups, "allocation": allocation}))
+
+    (note,) = said(2, shape="job_per_group")
+    assert "asks for 2 jobs of 2 nodes" in note
+    assert said(1, shape="job_per_group") == said(2) == []

@@ -19,7 +19,7 @@ from supervisor.shell.engines.slurm.commands import (
     parse_jobs,
     parse_nodes,
 )
-from supervisor.shell.engines.slurm.engine import _grant
+from supervisor.shell.engines.slurm.grants import granted, held_by
 
 JOB_22 = {
     "cluster": "lab",
@@ -40,6 +40,7 @@ JOB_LATER = {
     "job_state": ["FAILED"],
     "submit_time": {"set": True, "infinite": False, "number": 1795201393},
 }
+PREFIX = "supervisor/5a5a/"
 NODE_22 = {"name": "n1", "state": "allocated", "state_flags": ["DRAIN"], "reason": "fan 3 is loud"}
 NODE_LATER = {
     "nodes": {"nodes": ["n1", "n2"]},
@@ -96,11 +97,18 @@ def test_nodes_are_read_with_their_flags() -> None:
     assert set(parse_nodes({"sinfo": [NODE_LATER]})) == {"n1", "n2"}
 
 
+def test_steps_with_a_number_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = "1.0|run-a1\n12.3|run-a2\n1.batch|batch\n1.extern|extern\n2.TBD|run-a3\n4_7.0|array\nplugin: hello\n"
+    monkeypatch.setattr(Commands, "_once", lambda self, *argv: listed)
+    assert Commands().steps() == {(1, "run-a1"): "1.0", (12, "run-a2"): "12.3"}
+
+
 def grant_of(*states: str, **about: object) -> Grant:
     (job,) = parse_jobs(
         {"jobs": [{**JOB_22, "exit_code": 0, "state_reason": "None", **about, "job_state": list(states)}]}
     )
-    return _grant("run-a1", job, None)
+    (held,) = held_by(job, PREFIX, {})
+    return granted(held, None)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +172,8 @@ def test_a_job_that_is_preempted_is_leaving_and_says_how_long_it_stays(later: bo
 
 def test_that_it_is_preempted_says_more_than_that_its_host_is_drained() -> None:
     (job,) = parse_jobs({"jobs": [{**JOB_22, "job_state": "RUNNING", "preempt_time": 100, "end_time": 130}]})
-    grant = _grant("run-a1", job, Node(name="n1", states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud"))
+    (held,) = held_by(job, PREFIX, {})
+    grant = granted(held, Node(name="n1", states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud"))
     assert (grant.leaving, grant.leaves_in_s) == ("Slurm preempts job 7, after a grace of 30 s", 30.0)
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from supervisor.shell.engines.slurm import engine as slurm
 from supervisor.shell.engines.slurm import submission
 from supervisor.shell.engines.slurm.commands import Job, Node, NumberUnknown, Refused
 from supervisor.shell.engines.slurm.engine import SlurmEngine
-from supervisor.shell.engines.slurm.script import options
+from supervisor.shell.engines.slurm.script import options, script
 from supervisor.wire.security import Security
 
 COMMENT = "supervisor/abc/a1"
@@ -48,6 +49,9 @@ class Commands:
         self.outcomes: list[Exception] = []
         """Errors that the next submissions raise, after they were done."""
         self.comment = COMMENT
+        self.living: dict[tuple[int, str], str] = {}
+        self.looks = 0
+        self.signalled: list[tuple[str, str]] = []
         self.done = True
         self.holds = False
 
@@ -78,6 +82,13 @@ class Commands:
 
     def nodes(self) -> dict[str, Node]:
         return {f"n{n}": Node(name=f"n{n}", states=("IDLE",), reason="") for n in (1, 2)}
+
+    def steps(self) -> dict[tuple[int, str], str]:
+        self.looks += 1
+        return dict(self.living)
+
+    def end_step(self, step: str, signal: str) -> None:
+        self.signalled.append((step, signal))
 
     def drain(self, host: str, reason: str) -> str:
         self.drained.append(host)
@@ -348,3 +359,102 @@ def test_a_suspect_host_is_given_back_though_its_replacement_must_wait() -> None
     with pytest.raises(RequestDeferred):
         engine_at(commands).replace("a1", replace(REQUEST, key="a2"), "it is lost")
     assert commands.cancelled == [1]
+
+
+GROUP = ("a1", "a2")
+OF_GROUP = "supervisor/abc/a1+2"
+
+
+def group_request(key: str, **slurm: Any) -> Request:
+    spec = replace(REQUEST.spec, slurm=SlurmSpec(shape="job_per_group", **slurm))
+    return replace(REQUEST, key=key, spec=spec, together=GROUP)
+
+
+def test_a_job_of_a_group_has_a_step_for_each_node_and_outlives_one() -> None:
+    request = group_request("a1")
+    made = options(request, OF_GROUP)
+    assert {"--nodes=2", "--no-kill", "--signal=USR1@300", "--exclusive"} <= set(made)
+    assert "--signal=B:USR1@300" in options(REQUEST, COMMENT)
+    assert "--no-kill" not in options(REQUEST, COMMENT)
+    text = script(request, ["e:1"], Security(), "abc", OF_GROUP)
+    assert ("keys=(a1 a2)" in text, f"comment={OF_GROUP}" in text, '--allocation "$1"' in text) == (True, True, True)
+
+
+def test_the_nodes_of_a_group_are_one_submission() -> None:
+    commands = Commands()
+    commands.comment = OF_GROUP
+    engine = engine_at(commands)
+    for key in GROUP:
+        engine.acquire(group_request(key))
+    assert [(g.key, g.engine_id) for g in engine.list()] == [("a1", "slurm:lab:101"), ("a2", "slurm:lab:101")]
+    commands.queue = [job(101, f"{OF_GROUP} n[1-2]", "n[1-2]")]
+    other = engine_at(commands)
+    for key in GROUP:
+        other.acquire(group_request(key))
+    assert commands.submitted == 1
+
+
+def test_a_submission_that_names_its_hosts_at_once_is_recognized() -> None:
+    commands = Commands()
+    commands.comment = f"{OF_GROUP} n[1-2]"
+    engine_at(commands).acquire(group_request("a1"))
+    assert (commands.submitted, commands.cancelled) == (1, [])
+
+
+def test_a_second_job_that_has_one_of_the_keys_is_cancelled_whole() -> None:
+    commands = Commands(job(1, "supervisor/abc/a2"), job(2, f"{OF_GROUP} n[1-2]", "n[1-2]"), job(3, OF_GROUP, ""))
+    assert [g.key for g in engine_at(commands).list()] == ["a2"]
+    assert commands.cancelled == [2, 3]
+
+
+def test_a_job_of_a_group_that_waits_counts_once_and_is_given_back_with_its_last_key() -> None:
+    commands = Commands(job(1, OF_GROUP, "", "PENDING"))
+    engine = engine_at(commands)
+    with pytest.raises(RequestDeferred, match="1 jobs wait"):
+        engine.acquire(replace(group_request("a3", max_pending=1), together=()))
+    engine.release("a1")
+    assert [g.state for g in engine.list()] == ["pending", "pending"]
+    assert commands.cancelled == []
+    engine.release("a2")
+    engine.list()
+    assert commands.cancelled == [1]
+
+
+def test_one_of_several_ends_by_its_step_and_the_last_by_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(slurm.time, "monotonic", lambda: clock[0])
+    commands = Commands(job(1, f"{OF_GROUP} n[1-2]", "n[1-2]"))
+    commands.living = {(1, "a1"): "1.0", (1, "a2"): "1.1"}
+    engine = engine_at(commands)
+    engine.release("a2")
+    for _ in range(2):
+        assert [g.key for g in engine.list()] == ["a1"]
+    assert commands.signalled == [("1.1", "TERM")]
+    clock[0] = slurm.KILL_AFTER_S
+    engine.list()
+    assert commands.signalled == [("1.1", "TERM"), ("1.1", "KILL")]
+    del commands.living[1, "a2"]
+    engine.list()
+    assert (len(commands.signalled), commands.cancelled) == (2, [])
+    engine.release("a1")
+    engine.list()
+    assert commands.cancelled == [1]
+
+
+def test_a_new_leader_gives_back_what_the_one_before_did_not() -> None:
+    commands = Commands(job(1, f"{OF_GROUP} n[1-2]", "n[1-2]"))
+    commands.living = {(1, "a1"): "1.0", (1, "a2"): "1.1"}
+    engine_at(commands).release("a2")
+    other = engine_at(commands)
+    assert [g.state for g in other.list()] == ["granted", "granted"]
+    other.release("a2")
+    assert [g.key for g in other.list()] == ["a1"]
+
+
+def test_steps_are_asked_for_only_where_a_job_has_several_nodes() -> None:
+    commands = Commands(job(1), job(2, f"{OF_GROUP[:-4]}b1+2 n[1-2]", "n[1-2]", "CANCELLED"))
+    engine_at(commands).list()
+    assert commands.looks == 0
+    commands.queue.append(job(3, "supervisor/abc/c1+2 n[1-2]", "n[1-2]"))
+    engine_at(commands).list()
+    assert commands.looks == 1
