@@ -67,7 +67,8 @@ _OF_THE_MACHINE = re.compile(
     re.IGNORECASE,
 )
 _OF_A_LOST_PEER = re.compile(
-    r"transport error|connection (was )?(closed|reset) by (peer|remote)|remote process exited|failed to recv, got 0 bytes"
+    r"transport error|tcp connect error|connection (was )?(closed|reset) by (peer|remote)|remote process exited"
+    r"|failed to recv, got 0 bytes"
     r"|broken pipe",
     re.IGNORECASE,
 )

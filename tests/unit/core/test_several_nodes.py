@@ -124,9 +124,10 @@ def test_a_dead_process_restarts_all_ranks_on_the_same_nodes() -> None:
 LOST_PEER = "RuntimeError: Connection closed by peer [10.0.0.4]:4711"
 
 
-def test_ranks_that_lost_a_peer_wait_for_the_lease_of_its_node() -> None:
+@pytest.mark.parametrize("error", [LOST_PEER, 'RuntimeError: status: Unavailable, message: "tcp connect error"'])
+def test_ranks_that_lost_a_peer_wait_for_the_lease_of_its_node(error: str) -> None:
     w = wide().bring_up()
-    w.report(1, 0, state="exited", exit_code=1, error=LOST_PEER)
+    w.report(1, 0, state="exited", exit_code=1, error=error)
     w.report(1, 1, state="exited", signal=15, told="rank 0 has failed")
     w.round()
     assert not w.incidents
