@@ -37,7 +37,7 @@ check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	LANE=fast $(PYTEST) -n 3 tests/unit tests/properties tests/architecture tests/corpus
+	LANE=fast $(PYTEST) -n 2 tests/unit tests/properties tests/architecture tests/corpus
 
 chaos: debian  ## every fault that can be made here, once, with real trainers: a certificate in runs/chaos
 	rm -rf runs/chaos
