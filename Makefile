@@ -89,6 +89,7 @@ docs: install-dev  ## generate what is generated: the reference pages, the dashb
 install: $(VENV)/installed  ## the program in .venv; again when pyproject.toml has changed
 install-dev: $(VENV)/installed-dev  ## the same, with the tools that check and test it
 
+# Editable by a line in a .pth file: the import hook that setuptools would install costs every start of Python 20 ms.
 # torch first and pinned: what asks for any torch would bring the newest one, with gigabytes of CUDA.
 # The distribution had another name once: two of them would both own the commands.
 # A .venv that works stays: another Python's `venv` would leave one that is half its own.
@@ -96,11 +97,11 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/python -c 'import ssl' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip uninstall -qqq --yes --disable-pip-version-check fault-tolerant-pretraining-supervisor
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]' --config-settings editable_mode=compat
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' --config-settings editable_mode=compat
 	@touch $@
 
 debian: install-dev  ## the Debian packages that the tests need, as root

@@ -20,8 +20,8 @@ from fault_injection.in_rank.causes import Order
 from fault_injection.testbed.memory_cgroup import memory_cgroup
 from fault_injection.testbed.unavailable import NotHere
 from fault_injection.testbed.waiting import eventually
-from supervisor.core.evidence.hang_attribution import LOCKED_BY_ANOTHER
 from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import LOCKED_BY_ANOTHER
 
 if TYPE_CHECKING:
     from benchmarks.detection import Bench

@@ -45,7 +45,7 @@ from agents.shim.active_clock import AwakeClock
 from agents.shim.settings import Settings
 from agents.shim.settings import parse as parse_settings
 from agents.threads.from_thread import from_thread
-from supervisor.core.evidence.disk_faults import UNUSABLE
+from supervisor.core.model.observed import UNUSABLE
 from supervisor.core.model.spec import EnvSpec, HangSpec, PolicySpec
 from supervisor.shell import failpoints
 from supervisor.shell.failpoints import reach

@@ -23,7 +23,7 @@ from agents.gate.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYT
 from agents.gate.lighthouse_child import FROZEN_S, GateFailed, Lighthouse
 from agents.gate.state import GateState
 from agents.threads.from_thread import from_thread
-from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
+from supervisor.core.model.observed import GATE_ETCD_SILENCE_S
 from supervisor.shell.etcd.lease import boot_time
 from supervisor.shell.failpoints import reach
 from supervisor.wire import logged

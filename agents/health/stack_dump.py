@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from supervisor.core.evidence.hang_attribution import LOCKED_BY_ANOTHER
+from supervisor.core.model.observed import LOCKED_BY_ANOTHER
 from supervisor.wire.aside import Aside
 
 log = logging.getLogger(__name__)

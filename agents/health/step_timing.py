@@ -15,9 +15,8 @@ from collections import deque
 from statistics import median
 from typing import NamedTuple
 
-from supervisor.core.evidence.hang_attribution import WAITING
 from supervisor.core.model.measured import Measured
-from supervisor.core.model.observed import StuckView
+from supervisor.core.model.observed import WAITING, StuckView
 from supervisor.core.model.spec import HangSpec
 from supervisor.wire.activity import Activity
 from supervisor.wire.records import Progress

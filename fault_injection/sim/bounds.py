@@ -11,8 +11,8 @@ from fault_injection.sim.faults import CALLS_LATE_S, CONTROL, WATCH_LATE_S, Faul
 from fault_injection.sim.leaders import LOOK_S
 from fault_injection.sim.pace import Pace
 from fault_injection.sim.store import PATIENCE_S
-from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
 from supervisor.core.model.engines import TRAITS
+from supervisor.core.model.observed import GATE_ETCD_SILENCE_S
 from supervisor.core.model.spec import RunSpec
 from supervisor.core.remediation.lighthouse import MARGIN_S
 from supervisor.shell.etcd import LEASE_S

@@ -10,7 +10,7 @@ from agents.gate.etcd import GATE_LEASE_S, read_orders
 from agents.gate.lighthouse_child import FROZEN_S
 from agents.gate.state import GateState
 from fault_injection.sim.store import SimLease, SimStore, SimWatch
-from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
+from supervisor.core.model.observed import GATE_ETCD_SILENCE_S
 from supervisor.ports.store import Item
 from supervisor.wire import keys
 from supervisor.wire.records import GateObserved, GatePresence, LighthouseDesired, ProcessRecord, encode

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agents.health.facts.gpu_devices import Gpu
-from supervisor.core.evidence import gpu_faults as core
 from supervisor.core.evidence import xid_catalog
+from supervisor.core.model.observed import XID
 from supervisor.wire.records import Fact
 
 SAME_S = 10.0
@@ -65,7 +65,7 @@ class Xids:
 
 def _fact(seen: _Seen) -> Fact:
     return Fact(
-        kind=core.XID,
+        kind=XID,
         subject=str(seen.gpu),
         evidence=f"{seen.gpu}: Xid {seen.xid}{xid_catalog.meaning(seen.xid)}",
         xid=seen.xid,

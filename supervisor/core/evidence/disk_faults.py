@@ -8,11 +8,9 @@ from collections.abc import Iterable, Mapping
 from supervisor.core.evidence import exit_status
 from supervisor.core.evidence.group_nodes import answering
 from supervisor.core.model.memory import GroupMemory
-from supervisor.core.model.observed import NodeView, Observed
+from supervisor.core.model.observed import UNUSABLE, NodeView, Observed
 from supervisor.core.model.reason import Code, Reason
 
-UNUSABLE = frozenset({"disk_full", "disk_read_only", "file_system_error", "file_system_stalled", "ranks_unseen"})
-"""Kinds of facts about an agent's folder, or a run's."""
 STALLED = "file_system_stalled"
 OF_A_RUN = frozenset({"file_system_error", STALLED})
 """Kinds among them that a run's folder may have."""

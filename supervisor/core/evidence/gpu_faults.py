@@ -14,11 +14,9 @@ from supervisor.core.evidence.group_nodes import answering
 from supervisor.core.model.incident import Confidence, Failure
 from supervisor.core.model.kinds import Is, Kind, Rung, that_are
 from supervisor.core.model.memory import GroupMemory
-from supervisor.core.model.observed import GpuFact, NodeView, Observed
+from supervisor.core.model.observed import XID, GpuFact, NodeView, Observed
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import RunSpec
-
-XID = "gpu_xid"
 
 
 @dataclass(frozen=True, slots=True)

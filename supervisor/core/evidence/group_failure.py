@@ -24,10 +24,6 @@ first. Then what failed is mended; at worst a healthy host is cordoned."""
 LAPSE_S = 1.5
 """Seconds beyond its term by which etcd has reported that a lease lapsed: it looks twice a second, on a busy disk later."""
 
-GATE_ETCD_SILENCE_S = 5.0
-"""Seconds without etcd after which a gate goes on only while it hears every admitted group. Its watch asks for a sign
-of life every second and changes streams after 3 s, so this is no hiccup."""
-
 
 def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec: RunSpec) -> tuple[Verdict, Reason]:
     """Returns the verdict on a node, and why. `group` is the one that runs there, if any."""

@@ -15,15 +15,10 @@ from supervisor.core.evidence.group_nodes import all_answer, answering, ranks_an
 from supervisor.core.model.incident import Confidence, Failure
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import Behind, GroupMemory, Memory
-from supervisor.core.model.observed import Observed, RankView, StuckView
+from supervisor.core.model.observed import ACROSS, LOCKED_BY_ANOTHER, WAITING, Observed, RankView, StuckView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.signs import Sign, SignKind
 from supervisor.core.model.spec import HangSpec, RunSpec
-
-ACROSS = frozenset({"quorum", "collective", "heal"})
-"""Activities that wait for other groups."""
-WAITING = ACROSS | {"commit"}
-"""Activities that wait for other ranks. Other ones wait for no one or, unseen, for the shards of the group."""
 
 ALONE = frozenset({"data", "save"})
 """Activities that involve no other rank."""
@@ -48,9 +43,6 @@ UNSEEN = "ranks_unseen"
 
 COLLECTIVES = "(distributed_c10d.py:"
 """File of torch.distributed's collectives, as an innermost frame names it."""
-
-LOCKED_BY_ANOTHER = "another thread holds the interpreter's lock"
-"""Words in the stack of a process whose main thread cannot go on: it waits for no others, whatever it was doing."""
 
 _LINE = re.compile(r":\d+\)")
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from supervisor.core.model.incident import Incident, Suspicion
-from supervisor.core.model.kinds import Rung
+from supervisor.core.model.kinds import Rung, Verb
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.reason import Reason
 
@@ -15,28 +14,7 @@ from supervisor.core.model.reason import Reason
 class Action:
     """One thing done about the cluster. `key` is the same however often it is decided again from the same memory."""
 
-    verb: Literal[
-        "start",
-        "fence",
-        "place",
-        "cordon",
-        "uncordon",
-        "acquire",
-        "release",
-        "lighthouse",
-        "close_lighthouse",
-        "ride_through",
-        "stop",
-        "halt",
-        "resume",
-        "checkpoint",
-        "load",
-        "move",
-        "hand_over",
-        "observe",
-        "hold",
-        "let_go",
-    ]
+    verb: Verb
     key: str
     reason: Reason
     group: int | None = None

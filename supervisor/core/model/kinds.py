@@ -1,10 +1,39 @@
-"""Kinds of failure, one row each with what the rules need to know of it. Every set of kinds derives from them."""
+"""Kinds of failure, one row each with what the rules need to know of it: every set of kinds derives from them. With the
+phases of a run and a group, and the verbs of actions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum, auto
+from typing import Literal
+
+RunPhase = Literal["new", "running", "stopping", "stopped", "finished", "halted", "resuming"]
+GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "finished"]
+
+Verb = Literal[
+    "start",
+    "fence",
+    "place",
+    "cordon",
+    "uncordon",
+    "acquire",
+    "release",
+    "lighthouse",
+    "close_lighthouse",
+    "ride_through",
+    "stop",
+    "halt",
+    "resume",
+    "checkpoint",
+    "load",
+    "move",
+    "hand_over",
+    "observe",
+    "hold",
+    "let_go",
+]
+"""Things that an action may do."""
 
 
 class Rung(IntEnum):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from supervisor.core.model.incident import Incident
-from supervisor.core.model.kinds import Kind
+from supervisor.core.model.kinds import GroupPhase, Kind, RunPhase
 from supervisor.core.model.measured import NOTHING, Measured
 from supervisor.core.model.observed import Checkpoint
 from supervisor.core.model.reason import Reason
@@ -81,12 +81,6 @@ class Waited:
     """Time of that look, on the run clock. None: it does not wait now."""
     excused_s: float = 0.0
     """Seconds that it had waited before that look while they made no steps."""
-
-
-RunPhase = Literal["new", "running", "stopping", "stopped", "finished", "halted", "resuming"]
-
-
-GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "finished"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,15 @@ class Checkpoint:
     generation: int
 
 
+ACROSS = frozenset({"quorum", "collective", "heal"})
+"""Activities that wait for other groups."""
+WAITING = ACROSS | {"commit"}
+"""Activities that wait for other ranks. Other ones wait for no one or, unseen, for the shards of the group."""
+
+LOCKED_BY_ANOTHER = "another thread holds the interpreter's lock"
+"""Words in the stack of a process whose main thread cannot go on: it waits for no others, whatever it was doing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckView:
     """A step of a rank that exceeded its bound, as the node's agent saw it by its own clock."""
@@ -126,6 +135,13 @@ class RankView:
     measured: Measured = NOTHING
 
 
+UNUSABLE = frozenset({"disk_full", "disk_read_only", "file_system_error", "file_system_stalled", "ranks_unseen"})
+"""Kinds of facts about an agent's folder, or a run's: nothing can be written there."""
+
+XID = "gpu_xid"
+"""Kind of the facts that NVIDIA's driver reports by number."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFact:
     """Fact that a node's agent reports about one of its GPUs."""
@@ -179,6 +195,11 @@ class NodeView:
     def machine(self) -> str:
         """Name of its host, to which cordons apply."""
         return self.host or self.name
+
+
+GATE_ETCD_SILENCE_S = 5.0
+"""Seconds without etcd after which a gate goes on only while it hears every admitted group. Its watch asks for a sign
+of life every second and changes streams after 3 s, so this is no hiccup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

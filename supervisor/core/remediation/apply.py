@@ -7,8 +7,8 @@ from dataclasses import replace
 from supervisor.core.attribution import flapping_hosts
 from supervisor.core.evidence import group_failure
 from supervisor.core.model.incident import Incident
-from supervisor.core.model.kinds import Kind, Rung
-from supervisor.core.model.memory import AllocationMemory, GroupMemory, GroupPhase
+from supervisor.core.model.kinds import GroupPhase, Kind, Rung
+from supervisor.core.model.memory import AllocationMemory, GroupMemory
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.policy import ladder

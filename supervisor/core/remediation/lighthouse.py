@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
 from supervisor.core.model.memory import Lighthouse
-from supervisor.core.model.observed import GateView, RankView
+from supervisor.core.model.observed import GATE_ETCD_SILENCE_S, GateView, RankView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.round.draft import Round

@@ -94,20 +94,32 @@ def _in_order(r: RoundView, kept: list[str], free: list[str], lacks: int, wanted
 
 
 def _leave(r: Round, group: GroupMemory, kept: list[str]) -> GroupMemory:
-    """Leaves the nodes of a waiting group on which it can no longer start. One that is lost is held against its host, as
-    the incident is for which the group waits. Nothing ran there any more."""
+    """Leaves the nodes of a waiting group on which it can no longer start. One that is lost is replaced, and held against
+    its host, as the incident is for which the group waits. Nothing ran there any more."""
     incident = r.incidents.get(group.incident)
     for seat in group.seats:
         if seat.node in kept:
             continue
         verdict, why = group_failure.node_verdict(seat.node, None, r.observed, r.spec)
         if verdict == Verdict.DEAD:
-            if incident is not None and not incident.outside:
+            if incident is not None:
+                why = Reason.of(Code.FOR_INCIDENT, incident=incident.id, reason=why)
+            suspect = incident is not None and not incident.outside
+            if incident is not None and suspect:
                 r.cordon(r.host_of(seat.node), seat.node, incident)
-            r.release(r.given_by(seat), why)
+            _in_place_of(r, r.allocations.get(r.given_by(seat)), why, suspect)
     group = replace(group, seats=tuple(seat for seat in group.seats if seat.node in kept))
     r.set_group(group)
     return group
+
+
+def _in_place_of(r: Round, lost: AllocationMemory | None, why: Reason, suspect: bool) -> None:
+    """Gives back the allocation of a lost node, and asks for another unless its successor was asked for before."""
+    if lost is None or lost.state != "wanted":
+        return
+    r.release(lost.key, why)
+    if not r.successor(lost.key):
+        r.acquire(why, instead_of=lost.key if suspect else "")
 
 
 def _waits(r: RoundView, group: GroupMemory) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.evidence import group_failure
+from supervisor.core.model.kinds import RunPhase
 from supervisor.core.model.measured import Measured
-from supervisor.core.model.memory import RunPhase
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import RunSpec
 from supervisor.core.remediation import handover

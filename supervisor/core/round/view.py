@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from supervisor.core.evidence import disk_faults, gpu_faults
 from supervisor.core.model.incident import Incident
-from supervisor.core.model.kinds import Is, Kind, Rung, that_are
-from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory, RunPhase
+from supervisor.core.model.kinds import Is, Kind, Rung, RunPhase, that_are
+from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory
 from supervisor.core.model.observed import Grant, NodeView, Observed
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat

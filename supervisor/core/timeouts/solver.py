@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from supervisor.core.evidence.group_failure import ENGINE_AWAY_S, GATE_ETCD_SILENCE_S
+from supervisor.core.evidence.group_failure import ENGINE_AWAY_S
 from supervisor.core.model import engines
 from supervisor.core.model.measured import NOTHING, Measured, together
-from supervisor.core.model.observed import Observed
+from supervisor.core.model.observed import GATE_ETCD_SILENCE_S, Observed
 from supervisor.core.model.spec import RunSpec
 from supervisor.core.remediation.handover import EARLY_S
 from supervisor.core.timeouts.bound import Bound, Row, above_ms, highest, in_ms, made, said, top, up

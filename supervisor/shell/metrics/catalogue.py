@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
 from supervisor.core.goodput.causes import Cause
-from supervisor.core.model.decision import Action
-from supervisor.core.model.kinds import Kind, Rung
-from supervisor.core.model.memory import GroupPhase, Memory
+from supervisor.core.model.kinds import GroupPhase, Kind, Rung, RunPhase, Verb
 from supervisor.core.model.observed import Verdict
 from supervisor.wire.records import GateGroup
 
@@ -78,7 +76,7 @@ def _one_of(of: type, name: str) -> tuple[str, ...]:
     return get_args(get_type_hints(of)[name])
 
 
-RUN_PHASES = _one_of(Memory, "phase")
+RUN_PHASES: tuple[str, ...] = get_args(RunPhase)
 GROUP_PHASES: tuple[str, ...] = get_args(GroupPhase)
 RUNGS = tuple(rung.name.lower() for rung in Rung)
 BUDGETED = ("restart", "replace", "reallocate")
@@ -116,7 +114,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _counter("supervisor_decisions_total", "decisions", ("run",), "Rounds of decide in this term."),
     _histogram("supervisor_decide_seconds", ("run",), "Time of one round of decide.", QUICK_BUCKETS),
     _histogram("supervisor_commit_seconds", ("run",), "Time of the transaction that writes a decision.", QUICK_BUCKETS),
-    _counter("supervisor_actions_total", "actions", ("run", ("action", _one_of(Action, "verb"))), "Actions decided in this term."),
+    _counter("supervisor_actions_total", "actions", ("run", ("action", get_args(Verb))), "Actions decided in this term."),
     _gauge("supervisor_incidents_open", "incidents", ("run",), "Open incidents, except those that are only observed."),
     _counter("supervisor_incidents_total", "incidents", ("run", _KIND, _RUNG), "Incidents closed since the launch, by kind and rung."),
     _counter("supervisor_node_incidents_total", "incidents", ("run", "node"), "Incidents closed since the launch, by node; without those that a person requested or the engine announced."),

@@ -14,7 +14,7 @@ import pytest
 from agents.shim import process
 from fault_injection.testbed.nodes import RUN, Node, Nodes, desire, gate, kill, observed, running, trainer
 from fault_injection.testbed.waiting import eventually
-from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
+from supervisor.core.model.observed import GATE_ETCD_SILENCE_S
 from supervisor.core.model.spec import TorchFTSpec
 from supervisor.ports.store import Store
 from supervisor.shell.dev.etcd_server import EtcdServer

@@ -22,8 +22,8 @@ import pytest
 from fault_injection.testbed.stopping import frozen
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import LEASE_S, world_on
-from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
 from supervisor.core.model.kinds import Kind
+from supervisor.core.model.observed import GATE_ETCD_SILENCE_S
 from supervisor.ports.errors import Retryable
 from supervisor.shell.dev.etcd_server import find_server, start_etcd
 from supervisor.shell.etcd import connect

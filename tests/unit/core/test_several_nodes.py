@@ -202,6 +202,7 @@ def test_a_kept_node_that_is_lost_meanwhile_is_left_too() -> None:
     w.round(1.0)
     w.round(1.0)
     assert (w.group(1).phase, seats(w, 1), set(w.memory.cordons)) == ("starting", ("n5", "n6"), {"n3", "n4"})
+    assert sum(a.state == "wanted" for a in w.memory.allocations.values()) == 6, "one for each that was lost"
 
 
 def test_the_idle_node_of_a_group_that_waits_serves_another() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from supervisor.core.evidence import disk_faults
 from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import UNUSABLE
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import FirstRungSpec
 from supervisor.core.policy import budgets
@@ -35,7 +36,7 @@ def lose(w: World, group: int) -> str:
 # --- spares ---
 
 
-@pytest.mark.parametrize("kind", sorted(disk_faults.UNUSABLE))
+@pytest.mark.parametrize("kind", sorted(UNUSABLE))
 def test_another_spare_is_taken_though_the_ill_one_is_warm(kind: str) -> None:
     w = World(spares=2).bring_up()
     w.node(3, warm=True)

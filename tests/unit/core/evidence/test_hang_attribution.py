@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.evidence.hang_attribution import LOCKED_BY_ANOTHER, TOLD_S
+from supervisor.core.evidence.hang_attribution import TOLD_S
 from supervisor.core.model.incident import Confidence
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.measured import Measured
-from supervisor.core.model.observed import GpuFact, StuckView
+from supervisor.core.model.observed import LOCKED_BY_ANOTHER, GpuFact, StuckView
 from supervisor.core.model.reason import Code, Reason
 from tests.helpers.reasons import texts, values
 from tests.unit.core.world import World

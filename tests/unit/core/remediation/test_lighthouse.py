@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from supervisor.core import invariants
-from supervisor.core.evidence.group_failure import GATE_ETCD_SILENCE_S
 from supervisor.core.model.memory import Lighthouse, Memory
-from supervisor.core.model.observed import NodeView, RankView
+from supervisor.core.model.observed import GATE_ETCD_SILENCE_S, NodeView, RankView
 from supervisor.core.model.reason import Code
 from tests.unit.core.world import HOST, World
 
