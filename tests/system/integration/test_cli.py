@@ -9,13 +9,14 @@ import socket
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agents.shim import process
 from fault_injection.testbed.waiting import eventually
-from fault_injection.testbed.world import World
+from fault_injection.testbed.world import World, toy_spec, world
 from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from supervisor.wire.address import free_port
@@ -39,8 +40,19 @@ def fails(result: subprocess.CompletedProcess[str], code: int, *words: str) -> N
         assert word in result.stderr
 
 
-def test_every_reading_command_prints_a_table_and_json(toy_run: tuple[World, RunRecord]) -> None:
-    w, _ = toy_run
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, RunRecord]]:
+    """A run that the commands look at, one test after the other."""
+    with world(tmp_path_factory.mktemp("cli")) as w:
+        w.supervisor()
+        record = w.launch(toy_spec())
+        eventually(w.running(record, 1, 1), 60, "both groups run")
+        yield w, record
+        w.check(record)
+
+
+def test_every_reading_command_prints_a_table_and_json(one_run: tuple[World, RunRecord]) -> None:
+    w, _ = one_run
     for command in ("status", "nodes", "incidents"):
         plain = cli(command, world=w)
         assert plain.returncode == 0, plain.stderr
@@ -53,9 +65,9 @@ def test_every_reading_command_prints_a_table_and_json(toy_run: tuple[World, Run
 
 
 def test_the_bundle_holds_state_journal_and_logs_and_no_secret(
-    toy_run: tuple[World, RunRecord], tmp_path: Path
+    one_run: tuple[World, RunRecord], tmp_path: Path
 ) -> None:
-    w, _ = toy_run
+    w, _ = one_run
     out = tmp_path / "bundle.tar.gz"
     assert cli("support-bundle", "--out", str(out), world=w).returncode == 0
     with tarfile.open(out) as archive:
@@ -64,8 +76,8 @@ def test_the_bundle_holds_state_journal_and_logs_and_no_secret(
     assert any(name.endswith("shim.jsonl") for name in names)
 
 
-def test_mistakes_are_sentences(toy_run: tuple[World, RunRecord]) -> None:
-    w, _ = toy_run
+def test_mistakes_are_sentences(one_run: tuple[World, RunRecord]) -> None:
+    w, _ = one_run
     fails(cli("status", "--run", "nobody", world=w), 1, "no run 'nobody'", "known: toy")
     fails(cli("restart", "7", world=w), 1, "no group 7", "0 to 1")
     fails(cli("explain", "i9", world=w), 1, "no incident 'i9'")
@@ -73,8 +85,8 @@ def test_mistakes_are_sentences(toy_run: tuple[World, RunRecord]) -> None:
     fails(cli("statsu", world=w), 2)
 
 
-def test_a_run_name_that_is_taken(toy_run: tuple[World, RunRecord], tmp_path: Path) -> None:
-    w, _ = toy_run
+def test_a_run_name_that_is_taken(one_run: tuple[World, RunRecord], tmp_path: Path) -> None:
+    w, _ = one_run
     file = tmp_path / "run.toml"
     file.write_text('name = "toy"\n')
     fails(cli("launch", str(file), world=w), 1, "a run named 'toy' already")
@@ -137,8 +149,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
         subprocess.run(["umount", str(full)], check=True)
 
 
-def test_a_control_record_that_cannot_be_read_holds_the_run(toy_run: tuple[World, RunRecord]) -> None:
-    w, record = toy_run
+def test_a_control_record_that_cannot_be_read_holds_the_run(one_run: tuple[World, RunRecord]) -> None:
+    w, record = one_run
     w.store.put(keys.control("toy"), b"{torn")
     fails(cli("pause", world=w), 1, "control cannot be read", "delete it")
     assert json.loads(cli("status", "--json", world=w).stdout)["paused"] is True
