@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import glob
 import inspect
 import os
 import types
@@ -211,7 +212,7 @@ def for_launch(launch: TrainerLaunch) -> Any:
 
 def _data(config: Any, spec: DataSpec) -> list[Problem]:
     """Puts the run file's data in the place of the recipe's, if it names any."""
-    from torchtitan.hf_datasets.text_datasets import DATASETS, HuggingFaceTextDataLoader
+    from torchtitan.hf_datasets.text_datasets import DATASETS, ChatDataLoader, HuggingFaceTextDataLoader
 
     loader = config.dataloader
     try:
@@ -224,6 +225,9 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
             data.register(DataSpec(source="python-stdlib"))
         elif type(loader) is HuggingFaceTextDataLoader.Config and (why := _not_here(loader, DATASETS)):
             return [Problem("titan.data.source", spec.source, f"{why}: name the data under [titan.data]")]
+        elif type(loader) is ChatDataLoader.Config and (why := _chats_not_here(loader)):
+            hint = "set titan.overrides.dataloader.dataset_path to a folder, or load_dataset_kwargs.data_files to your file"
+            return [Problem("titan.overrides.dataloader.dataset_path", loader.dataset_path, f"{why}: {hint}")]
         validated = config.validator.dataloader
         if config.validator.enable and type(validated) is HuggingFaceTextDataLoader.Config:
             why = _not_here(validated, DATASETS)
@@ -247,9 +251,34 @@ def _not_here(loader: Any, known: Any) -> str:
         return f"{loader.dataset!r} is {path} of TorchTitan's repository, which its wheel does not hold"
     if path.startswith(("/", ".")):
         return f"{loader.dataset!r} is {path}, which is not here"
+    return f"{loader.dataset!r} is {path} of the Hugging Face hub, and ranks use no network" if _offline() else ""
+
+
+def _chats_not_here(loader: Any) -> str:
+    """Explains why conversations cannot be read by the ranks; empty: they may be there. `dataset_path` is a folder, a
+    data set of the hub, or the name of a format with its files beside it."""
+    files = loader.load_dataset_kwargs.get("data_files")
+    if files:
+        named = [files] if isinstance(files, str) else list(_files(files))
+        missing = next((name for name in named if "://" not in name and not glob.glob(name)), "")
+        return f"its data file {missing} is not here" if missing else ""
+    if Path(loader.dataset_path).exists():
+        return ""
+    return f"{loader.dataset_path!r} is of the Hugging Face hub, and ranks use no network" if _offline() else ""
+
+
+def _files(files: Any) -> Iterator[str]:
+    """Yields the names in `data_files` of `datasets.load_dataset`: a list, or one by split."""
+    for one in files.values() if isinstance(files, dict) else files:
+        if isinstance(one, str):
+            yield one
+        else:
+            yield from _files(one)
+
+
+def _offline() -> bool:
     # mends.py sets it where the user has not
-    offline = os.environ.get("HF_HUB_OFFLINE", "1") not in ("0", "")
-    return f"{loader.dataset!r} is {path} of the Hugging Face hub, and ranks use no network" if offline else ""
+    return os.environ.get("HF_HUB_OFFLINE", "1") not in ("0", "")
 
 
 def _override(config: Any, key: str, value: Any, reserved: dict[str, str]) -> Problem | None:

@@ -388,6 +388,23 @@ def test_data_of_the_network_is_refused_before_a_start(monkeypatch: pytest.Monke
     built(recipe=stock)
 
 
+def test_conversations_that_no_rank_can_read_are_refused_before_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    chats, kwargs = "torchtitan.models.llama3.config_registry:sft_debugmodel", "dataloader.load_dataset_kwargs"
+    key = "titan.overrides.dataloader.dataset_path"
+    (problem,) = problems(recipe=chats)
+    assert (problem.key, problem.value) == (key, "json")
+    assert "its data file tests/assets/sft_test/data.json is not here" in problem.message
+    (problem,) = problems(recipe="torchtitan.models.qwen3.config_registry:sft_qwen3_8b_math")
+    assert problem.key == key
+    assert "'openai/gsm8k' is of the Hugging Face hub, and ranks use no network" in problem.message
+    mine = tmp_path / "chats.json"
+    mine.write_text('[{"question": "1 + 1?", "answer": "2"}]')
+    built(recipe=chats, overrides={f"{kwargs}.data_files": str(mine)})
+
+
 def test_a_tokenizer_beside_the_recipe_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "words").mkdir()
     (tmp_path / "of_a_user.py").write_text(
