@@ -1,4 +1,4 @@
-"""Two groups of real trainers on two nodes each, with the model sharded over all four ranks of a group. Run by
+"""Groups of real trainers on several nodes each, with the model sharded over all ranks of a group. Run by
 test_nodes_of_a_group.py inside a hub's network namespace, where every node is a machine; never by themselves."""
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from supervisor.wire.records import RunRecord
 from supervisor.wire.security import load
 from tests.system.integration.split_cases import out_of_reach
 
-GROUPS, SIZE, RANKS, SPARES = 2, 2, 2, 2
+SHAPE = "SHAPE"
+"""Environment variable: groups x nodes of each x ranks of each node."""
+GROUPS, SIZE, RANKS = map(int, os.environ.get(SHAPE, "2x2x2").split("x"))
+SPARES = 2
 NODES = ("host", *(f"n{i + 1}" for i in range(GROUPS * SIZE + SPARES + 1)))
 TORCHFT = TorchFTSpec(
     heartbeat_timeout_ms=1000,
@@ -42,8 +45,8 @@ TORCHFT = TorchFTSpec(
 )
 
 
-def spec(name: str, size: int = SIZE, ranks: int = RANKS) -> RunSpec:
-    """Returns a run of two groups of the small debug model, on `size` nodes with `ranks` ranks each."""
+def spec(name: str) -> RunSpec:
+    """Returns a run of the small debug model."""
     budget = BudgetSpec(restart=30, replace=60, reallocate=60)
     made = toy_spec(name, GROUPS, start_timeout_s=300.0, budget=budget)
     titan = TitanSpec(
@@ -56,8 +59,8 @@ def spec(name: str, size: int = SIZE, ranks: int = RANKS) -> RunSpec:
         made,
         titan=titan,
         torchft=TORCHFT,
-        groups=GroupsSpec(count=GROUPS, ranks_per_group=size * ranks, nodes_per_group=size),
-        allocation=AllocationSpec(nodes=GROUPS * size, spares=SPARES),
+        groups=GroupsSpec(count=GROUPS, ranks_per_group=SIZE * RANKS, nodes_per_group=SIZE),
+        allocation=AllocationSpec(nodes=GROUPS * SIZE, spares=SPARES),
     )
 
 

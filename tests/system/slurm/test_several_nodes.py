@@ -1,5 +1,5 @@
-"""Groups of two nodes on a real Slurm of six: toys of four ranks each, in a real quorum. Once with a job for each node,
-once with one for each group.
+"""Groups of two nodes on a real Slurm of six, four ranks each: toys in a real quorum, once with a job for each node, once
+with one for each group; then real trainers.
 
 The tests follow each other on one run, so a failure in one may be the cause of those after it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ import pytest
 from fault_injection.testbed.own_slurm import available
 from fault_injection.testbed.slurm_world import SlurmWorld, slurm_world
 from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import equal_digests
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.observed import Grant
@@ -34,17 +36,23 @@ pytestmark = [
 ]
 
 GROUPS, NODES, RANKS = 2, 2, 2
-SOON_S = 120.0
+SOON_S = 240.0
 
 
-@pytest.fixture(scope="module", params=["job_per_node", "job_per_group"])
-def shape(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module", params=[("job_per_node", True), ("job_per_group", True), ("job_per_group", False)])
+def shape_and_toys(request: pytest.FixtureRequest) -> tuple[str, bool]:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def w(shape: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmWorld]:
-    with slurm_world(tmp_path_factory.mktemp("slurm"), nodes=6, slurmd_timeout=300) as made:
+def shape(shape_and_toys: tuple[str, bool]) -> str:
+    return shape_and_toys[0]
+
+
+@pytest.fixture(scope="module")
+def w(shape_and_toys: tuple[str, bool], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmWorld]:
+    _, toys = shape_and_toys
+    with slurm_world(tmp_path_factory.mktemp("slurm"), toys=toys, nodes=6, slurmd_timeout=300) as made:
         yield made
 
 
@@ -52,7 +60,12 @@ def w(shape: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmWor
 def record(w: SlurmWorld, shape: str) -> RunRecord:
     budget = BudgetSpec(restart=10, replace=10, reallocate=10)
     spec = w.spec("wide", GROUPS, start_timeout_s=SOON_S, budget=budget, slurm={"shape": shape})
-    titan = TitanSpec(steps=10**6, checkpoint_interval_steps=20, overrides={"toy.mode": "model", "toy.step_s": 0.05})
+    if w.toys:
+        titan = TitanSpec(
+            steps=10**6, checkpoint_interval_steps=20, overrides={"toy.mode": "model", "toy.step_s": 0.05}
+        )
+    else:
+        titan = replace(spec.titan, recipe="tests.real_trainers.titan.recipes:that_rests_between_steps")
     groups = GroupsSpec(count=GROUPS, ranks_per_group=NODES * RANKS, nodes_per_group=NODES)
     allocation = replace(spec.allocation, nodes=GROUPS * NODES)
     return w.launch(replace(spec, titan=titan, groups=groups, allocation=allocation))
@@ -110,6 +123,7 @@ def steps_on(w: SlurmWorld, record: RunRecord, more: int = 10) -> None:
 
 def after(w: SlurmWorld, record: RunRecord, before: Before, lost: str = "") -> Incident:
     """The one incident that came, once the group steps again: the other group and the nodes that stayed are as before."""
+    since = time.time()
     incident = eventually(lambda: w.recovered(record, before.incidents), SOON_S, "the group steps again")
     assert len(w.incidents(record)) == before.incidents + 1, "one failure, one incident"
     steps_on(w, record)
@@ -120,6 +134,8 @@ def after(w: SlurmWorld, record: RunRecord, before: Before, lost: str = "") -> I
     assert stayed <= set(hurt.nodes)
     assert lost not in hurt.nodes
     assert shims(w, stayed) == {node: before.shims[node] for node in stayed}
+    if not w.toys:
+        eventually(lambda: equal_digests(w, record, since), SOON_S, "all ranks have the same state")
     w.check(record)
     return incident
 
