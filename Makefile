@@ -55,8 +55,9 @@ chaos-long: debian  ## twenty seeds, each of eight faults, some at once, groups 
 	$(BIN)/supervisor chaos run fault_injection/schedules/ranks.toml --name ranks
 	$(BIN)/supervisor chaos run fault_injection/schedules/found.toml --name found
 
-killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
+killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, and 50 of groups of two nodes, about 45 minutes
 	$(BIN)/python -m tests.nightly.killpoints --results benchmarks/results/killpoints.json
+	$(BIN)/python -m tests.nightly.killpoints --rounds 50 --nodes-per-group 2 --results benchmarks/results/killpoints_nodes.json
 
 ground: debian  ## nightly, the long lane of `supervisor up`: each of its parts killed, ended or frozen while nothing, a run or a recovery goes on; ten minutes
 	$(BIN)/python -m tests.nightly.ground --results benchmarks/results/ground.json

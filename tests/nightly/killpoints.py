@@ -62,7 +62,7 @@ def rounds(options: argparse.Namespace, lanes: Lanes, tally: Tally) -> None:
     for seed in range(options.seed, options.seed + 2 * options.rounds):
         if len(tally.fired) + len(tally.wrong) >= options.rounds:
             return
-        drawn = plan(seed, options.failpoint, options.scenario)
+        drawn = plan(seed, options.failpoint, options.scenario, options.nodes_per_group)
         began = time.monotonic()
         try:
             fired = lanes.play(drawn)
@@ -81,6 +81,7 @@ def rounds(options: argparse.Namespace, lanes: Lanes, tally: Tally) -> None:
 
 def _repeat(drawn: Plan, options: argparse.Namespace) -> str:
     chosen = [f"--{name} {value}" for name in ("failpoint", "scenario") if (value := getattr(options, name))]
+    chosen += [f"--nodes-per-group {options.nodes_per_group}"] if options.nodes_per_group > 1 else []
     return " ".join(["python -m tests.nightly.killpoints --rounds 1 --seed", str(drawn.seed), *chosen])
 
 
@@ -90,6 +91,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the first round")
     parser.add_argument("--failpoint", default="", choices=["", *WAYS], help="only this one")
     parser.add_argument("--scenario", default="", help="only this one")
+    parser.add_argument("--nodes-per-group", type=int, default=1, help="nodes of a group, one rank each")
     parser.add_argument(
         "--results", type=Path, help=f"where to write what was counted ({RESULTS} for `make killpoints`)"
     )
@@ -99,13 +101,15 @@ def main() -> int:
     print(f"{options.rounds} rounds from seed {options.seed}, in {folder}", flush=True)
     tally = Tally()
     server = start_etcd(folder / "etcd")
-    lanes = Lanes(folder, server)
+    lanes = Lanes(folder, server, options.nodes_per_group)
     try:
         rounds(options, lanes, tally)
     finally:
         lanes.close()
         server.stop()
-        report = tally.report(f"python -m tests.nightly.killpoints --rounds {options.rounds} --seed {options.seed}")
+        several = f" --nodes-per-group {options.nodes_per_group}" if options.nodes_per_group > 1 else ""
+        command = f"python -m tests.nightly.killpoints --rounds {options.rounds} --seed {options.seed}{several}"
+        report = tally.report(command)
         if options.results is not None:
             options.results.parent.mkdir(parents=True, exist_ok=True)
             options.results.write_text(json.dumps(report, indent=1) + "\n")

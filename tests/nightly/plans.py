@@ -39,6 +39,10 @@ class Plan:
     """The group that the fault hits."""
     whole_gate: bool
     """The part of a killed lighthouse: its gate if true, else the lighthouse itself."""
+    nodes: int = 1
+    """Nodes of a group."""
+    seat: int = 0
+    """Which of the group's nodes the fault hits."""
 
     def __str__(self) -> str:
         return f"seed {self.seed}: {self.way.scenario}, {self.way.who} killed at {self.failpoint}:{self.nth}"
@@ -93,7 +97,7 @@ WAYS: dict[str, tuple[Way, ...]] = {
 }
 
 
-def plan(seed: int, failpoint: str = "", scenario: str = "") -> Plan:
+def plan(seed: int, failpoint: str = "", scenario: str = "", nodes: int = 1) -> Plan:
     """The seed's plan; a failpoint or a scenario may be fixed. Raises ValueError when the two do not go together."""
     draw = random.Random(seed)
     names = [n for n in NAMES if n in ((failpoint,) if failpoint else WAYS)]
@@ -102,4 +106,5 @@ def plan(seed: int, failpoint: str = "", scenario: str = "") -> Plan:
         raise ValueError(f"there is no way to reach failpoint {failpoint or 'any'!r} in scenario {scenario!r}")
     name = draw.choice(names)
     way = draw.choice([w for w in WAYS[name] if w.scenario == scenario or not scenario])
-    return Plan(seed, name, draw.randint(way.least, way.most), way, draw.randint(0, 1), draw.random() < 0.5)
+    nth, victim, whole_gate = draw.randint(way.least, way.most), draw.randint(0, 1), draw.random() < 0.5
+    return Plan(seed, name, nth, way, victim, whole_gate, nodes, draw.randrange(nodes))

@@ -16,7 +16,7 @@ from fault_injection.checkers import consistency
 from fault_injection.doubles.toys import TOYS
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import World, toy_spec
-from supervisor.core.model.spec import RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import GroupsSpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.store import MAX_OPERATIONS
 from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.shell.etcd import connect
@@ -28,8 +28,8 @@ from tests.nightly.plans import Plan
 PATIENCE_S = 60.0
 """Patience for steps that take seconds on an idle machine."""
 
-NODES = 5
-"""Nodes in the pool: two groups, one node in their place, and two that may still be ending."""
+MORE = 3
+"""Nodes in the pool beside those of two groups: one in the place of another, and two that may still be ending."""
 
 GENERATIONS = {"trainer": {2}, "restart": {2}, "node": {2, 3}, "allocation": {2, 3}}
 """Generations that the victim may end with. A lost node shows as dead processes too: then a restart may come first."""
@@ -43,9 +43,13 @@ def spec(plan: Plan) -> RunSpec:
     """Two groups that step in real quorums."""
     lease = {"node_lease_s": AGENT_LEASE_S} if plan.failpoint.startswith("agent.") else {}
     made = toy_spec(f"r{plan.seed}", groups=2, spares=0, **lease)
+    groups = GroupsSpec(count=2, ranks_per_group=plan.nodes, nodes_per_group=plan.nodes)
     torchft = TorchFTSpec(quorum_timeout_ms=30_000, quorum_retries=60)
-    overrides = {"toy.mode": "quorum", "toy.step_s": 0.1}
-    return replace(made, titan=TitanSpec(steps=10**6, overrides=overrides), torchft=torchft)
+    # ranks of one group meet in its store
+    overrides = {"toy.mode": "quorum" if plan.nodes == 1 else "model", "toy.step_s": 0.1}
+    titan = TitanSpec(steps=10**6, checkpoint_interval_steps=10**6, overrides=overrides)
+    allocation = replace(made.allocation, nodes=2 * plan.nodes)
+    return replace(made, titan=titan, torchft=torchft, groups=groups, allocation=allocation)
 
 
 class Wrong(Exception):
@@ -55,8 +59,10 @@ class Wrong(Exception):
 class Lane(World):
     """A world that goes on from round to round: etcd, the service host, and a supervisor that is not armed."""
 
-    def __init__(self, folder: Path, etcd: EtcdServer) -> None:
-        super().__init__(folder, etcd, NODES, {"SUPERVISOR_PROGRAMS": json.dumps(TOYS)})
+    def __init__(self, folder: Path, etcd: EtcdServer, nodes: int) -> None:
+        """`nodes`: of a group."""
+        self._pool = 2 * nodes + MORE
+        super().__init__(folder, etcd, self._pool, {"SUPERVISOR_PROGRAMS": json.dumps(TOYS)})
         self.leader = self.supervisor()
 
     # --- armed processes ---
@@ -101,7 +107,7 @@ class Lane(World):
             case "restart":
                 self.control(record, restarts={plan.victim: 1})
             case "node":
-                self.kill_node(self.status(record).groups[plan.victim].node)
+                self.kill_node(self.status(record).groups[plan.victim].nodes[plan.seat])
             case "allocation":
                 self.take_away(self.allocation_of(record, plan.victim))
             case "lighthouse":
@@ -175,7 +181,7 @@ class Lane(World):
         for node in self.system.glob("nodes/n*"):
             shutil.rmtree(node)
         shutil.rmtree(self.runs / run)
-        names = {run, *(f"n{i + 1}" for i in range(NODES))}
+        names = {run, *(f"n{i + 1}" for i in range(self._pool))}
         left = [key for key in self.mirror().items if names & set(key.split("/"))]
         for i in range(0, len(left), MAX_OPERATIONS):
             self.store.commit({}, left[i : i + MAX_OPERATIONS], ())
@@ -195,7 +201,7 @@ class Lane(World):
 
     def _nothing_twice(self, record: RunRecord, plan: Plan) -> None:
         asked = len(self.mirror().keys(f"{keys.RUNS}{record.spec.name}/allocations/"))
-        wanted = 3 if plan.way.scenario in ("node", "allocation") else 2
+        wanted = 2 * plan.nodes + (plan.way.scenario in ("node", "allocation"))
         if asked != wanted:
             raise Wrong(f"{asked} allocations were asked for, not {wanted}")
         incidents = self.incidents(record)
@@ -206,7 +212,9 @@ class Lane(World):
 class Lanes:
     """One lane for all rounds, and a new one, in a folder of its own, after a round that went wrong."""
 
-    def __init__(self, folder: Path, server: EtcdServer) -> None:
+    def __init__(self, folder: Path, server: EtcdServer, nodes: int = 1) -> None:
+        """`nodes`: of a group."""
+        self._nodes = nodes
         self._folder = folder
         self._server = server
         self._lane: Lane | None = None
@@ -222,7 +230,7 @@ class Lanes:
             with connect([self._server.endpoint]) as store:
                 clear(store)
             self._first = plan.seed
-            self._lane = Lane(self._folder / "lane", self._server)
+            self._lane = Lane(self._folder / "lane", self._server, self._nodes)
         try:
             fired = self._lane.play(plan, self._folder / f"once-{plan.seed}")
             self._lane.clean(f"r{plan.seed}")
