@@ -321,9 +321,10 @@ def without_life(history: History) -> list[float]:
     A process that takes the state from a peer has it from then on. One that reads it from disk counts from its start,
     for it could have read it then. One that ends before either never had it. One whose end no shim saw (its node was
     lost) lived until its last line. A fault may make a process hang, its node silent or its GPU fail: it then gives the
-    state to no other after its last commit."""
+    state to no other after its last commit. The ranks of a generation share the state: none has it once one has ended."""
     lines = {(s.group, s.generation, s.rank): s.lines for s in history.steps}
-    lives = []
+    begins: dict[tuple[int, int], float] = {}
+    ends: dict[tuple[int, int], float] = {}
     for p in history.processes:
         own = lines.get((p.group, p.generation, p.rank), ())
         first = next((x for x in own if x.get("committed") or x.get("event") == "heal"), None)
@@ -332,9 +333,11 @@ def without_life(history: History) -> list[float]:
             ended = p.exited if p.exited is not None else max(x["t"] for x in own)
             if (since := _out_of_reach(history, p)) is not None:
                 ended = min(ended, max([since, *(x["t"] for x in own if x.get("committed"))]))
-            lives.append((float(first["t"]) if healed else p.spawned, ended))
+            begun, of = float(first["t"]) if healed else p.spawned, (p.group, p.generation)
+            begins[of] = min(begun, begins.get(of, begun))
+            ends[of] = min(ended, ends.get(of, ended))
     found, until = [], None
-    for begun, ended in sorted(lives):
+    for begun, ended in sorted((begins[of], ends[of]) for of in begins):
         if until is not None and begun > until:
             found.append(until)
         until = ended if until is None else max(until, ended)

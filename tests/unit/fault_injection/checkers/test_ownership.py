@@ -41,3 +41,13 @@ def test_whoever_else_lives_could_have_been_healed_from() -> None:
     assert without_life(history(replace(FAULT, kinds=("crash",)))) == []
     assert without_life(history(replace(FAULT, kinds=("hang",), generation=2))) == [], "of another generation"
     assert without_life(history(replace(FAULT, kinds=("hang",), made=None))) == [], "it did not happen"
+
+
+def test_a_generation_has_lost_its_state_with_the_first_of_its_ranks() -> None:
+    """Its other ranks may live on in a part of the network that was cut off."""
+    found = history()
+    cut_off = SimpleNamespace(group=0, generation=1, rank=1, spawned=1.0, exited=11.5)
+    lines = [{"t": t, "committed": True} for t in (5.0, 10.0)]
+    found.processes.append(cut_off)
+    found.steps.append(SimpleNamespace(group=0, generation=1, rank=1, lines=lines))
+    assert without_life(found) == [11.5]
