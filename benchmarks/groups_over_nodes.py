@@ -86,8 +86,11 @@ def system(net: netns.Network, folder: Path, warm: bool) -> Iterator[World]:
         server.stop()
 
 
-def supervised(net: netns.Network, folder: Path, size: int, lost: int, warm: bool) -> tuple[float, float]:
-    """Loses `lost` nodes of group 1; returns the seconds until it commits again, and the other group's longest pause."""
+def supervised(
+    net: netns.Network, folder: Path, size: int, lost: int, warm: bool
+) -> tuple[float, float, dict[str, float]]:
+    """Loses `lost` nodes of group 1; returns the seconds until it commits again, the other group's longest pause, and the
+    parts of the former."""
     with system(net, folder, warm) as w:
         record = w.launch(spec_of("run", size))
         eventually(w.running(record), WITHIN_S, "both groups train")
@@ -101,7 +104,26 @@ def supervised(net: netns.Network, folder: Path, size: int, lost: int, warm: boo
         first = eventually(lambda: _commits(w, record, 1, fault, above=1), WITHIN_S, "its group commits again")[0]
         eventually(lambda: [t for t in _commits(w, record, 0, fault) if t > first], WITHIN_S, "the other one too")
         other = [fault, *_commits(w, record, 0, fault)]
-        return first - fault, max(b - a for a, b in itertools.pairwise(other))
+        return first - fault, max(b - a for a, b in itertools.pairwise(other)), _parts(w, record, fault, first)
+
+
+def _parts(w: World, record: RunRecord, fault: float, first: float) -> dict[str, float]:
+    """Returns the seconds of each part of a recovery, from what the ranks of the newest generation of group 1 wrote."""
+    steps = [s for s in w.history(record).steps if s.group == 1]
+    newest = [s for s in steps if s.generation == max(s.generation for s in steps)]
+
+    def when(event: str) -> list[float]:
+        return [next(float(line["t"]) for line in s.lines if line["event"] == event) for s in newest]
+
+    moments = [fault, min(when("start")), max(when("start")), max(when("built")), max(when("heal")), first]
+    names = (
+        "until_the_first_rank_starts",
+        "until_the_last_one_starts",
+        "building",
+        "joining_and_healing",
+        "first_step",
+    )
+    return {name: round(b - a, 2) for name, (a, b) in zip(names, itertools.pairwise(moments), strict=True)}
 
 
 def _warm(w: World) -> bool:
@@ -191,28 +213,30 @@ def unsupervised(net: netns.Network, folder: Path) -> float:
         job.close()
 
 
-def inside(net: netns.Network, times: int, keep: Callable[[dict[str, list[float]]], None]) -> None:
+def inside(net: netns.Network, times: int, keep: Callable[[dict[str, list[Any]]], None]) -> None:
     """Runs all trials in turn; `keep` gets what there is after each round."""
-    found: dict[str, list[float]] = {
-        name: [] for name in ("ours_s", "group_restart_s", "job_restart_s", "one_node_case_s", "others_stall_s")
-    }
+    lists = ("ours_s", "group_restart_s", "job_restart_s", "one_node_case_s", "others_stall_s")
+    found: dict[str, list[Any]] = {name: [] for name in (*lists, "ours_parts_s", "one_node_parts_s")}
     with tempfile.TemporaryDirectory(prefix="groups-over-nodes-") as scratch:
         top = Path(scratch)
         for number in range(times):
-            took, stall = supervised(net, top / f"ours{number}", SIZE, 1, warm=True)
+            took, stall, parts = supervised(net, top / f"ours{number}", SIZE, 1, warm=True)
             found["ours_s"].append(round(took, 3))
             found["others_stall_s"].append(round(stall, 3))
-            found["one_node_case_s"].append(round(supervised(net, top / f"one{number}", 1, 1, warm=True)[0], 3))
-            took, _ = supervised(net, top / f"group{number}", SIZE, SIZE, warm=False)
+            found["ours_parts_s"].append(parts)
+            took, _, parts = supervised(net, top / f"one{number}", 1, 1, warm=True)
+            found["one_node_case_s"].append(round(took, 3))
+            found["one_node_parts_s"].append(parts)
+            took, _, _ = supervised(net, top / f"group{number}", SIZE, SIZE, warm=False)
             found["group_restart_s"].append(round(took, 3))
             found["job_restart_s"].append(round(unsupervised(net, top / f"job{number}"), 3))
             print(f"round {number + 1}: { ({name: values[-1] for name, values in found.items()}) }", flush=True)
             keep(found)
 
 
-def result(found: dict[str, list[float]]) -> dict[str, Any]:
+def result(found: dict[str, list[Any]]) -> dict[str, Any]:
     """Returns the lists, the medians' ratios, and whether the goals are met."""
-    median = {name: statistics.median(values) for name, values in found.items()}
+    median = {name: statistics.median(values) for name, values in found.items() if not name.endswith("_parts_s")}
     to_one = median["ours_s"] / median["one_node_case_s"]
     to_job = median["job_restart_s"] / median["ours_s"]
     stall_s = TORCHFT.heartbeat_timeout_ms / 1000 + 1.0
@@ -244,9 +268,9 @@ def main() -> int:
             command = [sys.executable, "-m", "benchmarks.groups_over_nodes", "--times", str(options.times)]
             command += ["--results", str(options.results.resolve())]
             return netns.run_inside(made, command, netns.environment(made))
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[Any]] = {}
 
-    def keep(sofar: dict[str, list[float]]) -> None:
+    def keep(sofar: dict[str, list[Any]]) -> None:
         found.update(sofar)
         options.results.write_text(json.dumps(result(sofar), indent=1) + "\n")
 

@@ -62,9 +62,10 @@ class Forget:
     name: str
 
 
-BROKEN_GRACE_S = 1.0
+BROKEN_GRACE_S = 0.25
 """Seconds from TERM to KILL of a rank of an older generation of a group on several nodes. It may be inside a collective
-with a rank that is lost, where no signal is handled; its step cannot be committed any more."""
+with a rank that is lost, where no signal is handled; its step cannot be committed any more, and the lost node's seat
+waits for it."""
 
 Action = Start | NotOurs | StartLighthouse | Forward | Stop | Forget
 
