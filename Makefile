@@ -90,7 +90,7 @@ docs: install-dev  ## generate what is generated: the reference pages, the dashb
 install: $(VENV)/installed  ## the program in .venv; again when pyproject.toml has changed
 install-dev: $(VENV)/installed-dev  ## the same, with the tools that check and test it
 
-# Editable by a line in a .pth file: the import hook that setuptools would install costs every start of Python 20 ms.
+# Editable by a line in a .pth file: the import hook that setuptools would install slows every start of Python.
 # torch first and pinned: what asks for any torch would bring the newest one, with gigabytes of CUDA.
 # The distribution had another name once: two of them would both own the commands.
 # A .venv that works stays: another Python's `venv` would leave one that is half its own.

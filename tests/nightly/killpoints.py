@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the first round")
     parser.add_argument("--failpoint", default="", choices=["", *WAYS], help="only this one")
     parser.add_argument("--scenario", default="", help="only this one")
-    parser.add_argument("--nodes-per-group", type=int, default=1, help="nodes of a group, one rank each")
+    parser.add_argument("--nodes-per-group", type=int, default=1, choices=range(1, 9), help="of one rank each")
     parser.add_argument(
         "--results", type=Path, help=f"where to write what was counted ({RESULTS} for `make killpoints`)"
     )
