@@ -27,3 +27,14 @@ def toy_run(empty: World) -> Iterator[tuple[World, RunRecord]]:
     eventually(empty.running(record, 1, 1), 60, "both groups run")
     yield empty, record
     empty.check(record)
+
+
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, RunRecord]]:
+    """As `toy_run`, for one test after the other of a module. The history checkers run after the last."""
+    with world(tmp_path_factory.mktemp("one")) as made:
+        made.supervisor()
+        record = made.launch(toy_spec())
+        eventually(made.running(record, 1, 1), 60, "both groups run")
+        yield made, record
+        made.check(record)

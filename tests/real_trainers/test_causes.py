@@ -38,7 +38,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 OTHERS = (
-    "abort", "sigkill", "disk_full", "allocation_gone", "exit_code", "gil_held", "gil_held_aside", "endless_loop", "checkpoint_blocked", "data_blocked",
+    "abort", "sigkill", "exception", "stopped", "disk_full", "allocation_gone", "exit_code", "gil_held", "gil_held_aside", "endless_loop", "checkpoint_blocked", "data_blocked",
     "nan_everywhere", "straggler", "slow_steps", "agent_killed", "node_killed", "noisy_neighbours", "hiccup", "collective_skipped",
 )  # fmt: skip
 """Causes with a similar one in the fast lane; `make bench-detection` makes all of them ten times."""

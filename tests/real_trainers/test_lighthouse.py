@@ -110,7 +110,8 @@ def moved_on(w: World, record: RunRecord, before: list[int], fault: float, host:
     w.check(record)
 
 
-@pytest.mark.parametrize("groups", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("groups", [2, 3])
 def test_a_lighthouse_that_is_killed_is_replaced(w: World, groups: int) -> None:
     record = trains(w, quorum_spec(groups))
     before, fault = pids(w, record), time.time()
@@ -211,6 +212,7 @@ def test_a_leader_killed_in_the_middle_of_it_changes_nothing(w: World) -> None:
     moved_on(w, record, before, fault, "host", "gate killed and a leader with it")
 
 
+@pytest.mark.long
 @pytest.mark.trainers
 @pytest.mark.timeout(1800)
 def test_real_trainers_ride_through_the_loss_of_their_lighthouse(tmp_path: Path) -> None:

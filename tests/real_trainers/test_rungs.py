@@ -101,6 +101,7 @@ def test_a_job_is_cancelled_from_outside(w: SlurmWorld, record: RunRecord, known
     assert f"job {job}" in texts(*w.incidents(record)[-1].evidence)
 
 
+@pytest.mark.long
 def test_a_node_is_drained(w: SlurmWorld, record: RunRecord, known: int) -> None:
     node, spent, fault = w.status(record).groups[1].node, w.status(record).budgets_left, time.time()
     w.lab.drain(node, "kernel update")

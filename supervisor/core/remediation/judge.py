@@ -75,12 +75,10 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
     if circuit_breaker.holds(r, group, incident.kind):
         return  # the incident is open, and ends by itself if its node comes back
     in_place = circuit_breaker.in_place(r, incident.kind) or shared_outage.waited_for(r, group, failure)
-    # An incident that was only opened, while the run was paused, has tried nothing yet; nor has one that only left a
-    # node.
-    tried = known is not None and known.decided is not None and known.kind != Kind.LEAVING
-    at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
-    if tried and incident.kind != Kind.REQUESTED and not in_place:
-        recovery_cost.note(r, known, mended=False)
+    tried = known if known is not None and _has_failed(known, kind) else None
+    at_least = min(tried.rung, Rung.REALLOCATE) if tried is not None else Rung.RIDE_THROUGH
+    if tried is not None and incident.kind != Kind.REQUESTED and not in_place:
+        recovery_cost.note(r, tried, mended=False)
     if passed is None and earlier is None:
         passed = futile_restart.elsewhere(r, group, failure) or recovery_cost.elsewhere(r, group, incident.kind)
     if fault:
@@ -103,6 +101,15 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
             )
             return
         apply(r, r.groups[group.group], replace(incident, costs=costs), choice, followed=earlier is not None)
+
+
+def _has_failed(known: Incident, kind: Kind) -> bool:
+    """Tells if what was done for an incident has not mended it, as its group now shows a failure of this kind. One that
+    was only opened, while the run was paused, or that only left a node, has tried nothing. And where the peers to heal
+    from ended meanwhile, what was done was not tried out."""
+    if known.decided is None or known.kind == Kind.LEAVING:
+        return False
+    return kind != Kind.PEERS_GONE or known.kind == kind
 
 
 @dataclass(frozen=True, slots=True)

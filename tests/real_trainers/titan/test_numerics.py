@@ -57,6 +57,7 @@ def test_one_group_whose_gradient_is_spoilt_is_told_before_it_spoils_the_weights
     assert all(math.isfinite(line["gradient_norm"]) for line in ranks[0].lines("step") if line["committed"])
 
 
+@pytest.mark.long
 def test_where_the_model_itself_gives_no_number_all_say_so(groups: Groups, together: Lighthouse) -> None:
     """Both compute it in one step. A group whose weights are spoilt a step before the other's is rightly blamed."""
     step = 10
@@ -83,6 +84,7 @@ def test_no_checkpoint_holds_what_is_not_finite(groups: Groups) -> None:
     assert max(saved) == rank.step - 20
 
 
+@pytest.mark.long
 def test_a_loss_that_one_group_alone_had_is_told_by_all_as_whose_it_was(groups: Groups) -> None:
     ranks = [groups.start(group, steps=1000, recipe=RECIPE) for group in (0, 1)]
     for rank in ranks:

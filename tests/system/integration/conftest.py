@@ -1,3 +1,3 @@
-from tests.helpers.systems import empty, toy_run
+from tests.helpers.systems import empty, one_run, toy_run
 
-__all__ = ["empty", "toy_run"]
+__all__ = ["empty", "one_run", "toy_run"]

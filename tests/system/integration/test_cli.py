@@ -9,14 +9,13 @@ import socket
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agents.shim import process
 from fault_injection.testbed.waiting import eventually
-from fault_injection.testbed.world import World, toy_spec, world
+from fault_injection.testbed.world import World
 from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from supervisor.wire.address import free_port
@@ -38,17 +37,6 @@ def fails(result: subprocess.CompletedProcess[str], code: int, *words: str) -> N
     assert "Traceback" not in result.stderr
     for word in words:
         assert word in result.stderr
-
-
-@pytest.fixture(scope="module")
-def one_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, RunRecord]]:
-    """A run that the commands look at, one test after the other."""
-    with world(tmp_path_factory.mktemp("cli")) as w:
-        w.supervisor()
-        record = w.launch(toy_spec())
-        eventually(w.running(record, 1, 1), 60, "both groups run")
-        yield w, record
-        w.check(record)
 
 
 def test_every_reading_command_prints_a_table_and_json(one_run: tuple[World, RunRecord]) -> None:

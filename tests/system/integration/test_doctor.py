@@ -36,8 +36,8 @@ def found(w: World, level: str, *words: str) -> list[Finding]:
     return [f for f in look(w) if f.level == level and all(word in f.what for word in words)]
 
 
-def test_a_healthy_system_has_nothing_bad(toy_run: tuple[World, RunRecord]) -> None:
-    w, _ = toy_run
+def test_a_healthy_system_has_nothing_bad(one_run: tuple[World, RunRecord]) -> None:
+    w, _ = one_run
     eventually(lambda: found(w, "good", "run toy: 2 forwarders reach the gate"), 20, "the forwarders are reported")
     result = cli("doctor", "--json", world=w)
     findings = json.loads(result.stdout)
@@ -75,14 +75,14 @@ def test_timeouts_are_held_against_what_the_run_was_seen_to_take(toy_run: tuple[
     assert "policy.start_timeout_s = 4 is below" in refused.stderr
 
 
-def test_a_lease_that_nobody_renews(empty: World) -> None:
-    eventually(empty.led, 30, "somebody leads")
+def test_a_lease_that_nobody_renews(one_run: tuple[World, RunRecord]) -> None:
+    w, _ = one_run
     ghost = Registration(node="ghost", address="a", role="trainer", allocation="", slots=1, agent_pid=1, version="v")
-    lease = empty.store.lease(12)
-    empty.store.put(keys.registration("ghost"), encode(ghost), lease=lease.id)
-    assert found(empty, "bad", "nodes/ghost/registration") == []
+    lease = w.store.lease(12)
+    w.store.put(keys.registration("ghost"), encode(ghost), lease=lease.id)
+    assert found(w, "bad", "nodes/ghost/registration") == []
     lease.close()
-    (late,) = eventually(lambda: found(empty, "bad", "nodes/ghost/registration has"), 20, "it is seen before it lapses")
+    (late,) = eventually(lambda: found(w, "bad", "nodes/ghost/registration has"), 20, "it is seen before it lapses")
     assert "of 12 s left" in late.what
     assert "frozen, cut off" in late.do
 
@@ -109,8 +109,8 @@ def _alarm(store: EtcdStore, action: int) -> None:
         client.maintenancestub.Alarm(rpc.AlarmRequest(action=action, alarm=rpc.NOSPACE), 5.0)
 
 
-def test_a_database_that_is_full_is_named_with_its_mend_though_reads_work(toy_run: tuple[World, RunRecord]) -> None:
-    w, _ = toy_run
+def test_a_database_that_is_full_is_named_with_its_mend_though_reads_work(one_run: tuple[World, RunRecord]) -> None:
+    w, _ = one_run
     _alarm(w.store, rpc.AlarmRequest.ACTIVATE)
     try:
         for command in (("status",), ("status", "--json")):

@@ -1,4 +1,4 @@
-"""The ladder's rungs with real processes: toys in the place of trainers."""
+"""The ladder's rungs with real processes: toys in the place of trainers. The first tests share one run, in this order."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from agents.agent.launch import read_launch
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import LEASE_S, World, toy_spec
+from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import HangSpec
@@ -30,17 +31,99 @@ def _recovered(w: World, record: RunRecord, count: int) -> bool:
     return len(found) == count and all(i.state == "recovered" for i in found)
 
 
-def test_a_killed_trainer_is_restarted_in_place_and_the_other_is_left_alone(toy_run: tuple[World, RunRecord]) -> None:
-    w, record = toy_run
-    other = w.trainer(record, 0).pid
-    node = w.status(record).groups[1].node
+class Before:
+    """A run before what a test does to it: tests share one."""
+
+    def __init__(self, w: World, record: RunRecord) -> None:
+        self.w, self.record = w, record
+        self.known = {i.id for i in w.incidents(record)}
+        self.state = w.status(record)
+        self.generations = [g.generation for g in self.state.groups]
+        self.pids = [w.trainer(record, g.group).pid for g in self.state.groups]
+
+    def new(self) -> list[Incident]:
+        return [i for i in self.w.incidents(self.record) if i.id not in self.known]
+
+    def recovers(self, group: int, within_s: float = 30.0) -> Incident:
+        """Waits until the one new incident is over and this group runs one generation further, the others as they were."""
+        after = [n + 1 if number == group else n for number, n in enumerate(self.generations)]
+
+        def over() -> bool:
+            return [i.state for i in self.new()] == ["recovered"] and self.w.running(self.record, *after)()
+
+        eventually(over, within_s, f"group {group} runs again")
+        (incident,) = self.new()
+        others = [group for group in range(len(after)) if group != incident.group]
+        assert [self.w.trainer(self.record, other).pid for other in others] == [self.pids[other] for other in others]
+        return incident
+
+
+def test_a_killed_trainer_is_restarted_in_place_and_the_other_is_left_alone(one_run: tuple[World, RunRecord]) -> None:
+    w, record = one_run
+    before = Before(w, record)
     w.kill_trainer(record, 1)
-    eventually(lambda: _recovered(w, record, 1) and w.running(record, 1, 2)(), 30, "rung 1")
-    incident = w.incidents(record)[0]
+    incident = before.recovers(1)
     assert (incident.kind, incident.rung) == (Kind.CRASH, Rung.RESTART)
     assert incident.evidence[0].code in (Code.KILLED_NOT_BY_US, Code.KILLED_BY_NEITHER), incident.evidence
-    assert w.status(record).groups[1].node == node
-    assert w.trainer(record, 0).pid == other
+    assert w.status(record).groups[1].node == before.state.groups[1].node
+
+
+def test_paused_nothing_is_done_and_everything_is_seen(one_run: tuple[World, RunRecord]) -> None:
+    w, record = one_run
+    before = Before(w, record)
+    w.control(record, paused=True)
+    w.kill_trainer(record, 0)
+    eventually(lambda: [i.state for i in before.new()] == ["open"], 10, "the incident is open")
+    assert w.status(record).groups[0].generation == before.generations[0]
+    w.control(record, paused=False)
+    before.recovers(0)
+
+
+def test_a_person_restarts_a_group_and_no_budget_is_drawn(one_run: tuple[World, RunRecord]) -> None:
+    w, record = one_run
+    before = Before(w, record)
+    w.control(record, restarts={1: 1})
+    assert before.recovers(1).kind == Kind.REQUESTED
+    assert w.status(record).budgets_left == before.state.budgets_left
+
+
+def test_records_that_cannot_be_read_are_reported_and_left_alone(one_run: tuple[World, RunRecord]) -> None:
+    w, record = one_run
+    before = Before(w, record)
+    corrupt, newer = keys.incident("toy", "i99"), keys.observed("ghost")
+    w.store.put(newer, b'{"$kind":"NodeObserved","$version":99,"node":"ghost","sequence":1}')
+    w.store.put(keys.NODES + "nonsense", b"\xff\xfe")
+    w.kill_trainer(record, 1)
+    before.recovers(1)
+    assert w.store.get(newer) is not None
+    w.store.put(corrupt, b"{torn")
+    eventually(lambda: "left alone" in (w.system / "supervisor.log").read_text(), 10, "it is said")
+    log = (w.system / "supervisor.log").read_text()
+    assert "version 99 is newer" in log
+    assert "Traceback" not in log
+    w.store.commit({}, deletes=[corrupt])
+
+
+def test_a_lost_node_is_replaced_by_the_spare(one_run: tuple[World, RunRecord]) -> None:
+    w, record = one_run
+    (spare,) = eventually(lambda: w.status(record).spares, 30, "the spare is there")
+    before = Before(w, record)
+    node = before.state.groups[0].node
+    w.kill_node(node)
+    incident = before.recovers(0, 30 + 5 * LEASE_S)
+    assert (incident.kind, incident.rung) == (Kind.NODE_LOST, Rung.REPLACE)
+    state = w.status(record)
+    assert state.groups[0].node == spare
+    assert list(state.cordons) == [node]
+
+
+def test_stop_drains_and_gives_everything_back(one_run: tuple[World, RunRecord]) -> None:
+    w, record = one_run
+    before = Before(w, record)
+    w.control(record, stop=True)
+    eventually(lambda: w.status(record).phase == "stopped", 60, "the run ends")
+    eventually(lambda: not list(w.system.glob("local/allocation-*.json")), 30, "all nodes are given back")
+    assert before.new() == []
 
 
 @pytest.mark.long
@@ -89,19 +172,6 @@ def test_who_is_started_again_while_the_other_is_at_something_long_waits_for_it(
     empty.check(record)
 
 
-def test_a_lost_node_is_replaced_by_the_spare(toy_run: tuple[World, RunRecord]) -> None:
-    w, record = toy_run
-    node = w.status(record).groups[1].node
-    (spare,) = eventually(lambda: w.status(record).spares, 30, "the spare is there")
-    w.kill_node(node)
-    eventually(lambda: _recovered(w, record, 1) and w.running(record, 1, 2)(), 30 + 5 * LEASE_S, "rung 2")
-    incident = w.incidents(record)[0]
-    assert (incident.kind, incident.rung) == (Kind.NODE_LOST, Rung.REPLACE)
-    state = w.status(record)
-    assert state.groups[1].node == spare
-    assert list(state.cordons) == [node]
-
-
 @pytest.mark.long
 def test_a_lost_allocation_is_asked_for_anew(toy_run: tuple[World, RunRecord]) -> None:
     w, record = toy_run
@@ -128,6 +198,7 @@ def test_a_restart_loop_climbs_and_stops_when_nothing_is_left(empty: World) -> N
     empty.check(record, stepped=False)
 
 
+@pytest.mark.long
 def test_a_segfault_is_named_with_what_python_said_of_it(empty: World) -> None:
     spec = toy_spec(name="fault", groups=1, spares=0)
     record = empty.launch(replace(spec, titan=replace(spec.titan, overrides={"toy.segfault_at": 3})))
@@ -140,6 +211,7 @@ def test_a_segfault_is_named_with_what_python_said_of_it(empty: World) -> None:
     assert "toy_trainer.py, line " in words
 
 
+@pytest.mark.long
 def test_a_group_that_never_commits_is_started_again(empty: World) -> None:
     spec = toy_spec(name="mute", groups=1, spares=0, start_timeout_s=3.0)
     record = empty.launch(replace(spec, titan=replace(spec.titan, overrides={"toy.step_s": 1000.0})))
@@ -255,33 +327,6 @@ def supervisor(w: World, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
-def test_paused_nothing_is_done_and_everything_is_seen(toy_run: tuple[World, RunRecord]) -> None:
-    w, record = toy_run
-    w.control(record, paused=True)
-    w.kill_trainer(record, 1)
-    eventually(lambda: [i.state for i in w.incidents(record)] == ["open"], 10, "the incident is open")
-    assert w.status(record).groups[1].generation == 1
-    w.control(record, paused=False)
-    eventually(lambda: _recovered(w, record, 1) and w.running(record, 1, 2)(), 30, "acts after resume")
-
-
-def test_a_person_restarts_a_group_and_no_budget_is_drawn(toy_run: tuple[World, RunRecord]) -> None:
-    w, record = toy_run
-    before = w.status(record).budgets_left
-    w.control(record, restarts={0: 1})
-    eventually(lambda: _recovered(w, record, 1) and w.running(record, 2, 1)(), 30, "restarted")
-    assert w.incidents(record)[0].kind == Kind.REQUESTED
-    assert w.status(record).budgets_left == before
-
-
-def test_stop_drains_and_gives_everything_back(toy_run: tuple[World, RunRecord]) -> None:
-    w, record = toy_run
-    w.control(record, stop=True)
-    eventually(lambda: w.status(record).phase == "stopped", 60, "the run ends")
-    eventually(lambda: not list(w.system.glob("local/allocation-*.json")), 30, "all nodes are given back")
-    assert w.incidents(record) == []
-
-
 @pytest.mark.long
 def test_two_runs_after_each_other_share_the_nodes(toy_run: tuple[World, RunRecord]) -> None:
     w, record = toy_run
@@ -290,22 +335,6 @@ def test_two_runs_after_each_other_share_the_nodes(toy_run: tuple[World, RunReco
     second = w.launch(toy_spec(name="second"))
     eventually(w.running(second, 1, 1), 60, "the second run starts on the nodes of the first")
     w.check(second)
-
-
-def test_records_that_cannot_be_read_are_reported_and_left_alone(toy_run: tuple[World, RunRecord]) -> None:
-    w, record = toy_run
-    corrupt, newer = keys.incident("toy", "i99"), keys.observed("ghost")
-    w.store.put(newer, b'{"$kind":"NodeObserved","$version":99,"node":"ghost","sequence":1}')
-    w.store.put(keys.NODES + "nonsense", b"\xff\xfe")
-    w.kill_trainer(record, 1)
-    eventually(lambda: _recovered(w, record, 1), 30, "the supervisor goes on")
-    assert w.store.get(newer) is not None
-    w.store.put(corrupt, b"{torn")
-    eventually(lambda: "left alone" in (w.system / "supervisor.log").read_text(), 10, "it is said")
-    log = (w.system / "supervisor.log").read_text()
-    assert "version 99 is newer" in log
-    assert "Traceback" not in log
-    assert w.trainer(record, 0).state == "running"
 
 
 @pytest.mark.long

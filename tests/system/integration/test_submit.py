@@ -272,6 +272,7 @@ def test_a_run_whose_leader_is_cancelled(login: Login) -> None:
     assert [g.generation for g in login.status().groups] == [1, 1]
 
 
+@pytest.mark.long
 def test_what_slurm_refuses_has_its_words_and_our_key(login: Login) -> None:
     login.write(partition="nowhere")
     said = login.submit(code=1)
@@ -285,6 +286,7 @@ def test_what_slurm_refuses_has_its_words_and_our_key(login: Login) -> None:
     assert login.store.get(keys.spec("toy")) is None
 
 
+@pytest.mark.long
 def test_what_was_interrupted_is_gone_on_with(login: Login) -> None:
     others = [login.lab.submit("sleep 600", "--exclusive") for _ in login.lab.nodes]
     process = login.begin()

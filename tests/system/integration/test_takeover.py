@@ -185,6 +185,7 @@ def test_a_leader_that_is_cut_off_from_etcd_steps_down_by_its_own_clock(w: World
         w.check(record)
 
 
+@pytest.mark.long
 def test_leaders_that_die_one_after_the_other_are_all_followed(w: World) -> None:
     record = None
     epochs = []

@@ -22,7 +22,7 @@ from tests.nightly.ground import Cell, Ground, played
 @pytest.mark.parametrize(
     "cell",
     [
-        Cell("up", "KILL", "training"),
+        pytest.param(Cell("up", "KILL", "training"), marks=pytest.mark.long),
         pytest.param(Cell("up", "TERM", "recovery"), marks=pytest.mark.long),
         pytest.param(Cell("up", "TWICE", "training"), marks=pytest.mark.long),
     ],

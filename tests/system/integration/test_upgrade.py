@@ -134,6 +134,7 @@ def test_the_next_version_takes_over_and_this_one_leads_no_more(
     eventually(lambda: _steps_on(w, before), 20, "nothing was restarted")
 
 
+@pytest.mark.long
 @pytest.mark.etcd
 def test_a_leader_stands_down_when_it_meets_a_newer_record_and_leads_again_when_that_is_gone(
     toy_run: tuple[World, RunRecord],

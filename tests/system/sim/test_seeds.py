@@ -1,4 +1,4 @@
-"""Seeds of 50 nodes, and the bugs that they would have found: 10 seeds and the quick bugs in `make test`, all at night."""
+"""Seeds of 50 nodes, and the bugs that they would have found: 5 seeds and the quick bugs in `make test`, all at night."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fault_injection.sim.shrink import family
 from fault_injection.sim.world import World, spec
 from tests.system.sim.planted import FEW, NOT_TOLD_BY_FILES, PLANS, PLANTED, SEVERAL, TOLD_BY_FILES
 
-SEEDS, BY_DAY, NODES, AT_ONCE = 200, 10, 50, 10
+SEEDS, BY_DAY, NODES, AT_ONCE = 200, 5, 50, 5
 FAMILY = re.compile(r'f?"([a-z]+): ')
 """The start of a sentence about a violation."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.evidence import group_nodes, hang_attribution
+from supervisor.core.evidence.exit_status import PEERS_GONE_EXIT
 from supervisor.core.invariants import violations
 from supervisor.core.model.incident import Failure
 from supervisor.core.model.kinds import Kind, Rung
@@ -238,6 +239,30 @@ def test_two_groups_lose_a_node_at_once() -> None:
     now = [*seats(w, 0), *seats(w, 1)]
     assert len({*now}) == 4
     assert not {*now} & {*lost}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_group_whose_peers_are_lost_before_it_healed_restarts_where_it_is(size: int) -> None:
+    w = wide(groups=2, spares=3, size=size).bring_up()
+    lose(w, 1)
+    w.start_again(0)
+    now = seats(w, 0)
+    assert w.group(0).resume == "peers"
+    lose(w, int(w.group(1).first_node[1:]))
+    w.start_again(1)
+    w.fail(0, PEERS_GONE_EXIT)
+    w.round(1.0)
+    assert (w.incidents[w.group(0).incident].kind, w.group(0).attempts) == (Kind.PEERS_GONE, 2)
+    w.commit(1)
+    w.hear(1, "beating")
+    w.start_again(0)
+    assert (seats(w, 0), {*w.memory.cordons} & {*now}) == (now, set())
+    for left in reversed(range(w.spec.policy.budget.restart)):
+        w.fail(0, PEERS_GONE_EXIT)
+        w.round(1.0)
+        climbs = Rung.RESTART if left else Rung.REPLACE
+        assert w.incidents[w.group(0).incident].rung == climbs, "it may not reach a peer that trains"
+        w.start_again(0)
 
 
 @pytest.mark.parametrize(("size", "moved"), [(1, 15), (4, 9), (16, 2), (48, 1)])
