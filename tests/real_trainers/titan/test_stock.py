@@ -10,12 +10,12 @@ from tests.real_trainers.titan.stock_configs import EXPERIMENTS, train
 MODELS = "torchtitan.models"
 DAY = (
     f"{MODELS}.llama3.config_registry:llama3_debugmodel",
-    EXPERIMENTS + ":llama3_torchft_debugmodel",
-)
-NIGHT = (
     f"{MODELS}.llama3.config_registry:llama3_debugmodel_ce_loss",
     f"{MODELS}.llama3.config_registry:llama3_debugmodel_dist_gemm",
     f"{MODELS}.deepseek_v3.config_registry:deepseek_v3_debugmodel_mtp",
+    EXPERIMENTS + ":llama3_torchft_debugmodel",
+)
+NIGHT = (
     f"{MODELS}.qwen3.config_registry:qwen3_debugmodel",
     f"{MODELS}.qwen3.config_registry:qwen3_debugmodel_non_fused_qkv",
     f"{MODELS}.qwen3.config_registry:qwen3_moe_debug",
