@@ -135,8 +135,14 @@ def test_what_ignores_term_is_killed_after_its_grace(cold: Node, store: Store) -
     desire(store, "n0")
     eventually(lambda: not cold.pid(FIRST), 5)
     eventually(lambda: not observed(store, "n0").trainers, 5)
-    events = [(x["event"], x.get("signal")) for x in cold.history() if x.get("name") == FIRST]
+    # the shim writes its history behind what it does
+    events = eventually(lambda: [e for e in events_of(cold) if e[0] == "exited"] and events_of(cold), 5)
     assert events == [("spawned", None), ("signalled", 15), ("signalled", 9), ("exited", 9)]
+
+
+def events_of(node: Node) -> list[tuple[str, int | None]]:
+    """What the node's shim wrote down of the first trainer, and the signals."""
+    return [(x["event"], x.get("signal")) for x in node.history() if x.get("name") == FIRST]
 
 
 def test_a_desired_record_that_cannot_be_read_changes_nothing(cold: Node, store: Store) -> None:

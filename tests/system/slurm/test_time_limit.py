@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from fault_injection.testbed.own_slurm import available
 from fault_injection.testbed.slurm_world import BEGIN_S, SlurmWorld, slurm_world
 from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.spec import GroupsSpec
 from supervisor.wire.records import RunRecord
 
 pytestmark = [
@@ -41,17 +43,14 @@ def no_step_twice(w: SlurmWorld, record: RunRecord) -> None:
 @pytest.mark.long
 @pytest.mark.trainers
 @pytest.mark.timeout(LIMIT_S + 3 * BEGIN_S)
-def test_groups_move_before_their_jobs_end(tmp_path: Path) -> None:
-    """Four hosts for two groups: each moves to its successor while the other trains."""
-    with slurm_world(tmp_path, toys=False) as w:
-        record = w.launch(
-            w.spec(
-                "limited",
-                spares=0,
-                slurm={"time_limit": "3", "warn_s": WARN_S},
-                start_timeout_s=BEGIN_S,
-            )
-        )
+@pytest.mark.parametrize(("size", "shape"), [(1, "job_per_node"), (2, "job_per_node"), (2, "job_per_group")])
+def test_groups_move_before_their_jobs_end(tmp_path: Path, size: int, shape: str) -> None:
+    """With hosts enough for the move of one group at a time, or of both: each moves to its successors while the other trains."""
+    with slurm_world(tmp_path, toys=False, nodes=3 * size + size % 2) as w:
+        slurm = {"time_limit": "3", "warn_s": WARN_S, "shape": shape}
+        spec = w.spec("limited", spares=0, slurm=slurm, start_timeout_s=BEGIN_S)
+        groups = GroupsSpec(count=2, ranks_per_group=size, nodes_per_group=size)
+        record = w.launch(replace(spec, groups=groups, allocation=replace(spec.allocation, nodes=2 * size)))
         eventually(w.running(record, 1, 1), BEGIN_S, "both groups train")
         begun = time.time()
         first = {job["job_id"] for job in w.live_jobs()}
