@@ -6,8 +6,8 @@ One system (`supervisor up`, two nodes that share the device) trains, one run af
 2. *compiled*: two groups of the same with `torch.compile`, bfloat16 and flex attention;
 3. *step time*: 100 steps of one group, in turn with TorchTitan's own trainer without Everstep, three times each.
 
-Each part has its own time limit, and its figures are written as soon as it ends: what a later one breaks does not lose
-them. All of it takes at most eight minutes on one device. `--dry-run` does the same on a processor, at a size for it.
+Each part has its own time limit, and all of it ends within eight minutes on one device: what is left by then fails. The
+figures of a part are written as soon as it ends. `--dry-run` does the same on a processor, at a size for it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ HALT_LOOK_S = 5.0
 """Seconds between looks at whether a run has halted: each is a command."""
 PART_LIMIT_S = {"kill": 150.0, "compiled": 150.0, "step_time": 45.0}
 """Most seconds of a part; of `step_time`, of each of its six runs."""
+END_LIMIT_S = 20.0
+WHOLE_LIMIT_S = 480.0 - END_LIMIT_S
+"""Most seconds until the last part has ended; then the system ends."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,13 @@ class System:
     home: Path
     up: subprocess.Popen[bytes]
     environment: dict[str, str]
+    ends: float
+    """When the last part must have ended, on the monotonic clock."""
     names: list[str] = field(default_factory=list)
+
+    def until(self, seconds: float) -> float:
+        """Returns when something that may take this long must have ended."""
+        return min(time.monotonic() + seconds, self.ends)
 
     def command(self, *arguments: str) -> str:
         done = subprocess.run(
@@ -173,23 +182,21 @@ def until(what: str, asked: Callable[[], Any], limit: float, system: System, nam
 
 
 @contextmanager
-def running(home: Path, environment: dict[str, str], *options: str) -> Iterator[System]:
+def running(home: Path, environment: dict[str, str], ends: float, *options: str) -> Iterator[System]:
     home.mkdir(parents=True)
     with (home / "up.log").open("wb") as log:
         up = subprocess.Popen(
             [sys.executable, "-m", "supervisor", "up", "--nodes", "2", "--home", str(home), *options],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
         )  # fmt: skip
-    system = System(home, up, environment)
+    system = System(home, up, environment, ends)
     try:
-        until(
-            "a supervisor leads", lambda: "Now:" in (home / "up.log").read_text(), time.monotonic() + UP_LIMIT_S, system
-        )
+        until("a supervisor leads", lambda: "Now:" in (home / "up.log").read_text(), system.until(UP_LIMIT_S), system)
         yield system
     finally:
         up.send_signal(signal.SIGTERM)
         try:
-            up.wait(60)
+            up.wait(END_LIMIT_S)
         except subprocess.TimeoutExpired:
             up.kill()
 
@@ -227,7 +234,7 @@ def digests(system: System, name: str) -> dict[str, Any]:
 
 def kill(system: System, size: Size) -> dict[str, Any]:
     """Trains two groups, kills a rank in the middle, and says how long each group was without a joint step."""
-    name, limit = "kill", time.monotonic() + PART_LIMIT_S["kill"]
+    name, limit = "kill", system.until(PART_LIMIT_S["kill"])
     launched = time.time()
     system.launch(spec(name, size.recipe, size.kill_steps, 2, digests=20))
     until("a third of the steps is joint", lambda: len(joint(system, name)) > size.kill_steps // 3, limit, system, name)
@@ -253,7 +260,7 @@ def kill(system: System, size: Size) -> dict[str, Any]:
 
 def compiled(system: System, size: Size) -> dict[str, Any]:
     """Trains two groups of the compiled config."""
-    name, limit = "compiled", time.monotonic() + PART_LIMIT_S["compiled"]
+    name, limit = "compiled", system.until(PART_LIMIT_S["compiled"])
     launched = time.time()
     system.launch(spec(name, size.compiled, size.compiled_steps, 2, digests=20))
     finished(system, name, limit)
@@ -275,7 +282,7 @@ def step_time(system: System, size: Size) -> dict[str, Any]:
     for turn in range(TURNS):
         named = spec(f"alone-{turn}", size.recipe, size.steps, 1)
         system.launch(named)
-        finished(system, named.name, time.monotonic() + PART_LIMIT_S["step_time"])
+        finished(system, named.name, system.until(PART_LIMIT_S["step_time"]))
         ours.append(step_s(system.steps(named.name, 0)))
         plain.append(step_s(without_us(system, named)))
         print(f"turn {turn}: with {ours[-1]}, without {plain[-1]}", flush=True)
@@ -284,11 +291,11 @@ def step_time(system: System, size: Size) -> dict[str, Any]:
 
 
 def without_us(system: System, named: RunSpec) -> list[dict[str, Any]]:
-    file = system.home / f"{named.name}.json"
+    file, left_s = system.home / f"{named.name}.json", system.until(PART_LIMIT_S["step_time"]) - time.monotonic()
     file.write_bytes(encode(RunRecord(spec=named, run_dir=str(system.home), launched_unix_s=time.time())))
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.plain_titan", str(file)],
-        capture_output=True, text=True, env=system.environment, timeout=PART_LIMIT_S["step_time"], check=False,
+        capture_output=True, text=True, env=system.environment, timeout=max(left_s, 0.0), check=False,
     )  # fmt: skip
     if done.returncode:
         raise Failed(f"TorchTitan's own trainer ended with {done.returncode}: {done.stderr[-1500:]}")
@@ -318,10 +325,11 @@ def main() -> int:
     parser.add_argument("--part", choices=PARTS, action="append", help="only this one; may be given again")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file for the figures")
     given = parser.parse_args()
-    size, environment = ON_A_DEVICE, dict(os.environ)
+    size, environment, whole_s = ON_A_DEVICE, dict(os.environ), WHOLE_LIMIT_S
     if given.dry_run:
         size, environment = DRY, environment | {"CUDA_VISIBLE_DEVICES": ""}
         PART_LIMIT_S.update(kill=600.0, compiled=600.0, step_time=180.0)
+        whole_s = 2400.0
     here = machine()
     if here["device"] == "cpu" and not given.dry_run:
         print("there is no CUDA device here: --dry-run does the same on a processor", file=sys.stderr)
@@ -340,7 +348,7 @@ def main() -> int:
     wrong = 0
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="everstep-gpu-"))
-    with running(folder / "runs", environment, *["--cold"] * given.cold) as system:
+    with running(folder / "runs", environment, began + whole_s, *["--cold"] * given.cold) as system:
         for name in given.part or PARTS:
             try:
                 results[name] = PARTS[name](system, size)

@@ -225,9 +225,8 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
             data.register(DataSpec(source="python-stdlib"))
         elif type(loader) is HuggingFaceTextDataLoader.Config and (why := _not_here(loader, DATASETS)):
             return [Problem("titan.data.source", spec.source, f"{why}: name the data under [titan.data]")]
-        elif type(loader) is ChatDataLoader.Config and (why := _chats_not_here(loader)):
-            hint = "set titan.overrides.dataloader.dataset_path to a folder, or load_dataset_kwargs.data_files to your file"
-            return [Problem("titan.overrides.dataloader.dataset_path", loader.dataset_path, f"{why}: {hint}")]
+        elif type(loader) is ChatDataLoader.Config and (problem := _chats_not_here(loader)):
+            return [problem]
         validated = config.validator.dataloader
         if config.validator.enable and type(validated) is HuggingFaceTextDataLoader.Config:
             why = _not_here(validated, DATASETS)
@@ -254,17 +253,19 @@ def _not_here(loader: Any, known: Any) -> str:
     return f"{loader.dataset!r} is {path} of the Hugging Face hub, and ranks use no network" if _offline() else ""
 
 
-def _chats_not_here(loader: Any) -> str:
-    """Explains why conversations cannot be read by the ranks; empty: they may be there. `dataset_path` is a folder, a
+def _chats_not_here(loader: Any) -> Problem | None:
+    """Explains why conversations cannot be read by the ranks; None: they may be there. `dataset_path` is a folder, a
     data set of the hub, or the name of a format with its files beside it."""
-    files = loader.load_dataset_kwargs.get("data_files")
+    place, files = "titan.overrides.dataloader", loader.load_dataset_kwargs.get("data_files")
     if files:
         named = [files] if isinstance(files, str) else list(_files(files))
         missing = next((name for name in named if "://" not in name and not glob.glob(name)), "")
-        return f"its data file {missing} is not here" if missing else ""
-    if Path(loader.dataset_path).exists():
-        return ""
-    return f"{loader.dataset_path!r} is of the Hugging Face hub, and ranks use no network" if _offline() else ""
+        why = f"the data file {missing} is not here: set it to yours"
+        return Problem(f"{place}.load_dataset_kwargs.data_files", files, why) if missing else None
+    if Path(loader.dataset_path).exists() or not _offline():
+        return None
+    why = "is of the Hugging Face hub, and ranks use no network: set it to a folder, or load_dataset_kwargs.data_files"
+    return Problem(f"{place}.dataset_path", loader.dataset_path, f"{loader.dataset_path!r} {why} to your file")
 
 
 def _files(files: Any) -> Iterator[str]:

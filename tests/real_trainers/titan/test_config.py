@@ -393,12 +393,12 @@ def test_conversations_that_no_rank_can_read_are_refused_before_a_start(
 ) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     chats, kwargs = "torchtitan.models.llama3.config_registry:sft_debugmodel", "dataloader.load_dataset_kwargs"
-    key = "titan.overrides.dataloader.dataset_path"
+    missing = "tests/assets/sft_test/data.json"
     (problem,) = problems(recipe=chats)
-    assert (problem.key, problem.value) == (key, "json")
-    assert "its data file tests/assets/sft_test/data.json is not here" in problem.message
+    assert (problem.key, problem.value) == (f"titan.overrides.{kwargs}.data_files", missing)
+    assert f"the data file {missing} is not here: set it to yours" in problem.message
     (problem,) = problems(recipe="torchtitan.models.qwen3.config_registry:sft_qwen3_8b_math")
-    assert problem.key == key
+    assert problem.key == "titan.overrides.dataloader.dataset_path"
     assert "'openai/gsm8k' is of the Hugging Face hub, and ranks use no network" in problem.message
     mine = tmp_path / "chats.json"
     mine.write_text('[{"question": "1 + 1?", "answer": "2"}]')
