@@ -39,6 +39,17 @@ def register(app: typer.Typer) -> None:
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the run. Default: the one in the run file.")]
 
 
+ResumeFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume-from",
+        metavar="CHECKPOINT",
+        help="Begin with another run's checkpoint (RUN_FOLDER/checkpoints/step-...), model, optimizer and step; its groups may "
+        "have had ranks and nodes of another number.",
+    ),
+]
+
+
 @commands.command(context_settings=FOREIGN, epilog="Example: supervisor validate examples/debug.toml")
 def validate(
     given: Given = None,
@@ -63,6 +74,7 @@ def launch(
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
+    resume_from: ResumeFrom = None,
     check: Annotated[bool, typer.Option("--check", help="Only check the run file, as `validate` does.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Start no group until each has a node (allocation.wait_for_all).")
@@ -87,9 +99,10 @@ def launch(
         return
     with opened_store(etcd, home, security) as store:
         client.refuse_name(store, spec.name)  # before the check, which takes seconds
+        begins_with = client.resumed_from(resume_from, spec) if resume_from is not None else None
         check_all(file, spec, etcd, home, security)
         _refuse_unsafe(file, store, spec)
-        record = client.launch(store, spec, home, print_line)
+        record = client.launch(store, spec, home, print_line, begins_with)
         print_line(f"launched {spec.name}; folder {record.run_dir}. Look: supervisor status --run {spec.name}")
         if follow:
             _follow(store, spec.name)
@@ -134,6 +147,7 @@ def submit(
         float,
         typer.Option(min=0, help="Seconds to wait for Slurm to start the jobs; after that they stay in the queue."),
     ] = 600.0,
+    resume_from: ResumeFrom = None,
     security: SecurityFile = "",
 ) -> None:
     """Start the control plane as Slurm jobs, and a run on it. A repeated `submit` keeps the jobs and the run that exist (docs/SLURM.md)."""
@@ -157,6 +171,7 @@ def submit(
 
     with opened_store(etcd, home, security) as store:
         before = client.launched_before(store, spec)
+        begins_with = client.resumed_from(resume_from, spec) if resume_from is not None and before is None else None
         check_titan(file, spec)
         if before is None:
             _refuse_unsafe(file, store, spec)
@@ -177,7 +192,7 @@ def submit(
         submitting.check(slurm, plane)
         submitting.ensure(slurm, plane, supervisors, say, wait_s)
         submitting.wait_for_leader(store, slurm, plane, say, wait_s)
-        record = before or client.launch(store, spec, home, print_line)
+        record = before or client.launch(store, spec, home, print_line, begins_with)
         jobs = submitting.living(slurm, plane)
     print_line(f"control plane: {submitting.told(jobs)}; to end it: scancel --name {plane.job_name}")
     done = "was launched before" if before else "launched"

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from pathlib import Path
 
 from supervisor.wire.records import CheckpointMark, RecordError, decode
@@ -31,6 +33,23 @@ def mark_of(folder: Path) -> CheckpointMark | None:
 def name_of(mark: CheckpointMark) -> str:
     """Returns the name of the checkpoint's folder."""
     return f"step-{mark.step}.g{mark.group}.gen{mark.generation}"
+
+
+def lend(mark: CheckpointMark, run_dir: Path) -> None:
+    """Gives a run another run's complete checkpoint to start from: hard links to its files, or copies where those cannot
+    be. The marker comes last. Raises OSError."""
+    of, to = Path(mark.path), folder_of(str(run_dir)) / name_of(mark)
+    if to.exists():
+        shutil.rmtree(to)  # what an interrupted launch left
+    shutil.copytree(of, to, copy_function=_link, ignore=shutil.ignore_patterns(MARKER))
+    _link(of / MARKER, to / MARKER)
+
+
+def _link(of: str | Path, to: str | Path) -> None:
+    try:
+        os.link(of, to)
+    except OSError:  # another file system, or one without hard links
+        shutil.copy2(of, to)
 
 
 def listed(run_dir: str) -> list[tuple[int, Path, CheckpointMark | None]]:

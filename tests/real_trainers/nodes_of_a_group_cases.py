@@ -27,6 +27,7 @@ from supervisor.shell.control import cordons
 from supervisor.shell.dev.etcd_server import start_etcd
 from supervisor.shell.inspect import client, hosts, status
 from supervisor.shell.processes import is_running, start_ticks
+from supervisor.wire import checkpoints
 from supervisor.wire.records import RunRecord
 from supervisor.wire.security import load
 from tests.system.integration.split_cases import out_of_reach
@@ -358,3 +359,20 @@ def test_a_stopped_run_resumes_from_its_checkpoint(run: Run) -> None:
 
 def test_the_checkers_agree(run: Run) -> None:
     run.w.check(run.record)
+
+
+def test_a_run_of_groups_on_one_node_goes_on_from_it(run: Run) -> None:
+    """The checkpoint of four ranks a group is read by fewer."""
+    run.together()
+    w = run.w
+    w.control(run.record, stop=True)
+    eventually(lambda: w.status(run.record).phase == "stopped", 120, "the run stops")
+    mark = next(mark for _, _, mark in checkpoints.listed(run.record.run_dir) if mark is not None)
+    groups = GroupsSpec(count=GROUPS, ranks_per_group=RANKS)
+    narrow = replace(spec("narrow"), groups=groups, allocation=AllocationSpec(nodes=GROUPS, spares=1))
+    begins_with = client.resumed_from(Path(mark.path), narrow)
+    run.record = client.launch(w.store, narrow, w.runs, begins_with=begins_with)
+    run.together()
+    first = [line for s in w.history(run.record).steps for line in s.lines if line.get("event") == "resumed"]
+    assert {line["step"] for line in first} == {mark.step}
+    w.check(run.record)

@@ -23,8 +23,8 @@ from supervisor.shell.control.leader import leader
 from supervisor.shell.control.rewrite import rewrite
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import removal
-from supervisor.wire import environment, keys, programs
-from supervisor.wire.records import Control, RecordError, Removed, RunRecord, decode, encode
+from supervisor.wire import checkpoints, environment, keys, programs
+from supervisor.wire.records import CheckpointMark, Control, RecordError, Removed, RunRecord, decode, encode
 
 RESUMABLE = ("halted", "stopped")
 """Phases of an ended run that a person may resume."""
@@ -125,9 +125,29 @@ def _taken(name: str) -> str:
     )
 
 
-def launch(store: Store, spec: RunSpec, home: Path, say: Callable[[str], None] = lambda sentence: None) -> RunRecord:
-    """Creates the run. `say` gets a sentence if the folder of a removed run of this name is set aside. Raises Fatal if
-    the name is taken or no supervisor leads."""
+def resumed_from(folder: Path, spec: RunSpec) -> CheckpointMark:
+    """Returns the checkpoint in this folder, with which a new run begins. Raises Fatal if it is not one, or if the
+    run has no step to make after it."""
+    mark = checkpoints.mark_of(folder.resolve())
+    if mark is None:
+        raise Fatal(
+            f"{folder} is no complete checkpoint of a run: give a folder such as runs/NAME/checkpoints/step-40.g0.gen1, "
+            f"with its {checkpoints.MARKER}"
+        )
+    if mark.step >= spec.titan.steps:
+        raise Fatal(f"{folder} is at step {mark.step}, and titan.steps = {spec.titan.steps}: raise that")
+    return mark
+
+
+def launch(
+    store: Store,
+    spec: RunSpec,
+    home: Path,
+    say: Callable[[str], None] = lambda sentence: None,
+    begins_with: CheckpointMark | None = None,
+) -> RunRecord:
+    """Creates the run. `say` gets a sentence if the folder of a removed run of this name is set aside. `begins_with`: a
+    checkpoint of another run. Raises Fatal if the name is taken or no supervisor leads."""
     name = spec.name
     refuse_name(store, name)
     mirror = Mirror(store.list(f"{keys.RUNS}{name}/"))
@@ -138,11 +158,15 @@ def launch(store: Store, spec: RunSpec, home: Path, say: Callable[[str], None] =
         )
     run_dir = home.resolve() / name
     record = RunRecord(spec=spec, run_dir=str(run_dir), launched_unix_s=time.time())
+    if begins_with is not None and Path(begins_with.path).is_relative_to(run_dir):
+        raise Fatal(f"{begins_with.path} is in the folder of this very run: launch it under another name (--name)")
     try:
         kept = removal.set_aside(run_dir) if before is not None and before.run_dir == str(run_dir) else None
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Fatal(f"cannot make the run's folder {run_dir}: {error.strerror}") from error
+    if begins_with is not None:
+        _lend(begins_with, run_dir)
     if kept is not None:
         say(f"the files of the removed run {name} are now in {kept}")
     first = removal.successor(spec, before) if before is not None else {}
@@ -156,6 +180,18 @@ def launch(store: Store, spec: RunSpec, home: Path, say: Callable[[str], None] =
     except Fenced:
         raise Fatal(_taken(name)) from None
     return record
+
+
+def _lend(mark: CheckpointMark, run_dir: Path) -> None:
+    own = [folder for _, folder, known in checkpoints.listed(str(run_dir)) if known is not None]
+    if own and own != [checkpoints.folder_of(str(run_dir)) / checkpoints.name_of(mark)]:
+        raise Fatal(
+            f"the run's folder has checkpoints already, such as {own[0]}: launch it under another name (--name)"
+        )
+    try:
+        checkpoints.lend(mark, run_dir)
+    except OSError as error:
+        raise Fatal(f"cannot take over {mark.path} into {run_dir}: {error}") from error
 
 
 def choose_run(mirror: Mirror, name: str) -> RunRecord:

@@ -141,7 +141,7 @@ def test_what_ignores_term_is_killed_after_its_grace(cold: Node, store: Store) -
 
 
 def events_of(node: Node) -> list[tuple[str, int | None]]:
-    """What the node's shim wrote down of the first trainer, and the signals."""
+    """The events that the node's shim wrote down of the first trainer, and the signals."""
     return [(x["event"], x.get("signal")) for x in node.history() if x.get("name") == FIRST]
 
 
