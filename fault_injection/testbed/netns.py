@@ -25,6 +25,11 @@ WORLD = "SUPERVISOR_WORLD"
 SUBNET = "10.77.0"
 """Private addresses, seen only inside the namespaces."""
 
+SUBNET_6 = "fd77::"
+"""The same for IPv6: each node has both, where asked."""
+
+KEEP_6 = "/proc/sys/net/ipv6/conf/eth0/keep_addr_on_down"
+
 
 @dataclass(frozen=True)
 class Network:
@@ -104,8 +109,8 @@ def no_filter() -> str:
 
 
 @contextmanager
-def network(count: int) -> Iterator[Network]:
-    """Yields a hub and `count` nodes, which are removed with the block."""
+def network(count: int, version_6: bool = False) -> Iterator[Network]:
+    """Yields a hub and `count` nodes, which are removed with the block. `version_6`: nodes have addresses of SUBNET_6 too."""
     prefix = f"sv{os.getpid()}"
     hub = f"{prefix}-hub"
     nodes = tuple((f"{prefix}-n{i + 1}", f"{SUBNET}.{i + 1}") for i in range(count))
@@ -128,6 +133,10 @@ def network(count: int) -> Iterator[Network]:
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
             _ip("-n", name, "link", "set", "lo", "up")
+            if version_6:
+                # else a link that is taken down loses it
+                run_command("ip", "netns", "exec", name, "sh", "-c", f"echo 1 > {KEEP_6}")
+                _ip("-n", name, "addr", "add", f"{SUBNET_6}{i + 1:x}/64", "dev", "eth0", "nodad")
         yield Network(hub=hub, hub_address=f"{SUBNET}.254", nodes=nodes)
     finally:
         for name in reversed(made):

@@ -22,7 +22,15 @@ from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import World, equal_digests, toy_spec
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
-from supervisor.core.model.spec import AllocationSpec, BudgetSpec, GroupsSpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.model.spec import (
+    AllocationSpec,
+    BudgetSpec,
+    GroupsSpec,
+    NetworkSpec,
+    RunSpec,
+    TitanSpec,
+    TorchFTSpec,
+)
 from supervisor.shell.control import cordons
 from supervisor.shell.dev.etcd_server import start_etcd
 from supervisor.shell.inspect import client, hosts, status
@@ -34,6 +42,8 @@ from tests.system.integration.split_cases import out_of_reach
 
 SHAPE = "SHAPE"
 """Environment variable: groups x nodes of each x ranks of each node."""
+RANKS_MEET = "RANKS_MEET"
+"""Environment variable: the network between ranks, where it is another than that of etcd and agents."""
 GROUPS, SIZE, RANKS = map(int, os.environ.get(SHAPE, "2x2x2").split("x"))
 SPARES = 2
 NODES = ("host", *(f"n{i + 1}" for i in range(GROUPS * SIZE + SPARES + 1)))
@@ -59,6 +69,7 @@ def spec(name: str) -> RunSpec:
     return replace(
         made,
         titan=titan,
+        network=NetworkSpec(address=os.environ.get(RANKS_MEET, "")),
         torchft=TORCHFT,
         groups=GroupsSpec(count=GROUPS, ranks_per_group=SIZE * RANKS, nodes_per_group=SIZE),
         allocation=AllocationSpec(nodes=GROUPS * SIZE, spares=SPARES),

@@ -23,27 +23,31 @@ WITHIN_S = 2400
 @pytest.mark.long
 @pytest.mark.timeout(WITHIN_S + 60)
 @pytest.mark.parametrize(
-    ("shape", "chosen"),
+    ("shape", "ranks_meet", "chosen"),
     [
-        ("2x2x2", ()),
-        ("3x2x1", ("-k", "killed_node or lost_silently and not one_group or checkers")),
-        ("2x3x1", ("-k", "killed_node or lost_silently and not one_group or checkers")),
+        ("2x2x2", "", ()),
+        ("3x2x1", "", ("-k", "killed_node or lost_silently and not one_group or checkers")),
+        ("2x3x1", "", ("-k", "killed_node or lost_silently and not one_group or checkers")),
+        ("2x2x1", f"{netns.SUBNET_6}/64", ("-k", "killed_rank and 0 or lost_silently and not of_ or checkers")),
     ],
 )
-def test_each_way_to_lose_a_part_of_a_group(shape: str, chosen: tuple[str, ...], tmp_path: Path) -> None:
-    """All cases share one run, in a pytest of its own inside the hub's namespace: a process cannot be in two networks."""
+def test_each_way_to_lose_a_part_of_a_group(
+    shape: str, ranks_meet: str, chosen: tuple[str, ...], tmp_path: Path
+) -> None:
+    """All cases share one run, in a pytest of its own inside the hub's namespace: a process cannot be in two networks.
+    `ranks_meet`: the network between ranks, where it is another than that of etcd and agents."""
     why_not = netns.no_filter()
     if why_not:
         pytest.skip(f"no network namespaces here: {why_not}")
     groups, size, _ = map(int, shape.split("x"))
-    with netns.network(groups * size + cases.SPARES + 2) as net:
+    with netns.network(groups * size + cases.SPARES + 2, version_6=bool(ranks_meet)) as net:
         body = {"hub": net.hub, "hub_address": net.hub_address, "nodes": net.nodes}
         command = [sys.executable, "-m", "pytest", str(cases.__file__), "-v", "-m", "", "--timeout", "600"]
         command += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inside'}", *chosen]
         command += shlex.split(os.environ.get("CASES", ""))
         inner = subprocess.Popen(
             netns.inside(net, command),
-            env={**os.environ, "SPLIT_NETWORK": json.dumps(body), cases.SHAPE: shape},
+            env={**os.environ, "SPLIT_NETWORK": json.dumps(body), cases.SHAPE: shape, cases.RANKS_MEET: ranks_meet},
         )
         try:
             assert inner.wait(WITHIN_S) == 0, "a case failed"
