@@ -94,12 +94,12 @@ def launch(
     file, spec = read_given(given, module, config, name)
     if wait:
         spec = replace(spec, allocation=replace(spec.allocation, wait_for_all=True))
+    begins_with = client.resumed_from(resume_from, spec) if resume_from is not None else None
     if check:
         _validate(file, spec, etcd, home, security)
         return
     with opened_store(etcd, home, security) as store:
         client.refuse_name(store, spec.name)  # before the check, which takes seconds
-        begins_with = client.resumed_from(resume_from, spec) if resume_from is not None else None
         check_all(file, spec, etcd, home, security)
         _refuse_unsafe(file, store, spec)
         record = client.launch(store, spec, home, print_line, begins_with)
@@ -169,9 +169,9 @@ def submit(
     def say(sentence: str) -> None:
         print_line(sentence, err=True)
 
+    begins_with = client.resumed_from(resume_from, spec) if resume_from is not None else None
     with opened_store(etcd, home, security) as store:
         before = client.launched_before(store, spec)
-        begins_with = client.resumed_from(resume_from, spec) if resume_from is not None and before is None else None
         check_titan(file, spec)
         if before is None:
             _refuse_unsafe(file, store, spec)
