@@ -152,12 +152,11 @@ def _not_fenced(history: History) -> Iterator[str]:
     and not because the older one was gone."""
     fences: dict[tuple[int, int], list[tuple[float, bool]]] = defaultdict(list)
     decided: dict[tuple[int, int], float] = {}
+    for group, generation, t, was_gone in _fences(history):
+        fences[group, generation].append((t, was_gone))
     for decision in history.committed():
         for action in decision.actions:
-            if action["verb"] == "fence":
-                _, group, generation = action["key"].split(":")
-                fences[int(group), int(generation)].append((decision.t, action.get("code") == Code.NODE_HAS_NONE))
-            elif action["verb"] in ("start", "place"):
+            if action["verb"] in ("start", "place"):
                 decided.setdefault((action["group"], action["generation"]), decision.t)
     of_groups: dict[int, list[Process]] = defaultdict(list)
     for process in history.processes:  # in the order of their spawning
@@ -174,6 +173,16 @@ def _not_fenced(history: History) -> Iterator[str]:
                 f"group {older.group} generation {newer.generation} was begun on {newer.node} while generation "
                 f"{older.generation} still ran on {older.node}, and it was not fenced before"
             )
+
+
+def _fences(history: History) -> Iterator[tuple[int, int, float, bool]]:
+    """Yields group and generation that the gate is to admit alone, when that was decided, and if it was because the
+    older one was gone."""
+    for decision in history.committed():
+        for action in decision.actions:
+            if action["verb"] == "fence":
+                _, group, generation = action["key"].split(":")
+                yield int(group), int(generation), decision.t, action.get("code") == Code.NODE_HAS_NONE
 
 
 # --- quorums ---
@@ -320,18 +329,21 @@ def without_life(history: History) -> list[float]:
 
     A process that takes the state from a peer has it from then on. One that reads it from disk counts from its start,
     for it could have read it then. One that ends before either never had it. One whose end no shim saw (its node was
-    lost) lived until its last line. A fault may make a process hang, its node silent or its GPU fail: it then gives the
-    state to no other after its last commit. The ranks of a generation share the state: none has it once one has ended."""
+    lost) lived until its last line. A fault may make a process hang, its node silent or its GPU fail, and a generation may
+    be fenced: it then gives the state to no other after its last commit. The ranks of a generation share the state: none
+    has it once one has ended."""
     lines = {(s.group, s.generation, s.rank): s.lines for s in history.steps}
     begins: dict[tuple[int, int], float] = {}
     ends: dict[tuple[int, int], float] = {}
+    fences = [*_fences(history)]
     for p in history.processes:
         own = lines.get((p.group, p.generation, p.rank), ())
         first = next((x for x in own if x.get("committed") or x.get("event") == "heal"), None)
         if first is not None:
             healed = first.get("event") == "heal" or first.get("healed")
             ended = p.exited if p.exited is not None else max(x["t"] for x in own)
-            if (since := _out_of_reach(history, p)) is not None:
+            fenced = (t for group, generation, t, _ in fences if group == p.group and generation > p.generation)
+            if (since := min((*fenced, *_out_of_reach(history, p)), default=None)) is not None:
                 ended = min(ended, max([since, *(x["t"] for x in own if x.get("committed"))]))
             begun, of = float(first["t"]) if healed else p.spawned, (p.group, p.generation)
             begins[of] = min(begun, begins.get(of, begun))
@@ -344,8 +356,8 @@ def without_life(history: History) -> list[float]:
     return found
 
 
-def _out_of_reach(history: History, process: Process) -> float | None:
-    """Returns since when no other can heal from a process, though it has not ended, because of an injected fault."""
+def _out_of_reach(history: History, process: Process) -> list[float]:
+    """Returns since when no other can heal from a process, though it has not ended, because of injected faults."""
     of = (process.group, process.generation)
     faults = (f for f in history.faults if f.made is not None and (f.group, f.generation) == of)
-    return min((f.began for f in faults if not OUT_OF_REACH.isdisjoint(f.kinds)), default=None)
+    return [f.began for f in faults if not OUT_OF_REACH.isdisjoint(f.kinds)]

@@ -17,6 +17,7 @@ def violations(before: Memory, after: Memory, observed: Observed, spec: RunSpec)
     """Returns a sentence for each invariant that the step from `before` to `after` breaks; empty if all hold."""
     found = _owners(after) + _budgets(before, after, spec, observed.now) + _seat(before, after, observed)
     found += _handed_over(before, after) + _successors(before, after)
+    found += _sizes(after, spec)
     for g, group in after.groups.items():
         old = before.groups.get(g)
         if old is not None and old is not group:
@@ -27,6 +28,14 @@ def violations(before: Memory, after: Memory, observed: Observed, spec: RunSpec)
 def _owners(memory: Memory) -> list[str]:
     holders = Counter(node for g in memory.groups.values() if g.phase != "finished" for node in g.nodes)
     return [f"I1: node {node} is held by {n} groups" for node, n in holders.items() if n > 1]
+
+
+def _sizes(memory: Memory, spec: RunSpec) -> list[str]:
+    size = spec.groups.nodes_per_group
+    wrong = [group for group in memory.groups.values() if group.size != size]
+    return [
+        f"I21: group {group.group} is to be on {group.size} nodes, and the run's groups on {size}" for group in wrong
+    ]
 
 
 def _budgets(before: Memory, after: Memory, spec: RunSpec, now: float) -> list[str]:

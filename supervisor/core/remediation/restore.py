@@ -9,6 +9,7 @@ from supervisor.core.model.incident import Incident
 from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import Checkpoint
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import GroupsSpec
 from supervisor.core.remediation.resume import fresh_start
 
 GENERATIONS = 1000
@@ -23,15 +24,16 @@ DECISIONS = 1_000_000
 ENDED = ("finished", "stopped", "halted")
 
 
-def restored(memory: Memory, groups: int, checkpoint: Checkpoint | None, on_disk: Mapping[int, int]) -> Memory:
+def restored(memory: Memory, groups: GroupsSpec, checkpoint: Checkpoint | None, on_disk: Mapping[int, int]) -> Memory:
     """Returns the memory from which the run resumes at `checkpoint`; a run that had ended stays ended.
 
-    `groups` is the run's number of groups. `on_disk` is the newest generation of each group that a checkpoint shows.
+    `groups` is the run's. `on_disk` is the newest generation of each group that a checkpoint shows.
     """
     known = memory
     if memory.phase not in ENDED:
         # Groups that had no generation yet may have been started since.
-        known = replace(memory, groups={g: memory.groups.get(g, GroupMemory(group=g)) for g in range(groups)})
+        new = {g: GroupMemory(group=g, size=groups.nodes_per_group) for g in range(groups.count)}
+        known = replace(memory, groups={g: memory.groups.get(g, group) for g, group in new.items()})
     after = known if memory.phase in ENDED else fresh_start(known, memory.clock, GENERATIONS)
     if memory.phase == "stopping":
         # The wish to end the run stands: there is nothing left to drain.

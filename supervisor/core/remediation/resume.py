@@ -14,7 +14,7 @@ GROUPS_A_ROUND = 40
 
 def fresh_group(group: GroupMemory, now: float, raise_by: int) -> GroupMemory:
     """Returns the group as if it was never placed, at a generation `raise_by` above its last one."""
-    return GroupMemory(group=group.group, generation=group.generation + raise_by, since=now)
+    return GroupMemory(group=group.group, size=group.size, generation=group.generation + raise_by, since=now)
 
 
 def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:

@@ -213,7 +213,7 @@ def plan(backup: Backup) -> Plan:
             sentences.append(f"{error}; restored as it is")
             continue
         checkpoint, said = newest_checkpoint(record.run_dir, memory.checkpoint)
-        after = restored(memory, record.spec.groups.count, checkpoint, checkpoints.generations(record.run_dir))
+        after = restored(memory, record.spec.groups, checkpoint, checkpoints.generations(record.run_dir))
         records |= projection.memory_records(record.spec, after, tuple(map(closed, memory.incidents.values())))
         records |= projection.intent_records(record.spec, record.run_dir, after)
         # Nodes that still run a part of the run must end it. A missing key would not say so.

@@ -7,6 +7,7 @@ in one record, and the next run of the name goes on above them.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from supervisor.core.model.memory import GroupMemory, Lighthouse, Memory
@@ -42,7 +43,8 @@ def remove(store: Store, name: str, with_files: bool) -> list[str]:
 
 def successor(spec: RunSpec, before: Removed) -> dict[str, bytes]:
     """Returns the first memory of a run that has a removed run's name: its numbers go on above those."""
-    groups = {g: GroupMemory(group=g, generation=before.generation + 1) for g in range(spec.groups.count)}
+    fresh = GroupMemory(group=0, size=spec.groups.nodes_per_group, generation=before.generation + 1)
+    groups = {g: replace(fresh, group=g) for g in range(spec.groups.count)}
     memory = Memory(
         groups=groups,
         allocations_above=before.allocations,

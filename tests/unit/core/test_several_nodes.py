@@ -13,9 +13,10 @@ from supervisor.core.invariants import violations
 from supervisor.core.model.incident import Failure
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import Memory
-from supervisor.core.model.observed import CordonView, GpuFact, StuckView
+from supervisor.core.model.observed import ControlView, CordonView, GpuFact, StuckView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
+from supervisor.core.remediation.restore import restored
 from supervisor.core.round.draft import Round
 from supervisor.ports.store import MAX_OPERATIONS
 from supervisor.shell.control import projection
@@ -228,6 +229,20 @@ def test_a_drained_node_is_left_alone() -> None:
     assert not w.memory.cordons
     w.start_again(1)
     assert seats(w, 1) == ("n3", "n5")
+
+
+def test_a_group_has_as_many_nodes_after_a_halt_and_after_a_restore() -> None:
+    w = wide().bring_up()
+    partly = replace(w.memory, groups={0: w.group(0)})
+    assert {g.size for g in restored(partly, w.spec.groups, None, {}).groups.values()} == {2}
+    w.memory = replace(w.memory, phase="halted", halt_reason=Reason.of(Code.TEXT, text="a budget is spent"))
+    w.control = ControlView(resumes=1, because="mended")
+    w.round()
+    assert [(g.size, g.seats) for g in w.memory.groups.values()] == [(2, ())] * 2
+    w.memory = replace(w.memory, groups={0: replace(w.group(0), size=1), 1: w.group(1)})
+    assert "I21: group 0 is to be on 1 nodes, and the run's groups on 2" in violations(
+        w.memory, w.memory, w.observed(), w.spec
+    )
 
 
 def test_two_groups_lose_a_node_at_once() -> None:

@@ -11,6 +11,7 @@ from supervisor.core.model.incident import Incident
 from supervisor.core.model.memory import Lighthouse, Memory
 from supervisor.core.model.observed import Checkpoint
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import GroupsSpec
 from supervisor.core.remediation.restore import DECISIONS, GENERATIONS, closed, restored
 from tests.unit.core.world import World
 from tests.unit.shell.records import INCIDENT
@@ -27,8 +28,8 @@ WHY = Reason.of(Code.TEXT, text="a budget is spent")
 
 
 def test_every_number_is_above_what_may_have_been_used_since() -> None:
-    _, memory = _running(incidents_seen=3)
-    after = restored(memory, len(memory.groups), AT, {0: 4, 1: 0})
+    w, memory = _running(incidents_seen=3)
+    after = restored(memory, w.spec.groups, AT, {0: 4, 1: 0})
     assert after.decisions == memory.decisions + DECISIONS
     assert after.incidents_seen == memory.incidents_seen + GENERATIONS
     assert after.lighthouse.generation == memory.lighthouse.generation + GENERATIONS
@@ -37,8 +38,8 @@ def test_every_number_is_above_what_may_have_been_used_since() -> None:
 
 
 def test_an_unfinished_run_starts_again_from_the_checkpoint_with_nothing_held() -> None:
-    _, memory = _running()
-    after = restored(memory, len(memory.groups), AT, {})
+    w, memory = _running()
+    after = restored(memory, w.spec.groups, AT, {})
     assert (after.phase, after.checkpoint) == ("new", AT)
     assert {(g.phase, g.first_node, g.last_node, g.incident) for g in after.groups.values()} == {
         ("unplaced", "", "", "")
@@ -50,7 +51,7 @@ def test_an_unfinished_run_starts_again_from_the_checkpoint_with_nothing_held() 
 
 def test_it_is_placed_again_at_the_generations_that_the_restore_gave() -> None:
     w, memory = _running()
-    w.memory = after = restored(memory, len(memory.groups), AT, {})
+    w.memory = after = restored(memory, w.spec.groups, AT, {})
     held = len(memory.allocations)
     decision = w.round()
     wanted = [a for a in decision.memory.allocations.values() if a.state == "wanted"]
@@ -61,14 +62,14 @@ def test_it_is_placed_again_at_the_generations_that_the_restore_gave() -> None:
 
 
 def test_a_group_that_the_backup_does_not_know_yet_may_have_been_started_since() -> None:
-    after = restored(Memory(), 3, None, {2: 5})
+    after = restored(Memory(), GroupsSpec(count=3), None, {2: 5})
     assert {g: m.generation for g, m in after.groups.items()} == {0: GENERATIONS, 1: GENERATIONS, 2: GENERATIONS + 5}
 
 
 @pytest.mark.parametrize("phase", ["finished", "stopped", "halted"])
 def test_a_run_that_had_ended_stays_ended_and_its_numbers_grow(phase: Any) -> None:
-    _, memory = _running(phase=phase, halt_reason=WHY)
-    after = restored(memory, len(memory.groups), AT, {})
+    w, memory = _running(phase=phase, halt_reason=WHY)
+    after = restored(memory, w.spec.groups, AT, {})
     assert (after.phase, after.halt_reason) == (phase, WHY)
     assert after.allocations == memory.allocations
     assert all(after.groups[g].generation == m.generation + GENERATIONS for g, m in memory.groups.items())
@@ -78,7 +79,7 @@ def test_a_run_that_had_ended_stays_ended_and_its_numbers_grow(phase: Any) -> No
 @pytest.mark.parametrize(("reason", "end"), [(None, "stopped"), (WHY, "halted")])
 def test_a_run_that_was_being_ended_is_ended(reason: Reason | None, end: str) -> None:
     w, memory = _running(phase="stopping", halt_reason=reason, stop_at_step=9)
-    w.memory = restored(memory, len(memory.groups), AT, {})
+    w.memory = restored(memory, w.spec.groups, AT, {})
     assert (w.memory.phase, w.memory.halt_reason) == ("stopping", reason)
     for _ in range(5):
         w.round()
@@ -95,11 +96,11 @@ def test_an_open_incident_is_closed_and_says_why() -> None:
 def test_allocations_go_on_above_those_that_may_have_been_asked_for_since() -> None:
     """An engine may still know a job by a number that the backup does not."""
     w, memory = _running()
-    w.memory = restored(memory, len(memory.groups), AT, {})
+    w.memory = restored(memory, w.spec.groups, AT, {})
     before = set(w.memory.allocations)
     w.round()
     numbers = [int(key.removeprefix("run-a")) for key in w.memory.allocations.keys() - before]
     assert min(numbers) == len(memory.allocations) + GENERATIONS + 1
     assert len(numbers) == w.spec.allocation.nodes + w.spec.allocation.spares
-    again = restored(w.memory, len(memory.groups), AT, {})
+    again = restored(w.memory, w.spec.groups, AT, {})
     assert again.allocations_above == 2 * GENERATIONS

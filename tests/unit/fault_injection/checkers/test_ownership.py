@@ -12,9 +12,12 @@ from fault_injection.checkers.ownership import without_life
 from tests.unit.fault_injection.broken import KILL
 
 
-def history(*faults: Any) -> Any:
+def history(*faults: Any, fenced: dict[int, float] | None = None) -> Any:
     """Group 0 commits until 10 s and ends at 30 s. Group 1 is killed at 11 s; its next generation, of 12 s, reads the
-    disk."""
+    disk. `fenced`: when the gate is to admit this generation of group 0 alone."""
+    decided = [
+        SimpleNamespace(t=t, actions=[{"verb": "fence", "key": f"fence:0:{n}"}]) for n, t in (fenced or {}).items()
+    ]
     lives = {(0, 1): (1.0, 30.0, (5.0, 10.0)), (1, 1): (1.0, 11.0, (5.0, 10.0)), (1, 2): (12.0, None, (31.0, 40.0))}
     process = [
         SimpleNamespace(group=g, generation=n, rank=0, spawned=begin, exited=end)
@@ -24,7 +27,7 @@ def history(*faults: Any) -> Any:
         SimpleNamespace(group=g, generation=n, rank=0, lines=[{"t": t, "committed": True} for t in commits])
         for (g, n), (_, _, commits) in lives.items()
     ]
-    return SimpleNamespace(processes=process, steps=steps, faults=list(faults))
+    return SimpleNamespace(processes=process, steps=steps, faults=list(faults), committed=lambda: decided)
 
 
 FAULT = replace(KILL, group=0, generation=1, began=9.0, made=9.5)
@@ -34,6 +37,13 @@ FAULT = replace(KILL, group=0, generation=1, began=9.0, made=9.5)
 def test_who_hangs_is_silent_or_has_lost_its_gpu_gives_its_state_to_nobody(kind: str) -> None:
     """So the other's end leaves the run without its state: compound faults of two groups."""
     assert without_life(history(replace(FAULT, kinds=(kind,)))) == [11.0]
+
+
+def test_who_is_fenced_gives_its_state_to_nobody() -> None:
+    """Two groups of two nodes lost a node each: the neighbours of one ended after the other had begun from disk."""
+    assert without_life(history(fenced={2: 11.2})) == [11.2]
+    assert without_life(history(fenced={2: 8.0})) == [11.0], "it was in a step, which another had too"
+    assert without_life(history(fenced={1: 11.2})) == [], "its own generation is let in"
 
 
 def test_whoever_else_lives_could_have_been_healed_from() -> None:

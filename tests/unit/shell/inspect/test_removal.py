@@ -157,7 +157,7 @@ def test_the_next_run_of_the_name_has_a_folder_of_its_own_and_goes_on_above_the_
 ) -> None:
     store, said = ended(folder), list[str]()
     removal.remove(store, "run", with_files=False)
-    spec = replace(SPEC, groups=GroupsSpec(count=groups))
+    spec = replace(SPEC, groups=GroupsSpec(count=groups, ranks_per_group=2, nodes_per_group=2))
     record = client.launch(store, spec, folder.parent, said.append)
     assert (record.run_dir, list(folder.iterdir())) == (str(folder), [])
     assert said == [f"the files of the removed run run are now in {folder}.1"]
@@ -165,6 +165,7 @@ def test_the_next_run_of_the_name_has_a_folder_of_its_own_and_goes_on_above_the_
     memory = observe.memory(Mirror(store.list(keys.PREFIX)), "run")
     assert memory.phase == "new"
     assert {g: group.generation for g, group in memory.groups.items()} == dict.fromkeys(range(groups), 3)
+    assert {group.size for group in memory.groups.values()} == {2}
     assert (memory.allocations_above, memory.incidents_seen, memory.lighthouse.generation) == (2, 1, 3)
 
 
