@@ -225,7 +225,7 @@ def test_whatever_is_in_a_file_in_the_place_of_something_else_is_played_or_refus
     lines, path, dice = a_file(tmp_path, kind), tmp_path / "changed.jsonl", random.Random(kind)
     app, played, refused = typer.Typer(), 0, 0
     command.register(app)
-    for _ in range(200):
+    for _ in range(100):
         path.write_text(changed(lines, dice))
         told = CliRunner().invoke(app, ["--journal", str(path)])
         assert told.exit_code in (0, 2), f"{path.read_text()}\n{told.output}"
