@@ -28,7 +28,7 @@ WITHIN_S = 2400
         ("2x2x2", "", ()),
         ("3x2x1", "", ("-k", "killed_node or lost_silently and not one_group or checkers")),
         ("2x3x1", "", ("-k", "killed_node or lost_silently and not one_group or checkers")),
-        ("2x2x1", f"{netns.SUBNET_6}/64", ("-k", "killed_rank and 0 or lost_silently and not of_ or checkers")),
+        ("2x2x1", f"{netns.SUBNET_6}/64", ("-k", "killed_rank and 0 or a_node_lost_silently or checkers")),
     ],
 )
 def test_each_way_to_lose_a_part_of_a_group(
