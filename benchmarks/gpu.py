@@ -44,7 +44,8 @@ HALT_LOOK_S = 5.0
 """Seconds between looks at whether a run has halted: each is a command."""
 PART_LIMIT_S = {"kill": 150.0, "compiled": 150.0, "step_time": 45.0}
 """Most seconds of a part; of `step_time`, of each of its six runs."""
-END_LIMIT_S = 20.0
+END_LIMIT_S = 75.0
+"""Most seconds that the system takes to end: a drain of what still trains, and then its parts."""
 WHOLE_LIMIT_S = 480.0 - END_LIMIT_S
 """Most seconds until the last part has ended; then the system ends."""
 

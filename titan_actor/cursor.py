@@ -15,8 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from supervisor.wire.checkpoints import DATA
-
 log = logging.getLogger(__name__)
 
 LIVE_EVERY_S = 1.0
@@ -30,7 +28,7 @@ class Cursor:
     def __init__(self, run_dir: str, group: int, rank: int, reader: int, dataloader: Any) -> None:
         """`reader`: the first of the ranks that read the same data as this one. It alone keeps the place, for all of
         them: places of their own could be of different steps."""
-        self._top = Path(run_dir) / DATA
+        self._top = Path(run_dir) / "data"
         self._name = f"g{group}.r{reader}.json"
         self.keeps = rank == reader
         self._loader = dataloader

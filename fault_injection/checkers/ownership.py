@@ -176,7 +176,7 @@ def _not_fenced(history: History) -> Iterator[str]:
 
 
 def _fences(history: History) -> Iterator[tuple[int, int, float, bool]]:
-    """Yields group and generation that the gate is to admit alone, when that was decided, and if it was because the
+    """Yields each group and generation that the gate must admit alone, when that was decided, and if it was because the
     older one was gone."""
     for decision in history.committed():
         for action in decision.actions:

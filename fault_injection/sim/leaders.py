@@ -81,6 +81,9 @@ class _Unlisted:
     def look(self, run: str, run_dir: str, groups: Mapping[int, GroupMemory], now: float) -> None:
         return None
 
+    def forget(self, run: str) -> None:
+        """Implements Lister; no run is removed here."""
+
 
 class _Kept(Journal):
     """Collects the lines of all leaders in one list, by virtual time."""

@@ -17,6 +17,7 @@ from supervisor.cli.common import (
     endpoints_option,
     opened_store,
     print_timeouts,
+    sentences,
 )
 from supervisor.core.model.measured import NOTHING, Measured
 from supervisor.ports.errors import Fatal
@@ -94,7 +95,8 @@ def launch(
     file, spec = read_given(given, module, config, name)
     if wait:
         spec = replace(spec, allocation=replace(spec.allocation, wait_for_all=True))
-    begins_with = client.resumed_from(resume_from, spec) if resume_from is not None else None
+    with sentences():
+        begins_with = client.resumed_from(resume_from, spec) if resume_from is not None else None
     if check:
         _validate(file, spec, etcd, home, security)
         return
@@ -169,9 +171,9 @@ def submit(
     def say(sentence: str) -> None:
         print_line(sentence, err=True)
 
-    begins_with = client.resumed_from(resume_from, spec) if resume_from is not None else None
     with opened_store(etcd, home, security) as store:
         before = client.launched_before(store, spec)
+        begins_with = client.resumed_from(resume_from, spec) if resume_from is not None and before is None else None
         check_titan(file, spec)
         if before is None:
             _refuse_unsafe(file, store, spec)

@@ -32,7 +32,7 @@ def _owners(memory: Memory) -> list[str]:
 
 def _sizes(memory: Memory, spec: RunSpec) -> list[str]:
     size = spec.groups.nodes_per_group
-    wrong = [group for group in memory.groups.values() if group.size != size]
+    wrong = [group for group in memory.groups.values() if group.size != size and group.phase == "unplaced"]
     return [
         f"I21: group {group.group} is to be on {group.size} nodes, and the run's groups on {size}" for group in wrong
     ]

@@ -12,9 +12,6 @@ from supervisor.wire.records import CheckpointMark, RecordError, decode
 
 MARKER = "complete.json"
 
-DATA = "data"
-"""Folder of a run with each rank's place in its data: `live`, and step-<step> for each checkpoint."""
-
 NAME = re.compile(r"step-(\d+)\.g(\d+)\.gen(\d+)")
 
 
@@ -39,20 +36,13 @@ def name_of(mark: CheckpointMark) -> str:
 
 
 def lend(mark: CheckpointMark, run_dir: Path) -> None:
-    """Gives a run another run's complete checkpoint to start from, with its place in the data: hard links to the files,
-    or copies where those cannot be. The marker comes last. Raises OSError."""
+    """Gives a run another run's complete checkpoint to start from: hard links to its files, or copies where those cannot
+    be. The marker comes last. Raises OSError."""
     of, to = Path(mark.path), folder_of(str(run_dir)) / name_of(mark)
-    place = Path(DATA) / f"step-{mark.step}"
-    if (old := of.parents[1] / place).is_dir():
-        _lend(old, run_dir / place)
-    _lend(of, to)
-    _link(of / MARKER, to / MARKER)
-
-
-def _lend(of: Path, to: Path) -> None:
     if to.exists():
         shutil.rmtree(to)  # what an interrupted launch left
     shutil.copytree(of, to, copy_function=_link, ignore=shutil.ignore_patterns(MARKER))
+    _link(of / MARKER, to / MARKER)
 
 
 def _link(of: str | Path, to: str | Path) -> None:

@@ -32,8 +32,7 @@ def restored(memory: Memory, groups: GroupsSpec, checkpoint: Checkpoint | None, 
     known = memory
     if memory.phase not in ENDED:
         # Groups that had no generation yet may have been started since.
-        new = {g: GroupMemory(group=g, size=groups.nodes_per_group) for g in range(groups.count)}
-        known = replace(memory, groups={g: memory.groups.get(g, group) for g, group in new.items()})
+        known = replace(memory, groups={g: memory.groups.get(g, GroupMemory(group=g)) for g in range(groups.count)})
     after = known if memory.phase in ENDED else fresh_start(known, memory.clock, GENERATIONS)
     if memory.phase == "stopping":
         # The wish to end the run stands: there is nothing left to drain.
@@ -45,7 +44,11 @@ def restored(memory: Memory, groups: GroupsSpec, checkpoint: Checkpoint | None, 
         allocations_above=memory.allocations_above + GENERATIONS,
         incidents_seen=memory.incidents_seen + GENERATIONS,
         groups={
-            g: replace(group, generation=max(known.groups[g].generation, on_disk.get(g, 0)) + GENERATIONS)
+            g: replace(
+                group,
+                size=groups.nodes_per_group,
+                generation=max(known.groups[g].generation, on_disk.get(g, 0)) + GENERATIONS,
+            )
             for g, group in after.groups.items()
         },
         lighthouse=replace(after.lighthouse, generation=memory.lighthouse.generation + GENERATIONS),

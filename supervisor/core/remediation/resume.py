@@ -14,7 +14,7 @@ GROUPS_A_ROUND = 40
 
 def fresh_group(group: GroupMemory, now: float, raise_by: int) -> GroupMemory:
     """Returns the group as if it was never placed, at a generation `raise_by` above its last one."""
-    return GroupMemory(group=group.group, size=group.size, generation=group.generation + raise_by, since=now)
+    return GroupMemory(group=group.group, generation=group.generation + raise_by, since=now)
 
 
 def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
@@ -70,7 +70,7 @@ def resume(r: Round) -> None:
         r.act("resume", f"resume:{control.resumes}", Reason.of(Code.PERSON_RESUMES, because=control.because))
     left = [g for g in r.groups.values() if g.phase != "unplaced"]
     for group in left[:GROUPS_A_ROUND]:
-        r.set_group(fresh_group(group, r.now, 1))
+        r.set_group(replace(fresh_group(group, r.now, 1), size=r.spec.groups.nodes_per_group))
     if len(left) <= GROUPS_A_ROUND:
         r.draft = replace(r.draft, phase="new")
     r.look_again(r.now)

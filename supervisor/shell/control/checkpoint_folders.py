@@ -28,6 +28,9 @@ class Lister(Protocol):
 
     def look(self, run: str, run_dir: str, groups: Mapping[int, GroupMemory], now: float) -> DiskView | None: ...
 
+    def forget(self, run: str) -> None:
+        """Forgets a run that was removed: the next one of its name has a folder of its own."""
+
 
 @dataclass
 class _Folder:
@@ -62,6 +65,10 @@ class Folders:
         if known.asked is not None and now - known.began >= ANSWERS_WITHIN_S:
             return DiskView(at=now, unseen=f"{checkpoints.folder_of(run_dir)} does not answer")
         return known.newest
+
+    def forget(self, run: str) -> None:
+        """Implements Lister."""
+        self._known.pop(run, None)
 
 
 def read(run_dir: str) -> DiskView:

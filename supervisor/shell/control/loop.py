@@ -212,6 +212,7 @@ class Loop:
                 known.pop(run, None)
             self._notified.discard(run)
             self._telemetry.forget(run)
+            self._folders.forget(run)
         self._launched = there
 
     def _note_clock(self) -> None:

@@ -158,7 +158,7 @@ def launch(
         )
     run_dir = home.resolve() / name
     record = RunRecord(spec=spec, run_dir=str(run_dir), launched_unix_s=time.time())
-    if begins_with is not None and Path(begins_with.path).is_relative_to(run_dir):
+    if begins_with is not None and Path(begins_with.path).is_relative_to(checkpoints.folder_of(str(run_dir)).resolve()):
         raise Fatal(f"{begins_with.path} is in the folder of this very run: launch it under another name (--name)")
     try:
         kept = removal.set_aside(run_dir) if before is not None and before.run_dir == str(run_dir) else None

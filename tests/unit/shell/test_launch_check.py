@@ -124,6 +124,16 @@ def untouched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[MemorySt
     return store, file
 
 
+@pytest.mark.parametrize("check", [(), ("--check",)])
+def test_a_folder_that_is_no_checkpoint_is_one_sentence(
+    untouched: tuple[MemoryStore, Path], tmp_path: Path, check: tuple[str, ...]
+) -> None:
+    command = ["launch", str(untouched[1]), "--etcd", "127.0.0.1:1", "--resume-from", str(tmp_path / "none"), *check]
+    result = CliRunner().invoke(cli.app, command)
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+    assert "none is no complete checkpoint of a run: give a folder such as" in result.stderr
+
+
 def test_that_nobody_leads_and_that_a_name_is_taken_are_told_before_the_slow_check(
     untouched: tuple[MemoryStore, Path],
 ) -> None:

@@ -14,7 +14,7 @@ from tests.unit.fault_injection.broken import KILL
 
 def history(*faults: Any, fenced: dict[int, float] | None = None) -> Any:
     """Group 0 commits until 10 s and ends at 30 s. Group 1 is killed at 11 s; its next generation, of 12 s, reads the
-    disk. `fenced`: when the gate is to admit this generation of group 0 alone."""
+    disk. `fenced`: when the gate must admit this generation of group 0 alone."""
     decided = [
         SimpleNamespace(t=t, actions=[{"verb": "fence", "key": f"fence:0:{n}"}]) for n, t in (fenced or {}).items()
     ]

@@ -79,6 +79,8 @@ def test_it_lists_in_each_term_and_again_when_a_group_may_start_from_there() -> 
     made.look("run", "/run", waiting(since=14.0), 14.5)
     eventually(lambda: made.look("run", "/run", waiting(since=14.0), 15.0).others == ("list 2",), 5)
     assert made.look("run", "/run", waiting(since=14.0), 16.0).at == 14.5
+    made.forget("run")
+    assert made.look("run", "/run.of.the.next", waiting(since=0.0), 17.0) == DiskView(at=-1.0), "it is another's folder"
 
 
 def test_a_disk_that_hangs_holds_up_nothing_for_long() -> None:
