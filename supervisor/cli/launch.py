@@ -45,8 +45,8 @@ ResumeFrom = Annotated[
     typer.Option(
         "--resume-from",
         metavar="CHECKPOINT",
-        help="Begin with another run's checkpoint (RUN_FOLDER/checkpoints/step-...), model, optimizer and step; its groups may "
-        "have had ranks and nodes of another number.",
+        help="Begin with another run's checkpoint (RUN_FOLDER/checkpoints/step-...), model, optimizer and step, "
+        "whatever number of ranks and nodes its groups had.",
     ),
 ]
 

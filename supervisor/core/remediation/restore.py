@@ -27,7 +27,7 @@ ENDED = ("finished", "stopped", "halted")
 def restored(memory: Memory, groups: GroupsSpec, checkpoint: Checkpoint | None, on_disk: Mapping[int, int]) -> Memory:
     """Returns the memory from which the run resumes at `checkpoint`; a run that had ended stays ended.
 
-    `groups` is the run's. `on_disk` is the newest generation of each group that a checkpoint shows.
+    `groups` is what the run file says. `on_disk` is the newest generation of each group that a checkpoint shows.
     """
     known = memory
     if memory.phase not in ENDED:

@@ -57,7 +57,6 @@ def test_one_group_whose_gradient_is_spoilt_is_told_before_it_spoils_the_weights
     assert all(math.isfinite(line["gradient_norm"]) for line in ranks[0].lines("step") if line["committed"])
 
 
-@pytest.mark.long
 def test_where_the_model_itself_gives_no_number_all_say_so(groups: Groups, together: Lighthouse) -> None:
     """Both compute it in one step. A group whose weights are spoilt a step before the other's is rightly blamed."""
     step = 10

@@ -21,8 +21,7 @@ def first_step(rank: Rank) -> float:
     return float(rank.lines("step")[0]["seconds"]["compile"])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_first_step_compiles_nothing_and_trains_as_it_would_have(
     groups: Groups, warm: Warm, tmp_path: Path, world_size: int
 ) -> None:

@@ -211,7 +211,6 @@ def test_a_segfault_is_named_with_what_python_said_of_it(empty: World) -> None:
     assert "toy_trainer.py, line " in words
 
 
-@pytest.mark.long
 def test_a_group_that_never_commits_is_started_again(empty: World) -> None:
     spec = toy_spec(name="mute", groups=1, spares=0, start_timeout_s=3.0)
     record = empty.launch(replace(spec, titan=replace(spec.titan, overrides={"toy.step_s": 1000.0})))

@@ -126,7 +126,6 @@ def test_up_wants_a_certificate_for_each_node(tmp_path: Path, authed: TlsEtcd) -
     assert "node host needs a certificate of its own" in text
 
 
-@pytest.mark.long
 def test_insecure_is_allowed_and_stays_in_the_status(tmp_path: Path) -> None:
     file = tmp_path / "insecure.toml"
     file.write_text("insecure = true\n")

@@ -20,7 +20,6 @@ from tests.helpers.tls import TlsEtcd
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(540)]
 
 
-@pytest.mark.long
 def test_up_hands_the_files_on(authed: TlsEtcd, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPERVISOR_")}
     command = [sys.executable, "-m", "supervisor.cli"]
