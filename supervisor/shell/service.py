@@ -14,7 +14,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from supervisor.ports.engine import Engine
-from supervisor.ports.errors import Fatal, Retryable
+from supervisor.ports.errors import Fatal, PortError, Retryable
 from supervisor.ports.store import Term
 from supervisor.shell import failpoints
 from supervisor.shell.control import version_guard
@@ -25,7 +25,7 @@ from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.control.system_id import system_id
 from supervisor.shell.control.webhook import Notifier
 from supervisor.shell.engines import registry
-from supervisor.shell.etcd import Election, EtcdStore, connect
+from supervisor.shell.etcd import Election, EtcdStore, connect, holes
 from supervisor.shell.etcd.metrics import StoreWatch
 from supervisor.shell.metrics.telemetry import Telemetry
 from supervisor.shell.processes import pid_namespace, start_ticks
@@ -59,7 +59,7 @@ def serve(
     connected = _connected(etcd, security, stop)
     if connected is None:
         return
-    store, first = connected
+    store, first, open_holes = connected
     page, telemetry = Page(store, alarms=lambda: store_watch.alarms), Telemetry()
     store_watch = StoreWatch(store, telemetry.metrics, lambda: page.silent_s)
     try:
@@ -72,6 +72,7 @@ def serve(
             metrics_port=server.server_port,
             page=url_of(server),
             insecure=security.insecure,
+            holes=open_holes,
             start_ticks=start_ticks(os.getpid()) or 0,
             pid_namespace=pid_namespace(),
         )
@@ -95,15 +96,22 @@ def serve(
         store.close()
 
 
-def _connected(etcd: Sequence[str], security: Security, stop: threading.Event) -> tuple[EtcdStore, Mirror] | None:
-    """Returns an etcd and its content. Waits while it is away, and logs it; None if `stop` came first. Raises Fatal."""
+def _connected(
+    etcd: Sequence[str], security: Security, stop: threading.Event
+) -> tuple[EtcdStore, Mirror, tuple[str, ...]] | None:
+    """Returns an etcd, its content, and the ways around its roles that the security file accepts. Waits while etcd is
+    away, and logs it; None if `stop` came first. Raises Fatal, also when etcd does not hold its users to their roles.
+    """
     said = False
     while not stop.is_set():
         try:
             store = connect(etcd, security=security)
             try:
-                return store, Mirror(store.list(keys.PREFIX))
-            except Retryable:
+                warnings = holes.refuse(store, security)
+                for warning in warnings:
+                    log.warning("%s", warning)
+                return store, Mirror(store.list(keys.PREFIX)), warnings
+            except PortError:
                 store.close()
                 raise
         except Retryable as error:

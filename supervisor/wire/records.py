@@ -820,6 +820,8 @@ class LeaderRecord:
     metrics_port: int = 0
     insecure: bool = False
     """As in Registration."""
+    holes: tuple[str, ...] = ()
+    """Ways around etcd's roles that were open when it started, as sentences for people."""
     page: str = ""
     """URL of its page (ADR 12). Empty if it has none, or is an older version."""
     start_ticks: int = 0

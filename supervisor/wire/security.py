@@ -44,6 +44,9 @@ class Security:
     """PEM: our chain. Its common name is our identity."""
     key: str = ""
     insecure: bool = False
+    """Nothing is encrypted."""
+    accepts_holes: bool = False
+    """`insecure = true` beside certificates: an etcd that does not hold its users to their roles is used all the same."""
     path: str = ""
     """The security file itself, to pass on to our child processes."""
 
@@ -83,7 +86,10 @@ def load(path: str | Path) -> Security:
         raise SecurityError(f"the security file {file} is not valid TOML: {error}") from error
     _check(file, body)
     named = {name: str(file.parent / body[name]) for name in _FILES if name in body}
-    security = Security(insecure=body.get("insecure", False), path=str(file), **named)
+    insecure = body.get("insecure", False)
+    security = Security(
+        insecure=insecure and not named, accepts_holes=insecure and bool(named), path=str(file), **named
+    )
     if security.tls:
         read_certificate(security)
     return security
@@ -129,10 +135,6 @@ def _check(file: Path, body: dict[str, Any]) -> None:
             raise SecurityError(f"{file}: {name} = {value!r}: it must be the path of a PEM file, in quotes")
     given = [name for name in _FILES if name in body]
     missing = [name for name in _FILES if name not in body]
-    if given and body.get("insecure"):
-        raise SecurityError(
-            f"{file}: insecure = true contradicts {', '.join(given)}: with certificates everything is encrypted; remove one"
-        )
     if given and missing:
         raise SecurityError(f"{file}: {', '.join(missing)} is missing: ca, cert and key belong together")
     if not given and not body.get("insecure"):
@@ -210,6 +212,9 @@ def _common_name(certificate: Any) -> str:
                 return str(value)
     return ""
 
+
+ROOT = "root"
+"""The common name of the person who makes etcd's users."""
 
 NAME_AT_MOST = 64
 """Most characters of a common name (X.509's ub-common-name)."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell.etcd import EtcdStore, connect
+from supervisor.shell.etcd import EtcdStore, connect, holes
 from supervisor.shell.etcd.convert import range_of
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire import keys
-from supervisor.wire.security import Security, SecurityError, node_name, read_certificate
+from supervisor.wire.security import ROOT, Security, SecurityError, file_of_node, load, node_name, read_certificate
 
-ROOT = "root"
 SUPERVISOR = "supervisor"
 READER = "reader"
 
@@ -21,6 +22,9 @@ READ, READWRITE = "read", "readwrite"
 
 Permissions = Mapping[str, str]
 """READ or READWRITE, by prefix."""
+
+PROBE_S = 30
+"""The lease of a key that a node must not write."""
 
 OLDEST = (3, 4)
 """Oldest etcd version that works: older servers have no users without a password, and would accept an empty one."""
@@ -34,12 +38,12 @@ def roles(nodes: Sequence[str]) -> dict[str, Permissions]:
     return found
 
 
-def init_auth(endpoints: Sequence[str], security: Security, nodes: Sequence[str]) -> list[str]:
-    """Creates what is missing, revokes excess permissions of our roles, and enables the checks. Returns a sentence for
-    each change.
+def init_auth(endpoints: Sequence[str], security: Security, nodes: Sequence[str]) -> Iterator[str]:
+    """Creates what is missing, revokes excess permissions of our roles, and enables the checks. Yields a sentence after
+    each change. Then tries, with the certificate of one of the nodes, if etcd holds its users to their roles.
 
-    Raises SecurityError without certificates; Fatal, also when the certificate is not that of `root`; Retryable when
-    etcd is away.
+    Raises SecurityError without certificates; Fatal, also when the certificate is not that of `root`, or when etcd has
+    open holes that this security file does not accept; Retryable when etcd is away.
     """
     if not security.tls:
         raise SecurityError(
@@ -53,7 +57,8 @@ def init_auth(endpoints: Sequence[str], security: Security, nodes: Sequence[str]
         raise Fatal(f"etcd at {plain[0]} is addressed without TLS, so it sees no certificate: give https://HOST:PORT")
     with connect(endpoints, security=security) as store:
         _check_version(store)
-        return list(_changes(store, nodes))
+        yield from _changes(store, nodes)
+        yield from _probe(store, endpoints, security, nodes)
 
 
 def _check_version(store: EtcdStore) -> None:
@@ -81,6 +86,28 @@ def _changes(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
             yield f"user {user} has the role {user}"
     ask(store, "AuthEnable", rpc.AuthEnableRequest())
     yield "etcd checks permissions"
+
+
+def _probe(store: EtcdStore, endpoints: Sequence[str], security: Security, nodes: Sequence[str]) -> Iterator[str]:
+    for node in nodes:
+        try:
+            file = file_of_node(security, node)
+        except SecurityError:
+            continue
+        lease = store.lease(PROBE_S)
+        store.put(holes.OUTSIDE, b"", lease.id)
+        try:
+            theirs = replace(load(file), accepts_holes=security.accepts_holes)
+            with connect(endpoints, security=theirs) as of_node:
+                yield from holes.refuse(of_node, theirs, keys.health(node), lease.id)
+        finally:
+            lease.revoke()
+        yield f"tried with {file}, the known holes of etcd"
+        return
+    if nodes:
+        yield (
+            f"etcd's known holes were not tried: none of these nodes has its node-NAME.toml in {Path(security.path).parent}"
+        )
 
 
 def _set_permissions(store: EtcdStore, role: str, permissions: Permissions) -> Iterator[str]:

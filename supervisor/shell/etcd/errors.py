@@ -67,6 +67,11 @@ def details_of(error: BaseException | None) -> str:
     return str(text or error or "no reason given")
 
 
+def is_denied(error: BaseException | None) -> bool:
+    """Returns true if a port's error says that etcd does not allow this to our user."""
+    return error is not None and code_of(error.__cause__) is grpc.StatusCode.PERMISSION_DENIED
+
+
 def is_refusal(error: BaseException | None) -> bool:
     """Returns true if the same request would be refused again."""
     return code_of(error) in _REFUSED

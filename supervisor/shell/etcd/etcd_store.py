@@ -12,6 +12,7 @@ from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Item, Snapshot
 from supervisor.shell.etcd import convert
 from supervisor.shell.etcd.connection import Connection
+from supervisor.shell.etcd.errors import is_denied
 from supervisor.shell.etcd.lease import EtcdLease, boot_time
 from supervisor.shell.etcd.status import StoreStatus, check_version, read_status
 from supervisor.shell.etcd.stubs import rpc
@@ -40,6 +41,8 @@ def connect(endpoints: Sequence[str], timeout_s: float = 3.0, security: Security
             connection.suspect(asked, silent=True)
             continue
         except Fatal as error:
+            if is_denied(error):
+                return EtcdStore(connection)
             connection.close()
             raise Fatal(f"what answers at {endpoint} is not an etcd that accepts us: {error}") from error
         warning = check_version(version)

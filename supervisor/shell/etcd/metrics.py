@@ -49,7 +49,8 @@ class StoreWatch(threading.Thread):
             log.debug("etcd does not report its status: %s", error)
             return
         self._heard = True
-        m.gauge("supervisor_store_size_bytes").set(status.db_size)
+        if status.db_size:
+            m.gauge("supervisor_store_size_bytes").set(status.db_size)
         m.gauge("supervisor_store_alarms").set(len(status.alarms))
         self.alarms = status.alarms
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from supervisor.ports.errors import PortError
+from supervisor.ports.errors import Fatal, PortError
 from supervisor.ports.store import Item
 from supervisor.shell.etcd.connection import Connection
-from supervisor.shell.etcd.errors import NOSPACE_MEND
+from supervisor.shell.etcd.errors import NOSPACE_MEND, is_denied
 from supervisor.shell.etcd.stubs import rpc
 
 CORRUPT_MEND = (
@@ -21,7 +21,8 @@ CORRUPT_MEND = (
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
     """The state of etcd. `has_leader` is the asked member's view; `alarms` are whole sentences with their remedies.
-    `members` are names. Without a quorum it is empty, and `members_unknown` says why."""
+    `members` are names. Without a quorum it is empty, and `members_unknown` says why. Where etcd reports its state to
+    `root` alone (3.5.28 to 3.5.31, 3.6.9 to 3.6.11), `version` is empty and `db_size` 0."""
 
     endpoint: str
     version: str
@@ -45,8 +46,13 @@ class Asked(Protocol):
 def read_status(connection: Connection) -> StoreStatus:
     """Reads the state from the member in use. Raises Retryable if it does not answer."""
     endpoint, timeout_s = connection.endpoint, connection.timeout_s
-    with connection.call("status") as client:
-        answer = client.maintenancestub.Status(rpc.StatusRequest(), timeout_s)
+    answer: Any = None
+    try:
+        with connection.call("status") as client:
+            answer = client.maintenancestub.Status(rpc.StatusRequest(), timeout_s)
+    except Fatal as error:
+        if not is_denied(error):
+            raise
     alarms: list[str] = []
     members: tuple[str, ...] = ()
     members_unknown = ""
@@ -60,12 +66,12 @@ def read_status(connection: Connection) -> StoreStatus:
     except PortError as error:
         members_unknown = str(error)
         # this member's own view needs no quorum
-        alarms = [str(text) for text in answer.errors]
+        alarms = [str(text) for text in answer.errors] if answer is not None else []
     return StoreStatus(
         endpoint=endpoint,
-        version=answer.version,
-        db_size=answer.dbSize,
-        has_leader=answer.leader != 0,
+        version=answer.version if answer is not None else "",
+        db_size=answer.dbSize if answer is not None else 0,
+        has_leader=answer is None or answer.leader != 0,
         alarms=tuple(alarms),
         members=members,
         members_unknown=members_unknown,

@@ -237,16 +237,18 @@ def alarms(store: Asked) -> tuple[str, ...]:
 
 
 def insecure(mirror: Mirror) -> tuple[str, ...]:
-    """Returns a warning while the leader or nodes run with `insecure = true`."""
+    """Returns a warning while the leader or nodes run with `insecure = true`, and for each way around etcd's roles."""
     leads = leader(mirror)
+    holes = tuple(f"insecure = true: {hole}: docs/SECURITY.md" for hole in leads.holes) if leads is not None else ()
     who = ["the leader"] if leads is not None and leads.insecure else []
     for name in mirror.nodes():
         registration = mirror.record(keys.registration(name), Registration)
         if registration is not None and registration.insecure:
             who.append(f"node {name}")
     if not who:
-        return ()
+        return holes
     return (
+        *holes,
         f"insecure = true ({', '.join(who)}): nothing is encrypted, and anyone who reaches etcd or the gate may do anything: "
         "docs/SECURITY.md says how to make certificates",
     )

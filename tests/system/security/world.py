@@ -54,7 +54,7 @@ def authed_etcd(folder: Path, seconds: float | None = None) -> Iterator[TlsEtcd]
     ours = ("supervisor", "reader", "node-host", *(f"node-{name}" for name in NODES))
     certificates.make(*ours, seconds=seconds)
     with tls_etcd(folder / "etcd", certificates) as server:
-        init_auth([server.endpoint], certificates.of("root"), ["host", *NODES])
+        list(init_auth([server.endpoint], certificates.of("root"), ["host", *NODES]))
         yield server
 
 

@@ -49,12 +49,13 @@ def examine(store: EtcdStore, mirror: Mirror) -> Iterator[Finding]:
 
 def server(seen: StoreStatus, quota_bytes: int | None) -> Iterator[Finding]:
     """Yields what etcd reports of itself."""
-    warning = check_version(seen.version)
-    yield (
-        note(f"etcd {seen.version} at {seen.endpoint}", warning)
-        if warning
-        else good(f"etcd {seen.version} at {seen.endpoint}")
-    )
+    warning = check_version(seen.version) if seen.version else None
+    if not seen.version:
+        yield note(f"etcd at {seen.endpoint} reports its version and size to `root` alone", "run this as `root` once")
+    elif warning:
+        yield note(f"etcd {seen.version} at {seen.endpoint}", warning)
+    else:
+        yield good(f"etcd {seen.version} at {seen.endpoint}")
     for alarm in seen.alarms:
         yield bad("etcd has raised an alarm", alarm)
     if not seen.has_leader:
@@ -73,7 +74,8 @@ def server(seen: StoreStatus, quota_bytes: int | None) -> Iterator[Finding]:
         )
     elif seen.members:
         yield good(f"etcd has {len(seen.members)} members ({names})")
-    yield size(seen.db_size, quota_bytes)
+    if seen.db_size:
+        yield size(seen.db_size, quota_bytes)
 
 
 def size(used_bytes: int, quota_bytes: int | None) -> Finding:

@@ -10,12 +10,12 @@ from pathlib import Path
 import grpc
 
 from supervisor.ports.errors import PortError
-from supervisor.shell.etcd import EtcdStore, auth
+from supervisor.shell.etcd import EtcdStore, auth, holes
 from supervisor.shell.etcd.convert import range_of
 from supervisor.shell.etcd.errors import code_of
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.shell.inspect.doctor.finding import Finding, bad, good, note
-from supervisor.wire.security import Security, SecurityError, load, read_certificate
+from supervisor.wire.security import ROOT, Security, SecurityError, load, read_certificate
 
 SOON_S = 14 * 86400.0
 """Two weeks: time to come back from a holiday and renew the certificate."""
@@ -90,6 +90,8 @@ def rights(store: EtcdStore, endpoints: Sequence[str], security: Security) -> It
     try:
         user = read_certificate(security).name
         yield from surplus(user, _permissions(store, user))
+        for hole in holes.open_holes(store) if user != ROOT else ():
+            yield bad(f"etcd does not hold its users to their roles: {hole.sentence}", holes.mend([hole]))
     except (SecurityError, PortError) as error:
         yield note(f"cannot read the permissions of this user: {error}", "run this with the certificate of `root`")
 
@@ -111,7 +113,7 @@ def _permissions(store: EtcdStore, user: str) -> set[Permission]:
     reads = int(rpc.auth_pb2.Permission.READ)
     found = set()
     for role in auth.ask(store, "UserGet", rpc.AuthUserGetRequest(name=user), writes=False).roles:
-        if role == auth.ROOT:
+        if role == ROOT:
             found.add((b"\0", b"\0", True))
             continue
         for p in auth.ask(store, "RoleGet", rpc.AuthRoleGetRequest(role=role), writes=False).perm:
@@ -122,7 +124,7 @@ def _permissions(store: EtcdStore, user: str) -> set[Permission]:
 def surplus(user: str, given: Collection[Permission]) -> Iterator[Finding]:
     """Compares a user's permissions with those that `init-auth` grants."""
     mend = "supervisor init-auth with the certificate of `root` corrects this (give --node for each node)"
-    if user == auth.ROOT:
+    if user == ROOT:
         yield note(
             "this is the certificate of `root`, which may do everything", "use that of `supervisor` for daily work"
         )

@@ -1,0 +1,165 @@
+"""Known holes of the etcd in use: each is really used, and the probe says open or shut as it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fault_injection.testbed.waiting import eventually
+from supervisor.ports.errors import Fatal
+from supervisor.shell.etcd import EtcdStore, connect, holes
+from supervisor.shell.etcd.convert import bytes_of, put
+from supervisor.shell.etcd.errors import is_denied
+from supervisor.shell.etcd.stubs import rpc
+from supervisor.shell.inspect.doctor import trust
+from supervisor.wire import keys
+from supervisor.wire.security import load
+from tests.helpers.tls import TlsEtcd
+
+pytestmark = pytest.mark.etcd
+
+
+@contextmanager
+def as_user(etcd: TlsEtcd, name: str) -> Iterator[EtcdStore]:
+    with connect([etcd.endpoint], security=etcd.certificates.of(name)) as store:
+        yield store
+
+
+def transact(store: EtcdStore, *requests: object) -> bool:
+    """Returns true if etcd takes the transaction."""
+    try:
+        with store.connection.call("transact", writes=True) as client:
+            client.kvstub.Txn(rpc.TxnRequest(success=requests), store.timeout_s)
+    except Fatal as error:
+        if not is_denied(error):
+            raise
+        return False
+    return True
+
+
+def writes_anothers_key(etcd: TlsEtcd, who: str = "node-n1") -> bool:
+    """True if n1 could say what n2 runs."""
+    key = keys.desired("n2", "forged")
+    with as_user(etcd, who) as user, as_user(etcd, "supervisor") as supervisor:
+        transact(user, rpc.RequestOp(request_txn=rpc.TxnRequest(success=[put(key, b"code", 0)])))
+        found = supervisor.get(key)
+        if found is not None:
+            supervisor.commit({}, deletes=[key])
+        return found is not None
+
+
+def holds_anothers_lease(etcd: TlsEtcd) -> bool:
+    """True if n1 could keep the leader from giving its lease back: it has a key under it then that it must not write."""
+    with as_user(etcd, "node-n1") as node, as_user(etcd, "supervisor") as supervisor:
+        lease = supervisor.lease(30)
+        supervisor.put(keys.LEADER, b"{}", lease.id)
+        try:
+            return transact(node, put(keys.health("n1"), b"{}", lease.id))
+        finally:
+            lease.revoke()
+
+
+def sees_anothers_key(etcd: TlsEtcd) -> bool:
+    """True if n1 could watch what n2 reports."""
+    with as_user(etcd, "node-n1") as node, as_user(etcd, "supervisor") as supervisor:
+        create = rpc.WatchCreateRequest(key=bytes_of(keys.health("n1")), range_end=b"\0")
+        with node.connection.call("watch") as client:
+            answers = rpc.WatchStub(client.channel).Watch(iter([rpc.WatchRequest(create_request=create)]), timeout=20)
+            if next(answers).canceled:
+                return False
+            supervisor.put(keys.health("n2"), b"secret")
+            seen = eventually(lambda: next(answers).events, 10, "an event")
+            answers.cancel()
+    return bytes(seen[0].kv.value) == b"secret"
+
+
+USED = {holes.NESTED: writes_anothers_key, holes.LEASE: holds_anothers_lease, holes.WATCH: sees_anothers_key}
+
+
+@pytest.mark.parametrize("hole", USED, ids=lambda hole: hole.name)
+def test_the_probe_is_right(authed: TlsEtcd, hole: holes.Hole) -> None:
+    with as_user(authed, "supervisor") as supervisor, as_user(authed, "node-n1") as node:
+        lease = supervisor.lease(30)
+        supervisor.put(keys.health("n2"), b"{}", lease.id)
+        before = {item.key: item.mod_revision for item in supervisor.list(keys.PREFIX).items}
+        probed = holes.open_holes(node, keys.health("n1"), lease.id)
+        assert {item.key: item.mod_revision for item in supervisor.list(keys.PREFIX).items} == before
+        lease.revoke()
+    assert (hole in probed) is USED[hole](authed)
+
+
+@pytest.mark.parametrize("who", ["reader", "supervisor"])
+def test_others_are_told_of_the_same_holes(authed: TlsEtcd, who: str) -> None:
+    """All but that of leases, for which one must be able to write something and not everything."""
+    with as_user(authed, who) as store, as_user(authed, "node-n1") as node:
+        assert holes.open_holes(store) == holes.open_holes(node, keys.health("n1"))
+    if who == "reader":
+        with as_user(authed, who) as store:
+            assert (holes.NESTED in holes.open_holes(store)) is writes_anothers_key(authed, who)
+
+
+def test_a_user_that_etcd_does_not_know_gets_in_by_nested_transactions_alone(authed: TlsEtcd) -> None:
+    """A certificate of our authority under a name that has no user."""
+    authed.certificates.make("nobody")
+    with as_user(authed, "node-n1") as node:
+        nested = holes.NESTED in holes.open_holes(node, keys.health("n1"))
+    if nested:
+        assert writes_anothers_key(authed, "nobody")
+        return
+    with pytest.raises(Fatal, match="user name not found"):
+        writes_anothers_key(authed, "nobody")
+
+
+def test_a_watch_that_is_denied_is_no_hole(authed: TlsEtcd) -> None:
+    with as_user(authed, "node-n1") as node:
+        assert holes.WATCH not in holes.open_holes(node, keys.health("n2"))
+
+
+@pytest.fixture
+def strict(authed: TlsEtcd, tmp_path: Path) -> Callable[[str], Path]:
+    """Returns the security file of a user that accepts no hole."""
+
+    def of(name: str) -> Path:
+        there, file = authed.certificates.folder, tmp_path / f"{name}.toml"
+        file.write_text(f'ca = "{there}/ca.pem"\ncert = "{there}/{name}.pem"\nkey = "{there}/{name}.key"\n')
+        return file
+
+    return of
+
+
+def test_an_open_etcd_is_refused(authed: TlsEtcd, strict: Callable[[str], Path], tmp_path: Path) -> None:
+    with as_user(authed, "supervisor") as store:
+        found = holes.open_holes(store)
+    strict("node-n1")
+    run = ["run", "--etcd", authed.endpoint, "--home", str(tmp_path / "runs"), "--security", str(strict("supervisor"))]
+    init = ["init-auth", "--etcd", authed.endpoint, "--node", "n1", "--security", str(strict("root"))]
+    for arguments in (run, init):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "supervisor.cli", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            said = process.communicate(timeout=60)[0]
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            said = process.communicate()[0]
+        assert ("etcd does not hold its users to their roles" in said) is bool(found)
+        assert all(hole.sentence in said for hole in found)
+        assert process.returncode == bool(found)
+
+
+def test_the_doctor_names_them(authed: TlsEtcd, strict: Callable[[str], Path]) -> None:
+    security = load(strict("supervisor"))
+    with connect([authed.endpoint], security=security) as store:
+        findings = list(trust.rights(store, [authed.endpoint], security))
+        found = holes.open_holes(store)
+    assert [f.level for f in findings if "roles: " not in f.what] == ["good"]
+    told = [f.what for f in findings if f.level == "bad"]
+    assert [hole.sentence in line for hole, line in zip(found, told, strict=True)] == [True] * len(found)
