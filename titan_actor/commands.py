@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import signal
 import socket
 import threading
@@ -21,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from supervisor.wire import sockets
 from supervisor.wire.records import TrainerLaunch
 from titan_actor.control import Control
 
@@ -36,8 +36,7 @@ class Commands:
         """Called in a thread after SIGTERM: the main thread may be inside a native call, where no handler runs."""
         Stacks(Path(launch.rank_dir) / "stacks.txt", self._term)
         self._path = Path(launch.rank_dir) / "command.sock"
-        self._path.unlink(missing_ok=True)
-        self._socket = _listen(self._path)
+        self._socket = sockets.listen(self._path)
         self.abort: Callable[[], None] | None = None
         """Set once there is a process group to abort."""
         threading.Thread(target=self._serve, name="commands", daemon=True).start()
@@ -122,15 +121,3 @@ class Stacks:
                 faulthandler.dump_traceback(file=self._file, all_threads=True)
             if signal.SIGTERM in numbers:
                 self._on_term()
-
-
-def _listen(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # a socket's path may be 107 bytes long and a rank folder's longer: reach it through its open folder
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
-    finally:
-        os.close(folder)
-    listener.listen(8)
-    return listener

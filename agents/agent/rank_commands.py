@@ -11,7 +11,7 @@ from typing import Any
 from agents.agent.launch import read_launch
 from agents.agent.names import about
 from agents.health.progress_file import ProgressFile
-from agents.shim import sockets
+from supervisor.wire import sockets
 from supervisor.wire.records import CheckpointMark, TrainerDesired, encode
 
 log = logging.getLogger(__name__)

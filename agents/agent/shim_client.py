@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.shim import sockets
+from supervisor.wire import sockets
 from supervisor.wire.records import ProcessRecord, RecordError, decode
 
 LINE_LIMIT = 1 << 22

@@ -20,15 +20,15 @@ from typing import Any
 
 from agents.gate.forwarder import PING_EVERY_S, Forwarder
 from agents.health.oom_kills import Ooms
-from agents.shim import process, sockets
+from agents.shim import process
 from agents.shim.active_clock import AwakeClock, Still
 from agents.shim.keepalive import Agent, ForkError, Kept, Warm
 from agents.shim.orphans import left_behind
 from agents.shim.process_table import LEFTOVER_DEADLINE_S, Child, Table, is_last
 from agents.shim.settings import Settings, parse
-from supervisor.wire import environment, marks
+from supervisor.wire import environment, marks, sockets
 from supervisor.wire.aside import Aside
-from supervisor.wire.security import SecurityError
+from supervisor.wire.security import PRIVATE, SecurityError
 
 LAST_WORDS_S = 2.0
 """Seconds that the shim's end waits for a disk that stalls."""
@@ -498,6 +498,7 @@ def _decide_environment(settings: Settings) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     process.hold_notice()
     process.open_standard_files()
+    os.umask(PRIVATE)
     settings = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         settings.node_folder.mkdir(parents=True, exist_ok=True)

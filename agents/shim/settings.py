@@ -64,6 +64,8 @@ class Settings:
         for option, name in (("node", self.node), ("host", self.host or self.node)):
             if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", name):
                 return f"--{option} {name!r}: a name must be letters, digits, dots, dashes and underscores, 63 at most"
+        if self.host not in ("", self.node) and not self.node.startswith(f"{self.host}."):
+            return f"--host {self.host!r}: a node of a host of another name is called HOST.NAME, and this one {self.node!r}"
         for endpoint in self.etcd or ("",):
             try:
                 host_and_port(endpoint)

@@ -33,8 +33,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from agents.shim import sockets
-from supervisor.wire import checkpoints
+from supervisor.wire import checkpoints, sockets
 from supervisor.wire.records import PEERS_GONE, CheckpointMark, Progress, TrainerLaunch, decode, encode
 from titan_actor import torchft_names
 from titan_actor.ledger import write_error_file

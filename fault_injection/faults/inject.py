@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agents.shim import sockets
 from fault_injection.faults import acts
 from fault_injection.faults.fault import Inject, Scene, Target
 from fault_injection.faults.processes import DONE_WITHIN_S, end, house_of, listed_pids, stop
@@ -21,6 +20,7 @@ from fault_injection.in_rank.causes import Order
 from fault_injection.testbed import connections
 from fault_injection.testbed.memory_cgroup import memory_cgroup
 from supervisor.ports.errors import Fatal
+from supervisor.wire import sockets
 from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark
 

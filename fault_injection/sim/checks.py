@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from fault_injection.sim.engine import host_of
 from fault_injection.sim.store import SimStore
 from supervisor.core.model.decision import Decision
 from supervisor.core.model.incident import Incident
@@ -365,7 +366,7 @@ class Checks:
             and node.known_at < since - KNOWN_S
             and held[node.allocation].state == "granted"
             and memory.allocations[node.allocation].state == "wanted"
-            and f"h{node.name}" not in memory.cordons
+            and host_of(node.name) not in memory.cordons
         ]
 
     # --- at the end ---

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from fault_injection.sim.world import World
 
 
+SHARED = ".1"
+"""Ends every node's name, as HOST.JOB does at Slurm's shared hosts."""
+
+
+def host_of(node: str) -> str:
+    """Returns the host of a node, of which each has its own, under another name than its node's."""
+    return node.removesuffix(SHARED)
+
+
 @dataclass
 class Held:
     """One allocation, as the scheduler has it."""
@@ -36,7 +45,7 @@ class SimEngine:
     def __init__(self, world: World, hosts: int) -> None:
         self.world = world
         self.poll_s = world.pace.poll_s
-        self.free = [f"n{number:04}" for number in range(hosts)]
+        self.free = [f"n{number:04}{SHARED}" for number in range(hosts)]
         self.held: dict[str, Held] = {}
         self.away = False
         self.stalled = False
@@ -95,7 +104,7 @@ class SimEngine:
         held = self.held[key]
         if held.state != "pending":
             return
-        host = next((host for host in self.free if f"h{host}" not in held.request.exclude), None)
+        host = next((host for host in self.free if host_of(host) not in held.request.exclude), None)
         if self.stalled or host is None:
             self._later(self.world.pace.queue_s, lambda: self._grant(key))
             return

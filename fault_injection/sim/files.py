@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
+from fault_injection.sim.engine import host_of
 from supervisor.core.model.kinds import Rung
 from supervisor.core.model.reason import Code, Reason, of_json
 from supervisor.core.report.words import say
@@ -14,11 +15,6 @@ from supervisor.shell.history.files import Decided, History, Unknown
 MARGIN_S = 1.0
 """Seconds by which a decision may be written after the time from which it counts. The run's clock stands still while no
 supervisor leads."""
-
-
-def host_of(node: str) -> str:
-    """Returns the host of a node, of which each has its own."""
-    return f"h{node}"
 
 
 def its_host_is_cordoned(history: History) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from agents.agent import reconcile as agent
 from agents.agent.desired import Desired, anew
 from agents.agent.names import LighthouseName, TrainerName
+from fault_injection.sim.engine import host_of
 from fault_injection.sim.gates import Lighthouse
 from fault_injection.sim.store import SimLease, SimStore, SimWatch
 from supervisor.ports.errors import Fenced, Retryable
@@ -388,7 +389,7 @@ class Node:
         lease = self.client.lease(self.world.spec.policy.node_lease_s)
         record = Registration(
             node=self.name, address=self.name, role=self.role, allocation=self.allocation, slots=self.world.spec.groups.slots, agent_pid=1,
-            version="sim", host=f"h{self.name}" if self.role == "trainer" else self.name,
+            version="sim", host=host_of(self.name) if self.role == "trainer" else self.name,
         )  # fmt: skip
         try:
             expect = Expect(key, mod_revision=found.mod_revision if found is not None else 0)

@@ -26,7 +26,7 @@ from supervisor.shell.etcd import LEASE_S
 from supervisor.wire import command_line
 from supervisor.wire.address import AUTO
 from supervisor.wire.printer import print_line
-from supervisor.wire.security import VARIABLE, checked
+from supervisor.wire.security import UNIX, VARIABLE, checked
 from supervisor.wire.version import misfits
 
 commands = command_line.commands()
@@ -123,7 +123,8 @@ def up(
         what = f"{count} local nodes" if count else f"service host {name}"
         page = f", page {started.page}" if started.page else ""
         kept = f", Prometheus {started.prometheus.url}" if started.prometheus is not None else ""
-        print_line(f"up: etcd {started.endpoint}, {what}, folder {home}{page}{kept}. Now: supervisor launch RUN.toml")
+        at = "" if started.endpoint.startswith(UNIX) else f"etcd {started.endpoint}, "
+        print_line(f"up: {at}{what}, folder {home}{page}{kept}. Now: supervisor launch RUN.toml")
         up_module.watch_over(started, terminal.say)
 
 

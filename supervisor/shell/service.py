@@ -35,7 +35,7 @@ from supervisor.shell.web.watcher import Page
 from supervisor.wire import keys, logged, rotated
 from supervisor.wire.programs import PART
 from supervisor.wire.records import LeaderRecord, encode
-from supervisor.wire.security import Security
+from supervisor.wire.security import PRIVATE, Security
 
 log = logging.getLogger(__name__)
 
@@ -226,6 +226,7 @@ def _term(
 
 def main(etcd: Sequence[str], home: Path, lease_s: int, metrics: tuple[str, int], security: Security) -> None:
     """Runs `serve` until TERM or INT. Also raises LogFormatError."""
+    os.umask(PRIVATE)
     logged.set_up()
     os.environ.pop(PART, None)
     stop = threading.Event()

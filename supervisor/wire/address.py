@@ -10,7 +10,7 @@ import random
 import socket
 import struct
 
-from supervisor.wire.security import host_and_port
+from supervisor.wire.security import UNIX, host_and_port
 
 AUTO = "auto"
 """Placeholder for the address from which the first etcd endpoint is reached."""
@@ -43,6 +43,8 @@ def towards(endpoint: str) -> str:
 
     Raises ValueError for a malformed endpoint, OSError if its name does not resolve or has no route.
     """
+    if endpoint.startswith(UNIX):
+        return "127.0.0.1"
     host, port = host_and_port(endpoint)
     found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)
     trouble = OSError(f"{host} has no address")

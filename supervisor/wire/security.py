@@ -17,8 +17,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote, unquote
 
 log = logging.getLogger(__name__)
+
+PRIVATE = 0o077
+"""The umask of our processes: what they and their children write is for their user alone."""
 
 VARIABLE = "SUPERVISOR_SECURITY"
 """Environment variable that stands for `--security`."""
@@ -92,6 +96,8 @@ def load(path: str | Path) -> Security:
     )
     if security.tls:
         read_certificate(security)
+        if Path(security.key).stat().st_mode & PRIVATE:
+            raise SecurityError(f"others than its owner may use the key {security.key}: run `chmod 600 {security.key}`")
     return security
 
 
@@ -306,10 +312,28 @@ def _why(error: OSError) -> str:
     return str(reason or error)
 
 
+UNIX = "unix:"
+"""Begins the endpoint of an etcd at a Unix socket. Its path is percent-encoded."""
+
+
+def unix_endpoint(socket: Path) -> str:
+    """Returns the endpoint of an etcd at a socket, whose name must end with a colon and a number: etcd wants a port."""
+    host, _, port = str(socket).rpartition(":")
+    return f"{UNIX}{quote(host)}:{port}"
+
+
+def socket_of(endpoint: str) -> Path | None:
+    """Returns the path that `unix_endpoint` was given; None for any other endpoint."""
+    if not endpoint.startswith(UNIX):
+        return None
+    host, port = host_and_port(endpoint)
+    return Path(f"{unquote(host.removeprefix(UNIX))}:{port}")
+
+
 def is_loopback(host: str) -> bool:
     """Returns true if only this machine reaches it. Any name but `localhost` may be anywhere."""
     host = host.strip("[]")
-    if host == "localhost":
+    if host == "localhost" or host.startswith(UNIX):
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -348,9 +372,10 @@ def refuse_endpoint(endpoint: str, security: Security) -> str | None:
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Parses 10.0.0.1:2379, https://etcd-0:2379 or [::1]:2379. Raises ValueError with a sentence."""
+    """Parses 10.0.0.1:2379, https://etcd-0:2379, [::1]:2379, or unix:/folder/etcd:1 (a socket named `etcd:1`). Raises
+    ValueError with a sentence."""
     bare = re.sub(r"^https?://", "", endpoint.strip()).rstrip("/")
-    found = re.fullmatch(r"(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})", bare)
+    found = re.fullmatch(rf"(\[[^\s/\[\]]+\]|{UNIX}/[^\s:,]+|[^\s/:\[\]]+):([0-9]{{1,5}})", bare)
     if found is None or not 0 < int(found[2]) < 65536:
         raise ValueError(f"{endpoint!r} is not an etcd endpoint: give HOST:PORT, for example 127.0.0.1:2379")
     return found[1], int(found[2])

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fault_injection.sim import faults
 from fault_injection.sim.checks import Checks
-from fault_injection.sim.engine import SimEngine
+from fault_injection.sim.engine import SHARED, SimEngine, host_of
 from fault_injection.sim.faults import Fault
 from fault_injection.sim.gates import Lighthouse
 from fault_injection.sim.nodes import Node, Trainer
@@ -298,7 +298,7 @@ class Cluster(World):
     def drained_by_a_person(self) -> set[str]:
         """Returns the nodes whose host a person drains."""
         held = cordons.by_host(self.mirror())
-        return {h.removeprefix("h") for h, each in held.items() if each.person is not None and each.person.drain}
+        return {h + SHARED for h, each in held.items() if each.person is not None and each.person.drain}
 
     # --- time ---
 
@@ -321,7 +321,9 @@ class Cluster(World):
             self._help()
         for machine in self.machines() if self.cause is not None and self.etcd.up else ():
             if machine.known_at < self.clock.now and not list(machine.living()) and self.dice.random() < 0.7:
-                failed = f"h{machine.name}" in {h for h, held in cordons.by_host(self.mirror()).items() if held.failed}
+                failed = host_of(machine.name) in {
+                    h for h, held in cordons.by_host(self.mirror()).items() if held.failed
+                }
                 if self.cause or failed:
                     self.check(machine.name, "failed" if self.cause else "passed")
 
@@ -360,7 +362,7 @@ class Cluster(World):
         if self.etcd.up:
             told = () if found == "pending" else (CheckResult(name="disk", outcome=found, evidence="it is a disk"),)
             record = NodeCheck(
-                node=name, host=f"h{name}", state=found, why="by hand", began=self.etcd.revision, results=told
+                node=name, host=host_of(name), state=found, why="by hand", began=self.etcd.revision, results=told
             )
             self.person.put(keys.check(name), encode(record))
 
@@ -459,7 +461,7 @@ def _cordon(drain: bool) -> Hits:
     def hits(c: Cluster, target: int) -> bool:
         machine = _picked(c.machines(), target)
         if machine is not None and c.etcd.up:
-            host = f"h{machine.name}"
+            host = host_of(machine.name)
             record = Cordon(host=host, why="disk", by="ann@login", at_unix_s=0.0, drain=drain)
             c.person.put(keys.cordon(host), encode(record))
         return machine is not None and c.etcd.up
@@ -486,7 +488,7 @@ def _pass_check(c: Cluster, target: int) -> bool:
     """A check by hand passes on any host: the leader frees it at once."""
     host = _picked(sorted(cordons.by_host(c.mirror())), target)
     if host is not None:
-        c.check(host.removeprefix("h"), "passed")
+        c.check(host + SHARED, "passed")
     return host is not None
 
 

@@ -140,6 +140,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
         for node in grant.nodes
     }
     hosts = {seat.node: seat.host for g in known.groups.values() for seat in g.seats}
+    held_by = {seat.node: seat.allocation for g in known.groups.values() for seat in (*g.left, *g.seats)}
     held = {seat.node for g in known.groups.values() for seat in (*g.seats, *g.left)}
     held.add(known.lighthouse.node)
     ours = []
@@ -148,13 +149,17 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
             registration = mirror.record(keys.registration(name), Registration)
             if registration is None or registration.role != "service":
                 continue
-        ours.append((name, given.get(name, ""), hosts.get(name, "")))
+        ours.append((name, given.get(name) or held_by.get(name, ""), hosts.get(name, "")))
     return mirror.of_each(run, ours, partial(_view, mirror, run))
 
 
 def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> NodeView:
-    """Returns one node's view. `allocation` and `host` apply once its registration is gone."""
+    """Returns one node's view. `host` and `allocation`, which the engine gave, apply once its registration is gone. A node
+    that names another allocation of this run, or calls itself a service host, counts as not registered: it may write
+    its own records with any content."""
     registration = mirror.record(keys.registration(name), Registration)
+    if registration is not None and allocation and _contradicts(registration, run, allocation):
+        registration = None
     seen = mirror.record(keys.observed(name), NodeObserved)
     health = mirror.record(keys.health(name), Health)
     facts = health.facts if health is not None else ()
@@ -183,6 +188,12 @@ def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> No
         if seen is not None and seen.lighthouses
         else (),
     )
+
+
+def _contradicts(registration: Registration, run: str, allocation: str) -> bool:
+    said = registration.allocation
+    of_this_run = re.fullmatch(rf"{re.escape(run)}-a\d+", said) is not None
+    return registration.role == "service" or (said != allocation and of_this_run)
 
 
 def _gpu(fact: Fact, run: str) -> GpuFact:

@@ -33,6 +33,21 @@ def _node_of(key: str) -> str:
     return key[len(keys.NODES) :].split("/", 1)[0] if key.startswith(keys.NODES) else ""
 
 
+def _hold_to_key(key: str, record: Any) -> None:
+    """Raises RecordError for a node's record that names another node, host or run than its key: a node may write its own
+    keys with any content. Its host is called as the node is, or the node is `HOST.JOB` (Slurm's shared hosts)."""
+    name = _node_of(key)
+    if not name:
+        return
+    host, run = getattr(record, "host", ""), key.removeprefix(f"{keys.NODES}{name}/").partition("/")[2]
+    if getattr(record, "node", name) != name:
+        raise RecordError(f"it names the node {record.node!r}, and its key {name!r}")
+    if host and host != name and not name.startswith(f"{host}."):
+        raise RecordError(f"it names the host {host!r}, which is not that of node {name!r}")
+    if run and getattr(record, "run", run) != run:
+        raise RecordError(f"it names the run {record.run!r}, and its key {run!r}")
+
+
 class Mirror:
     """Keys, values and their decoded records. An unreadable record is reported and left alone."""
 
@@ -194,6 +209,7 @@ class Mirror:
             return value
         try:
             record: T | None = decode(item.value, kind)
+            _hold_to_key(key, record)
             self.unreadable.pop(key, None)
         except RecordError as error:
             record = None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
 import threading
 import urllib.error
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic_core import to_jsonable_python
@@ -19,6 +21,7 @@ from supervisor.ports.errors import Fenced, PortError
 from supervisor.ports.store import Expect, Store, Term
 from supervisor.wire import keys, logged
 from supervisor.wire.records import encode
+from supervisor.wire.security import PRIVATE
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,16 @@ was lost, it gets the notice twice, which is better than never."""
 
 MOST_WAITING = 100
 """Most notices that wait to be sent; further ones are only logged."""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: urllib would follow it, to any host, with a GET that carries no notice."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 class Notifier:
@@ -90,7 +103,7 @@ def send(store: Store, term: Term, notice: Notice, file: str, stopping: threadin
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     for pause_s in (*AGAIN_S, None):
         try:
-            with urllib.request.urlopen(request, timeout=DEADLINE_S):
+            with _OPENER.open(request, timeout=DEADLINE_S):
                 return True
         except (OSError, HTTPException, ValueError) as error:
             # Omits the URL, since anyone who has it may write there.
@@ -129,7 +142,9 @@ def _about(notice: Notice) -> dict[str, dict[str, object]]:
 def url_in(file: Path) -> str:
     """Returns the URL in a file. Raises ValueError with what is wrong, without the URL."""
     try:
-        url = file.read_text().strip()
+        with file.open() as opened:
+            open_to_others = os.fstat(opened.fileno()).st_mode & PRIVATE
+            url = opened.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read here ({getattr(error, 'strerror', None) or 'no text'})") from error
     try:
@@ -139,4 +154,6 @@ def url_in(file: Path) -> str:
         well = False
     if not well:
         raise ValueError(f"{file} does not hold one http or https URL")
+    if open_to_others:
+        raise ValueError(f"{file} may be used by others than its owner: run `chmod 600 {file}`")
     return url

@@ -21,6 +21,8 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.processes import Process
 from supervisor.wire import environment
 from supervisor.wire.address import free_port, taken
+from supervisor.wire.security import UNIX, unix_endpoint
+from supervisor.wire.sockets import http_connection
 
 HEALTHY_WITHIN_S = 20.0
 """Measured: 0.1 to 0.9 s on two idle cores; a large database or a busy machine takes longer."""
@@ -37,6 +39,12 @@ NEEDED_BYTES = 160 * 1024**2
 TRIES = 3
 """Starts that are tried, each with other ports, if another process takes a port before etcd does."""
 
+SOCKETS = ""
+"""In place of a host: the server listens at no address, but at sockets in its folder, which only this user may enter."""
+
+CLIENT_SOCKET, PEER_SOCKET = "client:1", "peer:1"
+"""Sockets of a private server, in its folder. etcd wants a port in their names."""
+
 _RECORD = "server.json"
 
 
@@ -46,9 +54,10 @@ class _Record:
 
     pid: int
     start_ticks: int
-    host: str
+    endpoint: str
     client_port: int
     peer_port: int
+    """Ports; 0 if it listens at sockets."""
 
 
 @dataclass(slots=True)
@@ -119,22 +128,30 @@ def start_etcd(
 ) -> EtcdServer:
     """Starts a single-member server on `data_dir`, or adopts the one that runs there already.
 
-    Port 0 picks the folder's last port if it is free, else any free one. If another process takes that port before etcd
+    `host` may be SOCKETS. Port 0 picks the folder's last port if it is free, else any free one. If another process takes that port before etcd
     does, the start is retried with another port. Raises Fatal, with what to do, if the server cannot start.
     """
     data_dir = _prepare(data_dir)
+    if host == SOCKETS:
+        data_dir.chmod(0o700)
     with _alone(data_dir, healthy_within_s):
         last = _read_record(data_dir)
         if last is not None and running_etcd(data_dir) is not None:
             return _adopt(last, data_dir, client_port, healthy_within_s)
         for tries_left in reversed(range(TRIES)):
-            client, peer = _choose_ports(host, client_port, last)
             _check_space(data_dir)
-            argv = _command(binary or find_server(), data_dir, host, client, peer, quota_bytes)
+            if host == SOCKETS:
+                client, peer, endpoint = 0, 0, unix_endpoint(data_dir / CLIENT_SOCKET)
+                urls = f"{UNIX}//{CLIENT_SOCKET}", f"{UNIX}//{PEER_SOCKET}"
+            else:
+                client, peer = _choose_ports(host, client_port, last)
+                endpoint = f"[{host}]:{client}" if ":" in host else f"{host}:{client}"
+                urls = f"http://{endpoint}", f"http://127.0.0.1:{peer}"
+            argv = _command(binary or find_server(), data_dir, *urls, quota_bytes)
             log = data_dir / "etcd.log"
             log_from = log.stat().st_size if log.exists() else 0
             process = Process.of(_spawn(argv, log, host))
-            record = _Record(process.pid, process.ticks, host, client, peer)
+            record = _Record(process.pid, process.ticks, endpoint, client, peer)
             server = _server(record, data_dir, process)
             server._log_from = log_from
             try:
@@ -143,7 +160,7 @@ def start_etcd(
                 return server
             except BaseException as error:
                 server.stop(patience_s=0.5)
-                overtaken = taken("127.0.0.1", peer) or (client_port == 0 and taken(host, client))
+                overtaken = client and (taken("127.0.0.1", peer) or (client_port == 0 and taken(host, client)))
                 if not (isinstance(error, Fatal) and overtaken and tries_left):
                     raise
         raise AssertionError("the last try returns or raises")
@@ -169,7 +186,7 @@ def _adopt(record: _Record, data_dir: Path, client_port: int, within_s: float) -
 
 def _server(record: _Record, data_dir: Path, process: Process) -> EtcdServer:
     return EtcdServer(
-        endpoint=f"{record.host}:{record.client_port}",
+        endpoint=record.endpoint,
         process=process,
         version="",
         data_dir=data_dir,
@@ -177,8 +194,7 @@ def _server(record: _Record, data_dir: Path, process: Process) -> EtcdServer:
     )
 
 
-def _command(binary: Path, data_dir: Path, host: str, client_port: int, peer_port: int, quota: int) -> list[str]:
-    client, peer = f"http://{host}:{client_port}", f"http://127.0.0.1:{peer_port}"
+def _command(binary: Path, data_dir: Path, client: str, peer: str, quota: int) -> list[str]:
     flags = {
         "name": "supervisor",
         "data-dir": data_dir / "data",
@@ -201,8 +217,9 @@ def _spawn(argv: list[str], log: Path, host: str) -> subprocess.Popen[bytes]:
     env = environment.of_etcd(os.environ, (host,))
     try:
         with log.open("ab") as out:
+            # its sockets are named by their place in this folder: a path of theirs may have only 107 bytes
             return subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True, cwd=log.parent
             )
     except OSError as error:
         raise Fatal(f"cannot start {argv[0]}: {error.strerror}") from error
@@ -210,12 +227,11 @@ def _spawn(argv: list[str], log: Path, host: str) -> subprocess.Popen[bytes]:
 
 def _wait_healthy(server: EtcdServer, within_s: float) -> str:
     """Returns the version once the server answers and has a leader. Raises Fatal."""
-    host, _, port = server.endpoint.rpartition(":")
     end = time.monotonic() + within_s
     while time.monotonic() < end:
-        health = _ask(host, int(port), "/health", within_s)
+        health = _ask(server.endpoint, "/health", within_s)
         if health.get("health") == "true":
-            return str(_ask(host, int(port), "/version", within_s).get("etcdserver", "unknown"))
+            return str(_ask(server.endpoint, "/version", within_s).get("etcdserver", "unknown"))
         if not server.alive:
             raise Fatal(f"etcd ended while it started; the end of {server.log}:\n{_tail(server)}")
         time.sleep(0.03)
@@ -225,15 +241,13 @@ def _wait_healthy(server: EtcdServer, within_s: float) -> str:
     )
 
 
-def _ask(host: str, port: int, path: str, timeout_s: float) -> dict[str, object]:
-    connection = http.client.HTTPConnection(host, port, timeout=min(1.0, timeout_s))
+def _ask(endpoint: str, path: str, timeout_s: float) -> dict[str, object]:
     try:
-        connection.request("GET", path)
-        answer = json.loads(connection.getresponse().read())
+        with contextlib.closing(http_connection(endpoint, min(1.0, timeout_s))) as connection:
+            connection.request("GET", path)
+            answer = json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException, ValueError):
         return {}
-    finally:
-        connection.close()
     return answer if isinstance(answer, dict) else {}
 
 
@@ -292,19 +306,22 @@ def _choose_ports(host: str, wanted: int, last: _Record | None) -> tuple[int, in
         if reason:
             raise Fatal(f"etcd cannot listen on {host}:{wanted} ({reason}): give another port, or stop what uses it")
         client = wanted
-    elif last is not None and not taken(host, last.client_port):
+    elif last is not None and last.client_port and not taken(host, last.client_port):
         client = last.client_port
     else:
         client = free_port(host)
-    if last is not None and last.peer_port != client and not taken("127.0.0.1", last.peer_port):
+    if last is not None and last.peer_port not in (0, client) and not taken("127.0.0.1", last.peer_port):
         return client, last.peer_port
     return client, free_port()
 
 
 def _read_record(data_dir: Path) -> _Record | None:
     try:
-        return _Record(**json.loads((data_dir / _RECORD).read_text()))
-    except (OSError, ValueError, TypeError):
+        found = json.loads((data_dir / _RECORD).read_text())
+        if "host" in found:  # of a version that knew no sockets
+            found["endpoint"] = f"{found.pop('host')}:{found['client_port']}"
+        return _Record(**found)
+    except (OSError, ValueError, TypeError, KeyError):
         return None
 
 

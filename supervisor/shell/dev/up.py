@@ -30,7 +30,7 @@ from supervisor.shell.signals import Notice, ended_by_signals, not_interrupted, 
 from supervisor.wire import keys
 from supervisor.wire.address import taken, told
 from supervisor.wire.records import LeaderRecord, RecordError, decode
-from supervisor.wire.security import Security, SecurityError, file_of_node, load, refuse_listener
+from supervisor.wire.security import PRIVATE, Security, SecurityError, file_of_node, load, refuse_listener
 
 LOOK_S = 0.5
 """Seconds between checks of the parts."""
@@ -71,6 +71,7 @@ def up(
     """Adopts or starts all parts, and ends them on exit. Without nodes it runs only a supervisor and a service host,
     for an existing etcd. `on_notice` handles SIGUSR1, even while waiting for a predecessor. Raises Fatal, Retryable
     or SecurityError with a sentence if something is in the way; an earlier `up`'s parts are then left alone."""
+    os.umask(PRIVATE)
     for node in (options.name, *(node.name for node in nodes)):
         file_of_node(options.security, node)
     home = system_folder(home)

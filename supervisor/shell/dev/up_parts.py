@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.control.leader import kept_port
 from supervisor.shell.dev import prometheus, suspend
-from supervisor.shell.dev.etcd_server import EtcdServer, running_etcd, start_etcd
+from supervisor.shell.dev.etcd_server import SOCKETS, EtcdServer, running_etcd, start_etcd
 from supervisor.shell.dev.parts import Part, adopted, spawned
 from supervisor.shell.dev.prometheus import Prometheus
 from supervisor.shell.engines.local import LocalEngine, Pool
@@ -22,7 +22,7 @@ from supervisor.shell.etcd import EtcdStore, connect
 from supervisor.shell.processes import Process
 from supervisor.shell.signals import Notice
 from supervisor.wire.records import LeaderRecord
-from supervisor.wire.security import Security, file_of_node
+from supervisor.wire.security import UNIX, Security, file_of_node, is_loopback
 
 SERVICE_HOST = "host"
 """Node name of this machine as the lighthouse's host."""
@@ -91,7 +91,7 @@ class Up:
         file = file_of_node(self.security, self.name)
         return spawned(
             [
-                *f"-m agents.cli run --node {self.name} --etcd {self.endpoint} --role service".split(),
+                *["-m", "agents.cli", "run", "--node", self.name, "--etcd", self.endpoint, "--role", "service"],
                 *["--address", self.address, "--slots", "0", "--report-s", "1", "--cold"],
                 *["--home", str(self.node_folder or self.home)],
                 *([f"--security={file}"] if file else []),
@@ -101,9 +101,12 @@ class Up:
         )
 
     def start_etcd(self) -> EtcdServer:
-        # every part knows this port: etcd waits if another program has taken it
-        port = int(self.endpoint.rpartition(":")[2]) if self.endpoint else 0
-        server = start_etcd(self.home / "etcd", client_port=port, host=self.address)
+        # every part knows this endpoint: etcd waits if another program has taken its port
+        if self.endpoint.startswith(UNIX) or (not self.endpoint and is_loopback(self.address)):
+            server = start_etcd(self.home / "etcd", host=SOCKETS)
+        else:
+            port = int(self.endpoint.rpartition(":")[2]) if self.endpoint else 0
+            server = start_etcd(self.home / "etcd", client_port=port, host=self.address)
         self.endpoint = server.endpoint
         return server
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 
-from supervisor.ports.errors import Fatal
+from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.etcd.errors import MUTE, code_of, raise_port_error
 from supervisor.shell.etcd.stubs import etcd3
 from supervisor.wire.security import (
+    UNIX,
     Reloading,
     Security,
     SecurityError,
     host_and_port,
     read_certificate,
     refuse_endpoint,
+    socket_of,
 )
+from supervisor.wire.sockets import opened
 
 FILES_LOOKED_AT_S = 1.0
 """Seconds between checks for a renewed certificate, which cost three stats."""
@@ -56,6 +61,7 @@ class Connection:
         self.endpoints = tuple(parse_endpoint(endpoint) for endpoint in endpoints)
         if not self.endpoints:
             raise Fatal("no etcd endpoint given: give HOST:PORT, and separate several by commas")
+        self._folders = _socket_folders(endpoints)
         self._https = tuple(endpoint.strip().startswith("https://") for endpoint in endpoints)
         for endpoint in endpoints:
             refusal = refuse_endpoint(endpoint.strip(), self.security)
@@ -153,13 +159,31 @@ class Connection:
             self._retired = []
         for client in clients:
             client.close()
+        while self._folders:
+            os.close(self._folders.popitem()[1])
 
     def _open(self) -> Any:
         host, port = self.endpoints[self._place]
+        if self._place in self._folders:
+            # by a descriptor, since the path of a socket may have only 107 bytes
+            host = f"{UNIX}/proc/self/fd/{self._folders[self._place]}/{Path(host).name}"
         files = {}
         if self._https[self._place]:
             files = {"ca_cert": self.security.ca, "cert_key": self.security.key, "cert_cert": self.security.cert}
         return etcd3.client(host=host, port=port, timeout=self.timeout_s, grpc_options=CHANNEL_OPTIONS, **files)
+
+
+def _socket_folders(endpoints: Sequence[str]) -> dict[int, int]:
+    """Returns a descriptor of the folder of each endpoint that is a socket, by the endpoint's place. Raises Retryable."""
+    found = {}
+    for place, endpoint in enumerate(endpoints):
+        path = socket_of(endpoint.strip())
+        if path is not None:
+            try:
+                found[place] = opened(path.parent)
+            except OSError as error:
+                raise Retryable(f"no etcd answers at {path}: {error.strerror}") from error
+    return found
 
 
 def _credentials(security: Security) -> tuple[Reloading, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import tarfile
 from pathlib import Path
@@ -35,7 +36,9 @@ def write(out: Path, mirror: Mirror, record: RunRecord, system: Path) -> int:
         for path in system.glob(pattern):
             if path.is_file() and (path.suffix in (".log", ".json", ".jsonl", ".txt") or rotated.number(path)):
                 members[str(path.relative_to(system))] = _tail(path)
-    with tarfile.open(out, "w:gz") as archive:
+    handle = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        os.fchmod(handle, 0o600)
         for name, content in sorted(members.items()):
             info = tarfile.TarInfo(name)
             info.size = len(content)

@@ -162,7 +162,7 @@ def launch(
         raise Fatal(f"{begins_with.path} is in the folder of this very run: launch it under another name (--name)")
     try:
         kept = removal.set_aside(run_dir) if before is not None and before.run_dir == str(run_dir) else None
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise Fatal(f"cannot make the run's folder {run_dir}: {error.strerror}") from error
     if begins_with is not None:

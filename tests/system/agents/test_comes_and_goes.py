@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from agents.agent.file_poller import GATE_FROZEN_S
-from agents.shim import process, sockets
+from agents.shim import process
 from agents.shim.main import AGENT_FROZEN_S
 from agents.shim.process_table import Child
 from fault_injection.doubles.toys import TOYS
@@ -29,7 +29,7 @@ from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import TorchFTSpec
 from supervisor.ports.store import Store
 from supervisor.shell.dev.etcd_server import EtcdServer
-from supervisor.wire import keys
+from supervisor.wire import keys, sockets
 from supervisor.wire.records import LighthouseDesired, LighthouseObserved, Registration, decode
 from tests.helpers.relay import Relay, relay
 from tests.system.agents.toy_gate import Holder

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from agents.agent.shim_client import ShimClient, ShimLost, Watched
-from agents.shim import process, sockets
+from agents.shim import process
 from agents.shim.main import LEAVING
 from fault_injection.doubles.toys import TOYS
 from fault_injection.testbed.nodes import Node, Nodes, desire, kill, observed, rank, registration, running, trainer
 from fault_injection.testbed.waiting import eventually
 from supervisor.ports.store import Store
 from supervisor.shell.etcd import connect
+from supervisor.wire import sockets
 from supervisor.wire.address import towards
 from tests.helpers import etcd
 

@@ -142,7 +142,7 @@ def ensure(commands: Commands, plane: ControlPlane, wanted: int, say: Say, withi
     """Submits jobs until `wanted` of them live, each on another host. It submits one once the one before has a host,
     and excludes that host. Cancels those with other etcd endpoints. A repeated call continues from what exists.
     Raises Fatal if Slurm refuses, or gives no host `within_s`."""
-    plane.logs.mkdir(parents=True, exist_ok=True)
+    plane.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     until, said, submitted = time.monotonic() + within_s, "", 0
     # only once: two concurrent commands with different endpoints would cancel each other's jobs forever
     cancel_others(commands, plane, say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
 import statistics
@@ -17,6 +18,7 @@ from supervisor.shell.etcd.status import StoreStatus
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.shell.inspect.doctor.finding import Finding, bad, good, note
 from supervisor.wire import keys
+from supervisor.wire.sockets import http_connection
 
 LOOKS = 9
 """Number of round trips measured."""
@@ -92,14 +94,12 @@ def size(used_bytes: int, quota_bytes: int | None) -> Finding:
 
 def quota(endpoint: str) -> int | None:
     """Returns the quota in bytes, from etcd's metrics; None if they are not served unencrypted."""
-    connection = http.client.HTTPConnection(endpoint, timeout=2.0)
     try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode(errors="replace")
+        with contextlib.closing(http_connection(endpoint, 2.0)) as connection:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode(errors="replace")
     except (OSError, http.client.HTTPException, ValueError):
         return None
-    finally:
-        connection.close()
     match = re.search(r"^etcd_server_quota_backend_bytes (\S+)$", text, re.MULTILINE)
     return int(float(match[1])) if match else None
 

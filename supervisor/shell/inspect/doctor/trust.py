@@ -15,7 +15,7 @@ from supervisor.shell.etcd.convert import range_of
 from supervisor.shell.etcd.errors import code_of
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.shell.inspect.doctor.finding import Finding, bad, good, note
-from supervisor.wire.security import ROOT, Security, SecurityError, load, read_certificate
+from supervisor.wire.security import ROOT, Security, SecurityError, load, read_certificate, socket_of
 
 SOON_S = 14 * 86400.0
 """Two weeks: time to come back from a holiday and renew the certificate."""
@@ -80,6 +80,8 @@ def rights(store: EtcdStore, endpoints: Sequence[str], security: Security) -> It
             "etcd checks no permissions: anyone with a certificate may write everything",
             "supervisor init-auth --security root.toml --node NAME ...",
         )
+    elif not checks and all(socket_of(e.strip()) for e in endpoints):
+        yield good("etcd is at a socket that only its user can reach")
     elif not checks:
         yield note(
             "etcd checks no permissions: anyone who reaches it may write everything",

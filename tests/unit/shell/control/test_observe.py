@@ -218,12 +218,13 @@ def test_a_node_whose_lease_lapsed_is_seen_as_such() -> None:
 
 
 def test_a_node_is_seen_with_its_host_and_with_why_it_is_leaving() -> None:
-    told = {keys.observed("n1"): encode(NodeObserved(node="n1", sequence=1, leaving="time limit"))}
-    values = {**run_values(), **grant(1, node="n1"), **told}
-    node = observe.observed(mirror_of({**values, **registration("n1", host="h1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    told = {keys.observed("h1.7"): encode(NodeObserved(node="h1.7", sequence=1, leaving="time limit"))}
+    values = {**run_values(), **grant(1, node="h1.7"), **told}
+    named = mirror_of({**values, **registration("h1.7", host="h1")})
+    node = observe.observed(named, "run", MEMORY, 0.0, 0.0).nodes["h1.7"]
     assert (node.host, node.leaving) == ("h1", "time limit")
-    node = observe.observed(mirror_of({**values, **registration("n1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
-    assert node.host == "n1", "an engine without host names: the node's own"
+    node = observe.observed(mirror_of({**values, **registration("h1.7")}), "run", MEMORY, 0.0, 0.0).nodes["h1.7"]
+    assert node.host == "h1.7", "an engine without host names: the node's own"
 
 
 def test_what_was_measured_is_seen_and_what_an_older_agent_does_not_say_is_not_known() -> None:

@@ -45,15 +45,20 @@ class Hook:
         self.bodies: list[dict[str, Any]] = []
         self.asked, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
-        self.code = 200
+        self.code, self.followed = 200, False
         hook = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                hook.followed = True
+
             def do_POST(self) -> None:
                 hook.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 hook.asked.set()
                 hook.go_on.wait(30)
                 self.send_response(hook.code)
+                if hook.code // 100 == 3:
+                    self.send_header("Location", f"http://localhost:{hook.server.server_port}/elsewhere")
                 self.end_headers()
 
             def log_message(self, *_: object) -> None: ...
@@ -66,6 +71,7 @@ class Hook:
         self.thread.start()
         self.file = folder / "webhook"
         self.file.write_text(f"http://127.0.0.1:{self.server.server_port}/{SECRET}\n")
+        self.file.chmod(0o600)
 
     def close(self) -> None:
         self.go_on.set()
@@ -177,6 +183,28 @@ def test_a_webhook_that_is_back_gets_it(hook: Hook, monkeypatch: pytest.MonkeyPa
     serving.join()
     assert found == [True]
     assert [body["text"] for body in hook.bodies] == [NOTICE.text]
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_redirect_is_followed_nowhere_and_is_no_answer(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(webhook, "AGAIN_S", ())
+    hook.code = code
+    store = MemoryStore()
+    assert not send(store, Term(store), NOTICE, str(hook.file))
+    assert len(hook.bodies) == 1
+    assert not hook.followed
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "webhook"
+    file.write_text("https://chat/secret\n")
+    file.chmod(mode)
+    with pytest.raises(ValueError, match=f"chmod 600 {file}") as error:
+        url_in(file)
+    assert "secret" not in str(error.value)
 
 
 def test_who_is_stopped_waits_for_no_webhook(hook: Hook) -> None:

@@ -410,6 +410,7 @@ def test_a_webhook_whose_url_is_not_there_is_a_finding(host: str, level: str, tm
     file.write_text("no URL")
     assert "does not hold one http or https URL" in only(system.webhook(mirror, record), level).what
     file.write_text("https://chat.example/hook")
+    file.chmod(0o600)
     assert list(system.webhook(mirror, record)) == []
     none = replace(record, spec=replace(spec, policy=PolicySpec()))
     assert list(system.webhook(mirror, none)) == []

@@ -145,16 +145,18 @@ def test_a_leaving_node_is_no_spare_and_a_cordon_is_of_its_host() -> None:
     assert (found.spares, found.leaving, found.handover_at_step) == ((), {"n2": "time limit"}, 90)
     assert "all groups end after step 90" in text(render.run(found, NOW))
     assert seen(MEMORY, grant, **registration("n2", allocation="run-a1")).spares == ("n2",)
-    assert seen(MEMORY, grant, **registration("n2", allocation="run-a1", host="n9")).spares == (), "n9 is cordoned"
+    grant = replace(grant, nodes=("n9.2",))
+    assert seen(MEMORY, grant, **registration("n9.2", allocation="run-a1")).spares == ("n9.2",)
+    assert seen(MEMORY, grant, **registration("n9.2", allocation="run-a1", host="n9")).spares == (), "n9 is cordoned"
 
 
 def test_nodes_are_told_with_their_hosts() -> None:
-    told = encode(NodeObserved(node="n2", sequence=1, leaving="time limit"))
-    mirror = mirror_of({**registration("n2", host="big7"), keys.observed("n2"): told, **registration("n1")})
-    one, two = status.node_status(mirror)
+    told = encode(NodeObserved(node="big7.2", sequence=1, leaving="time limit"))
+    named = {**registration("big7.2", host="big7"), keys.observed("big7.2"): told}
+    two, one = status.node_status(mirror_of({**named, **registration("n1")}))
     assert (one.host, one.leaving, two.host, two.leaving) == ("n1", "", "big7", "time limit")
     shown = text(render.nodes([one, two]))
-    assert "n2 on big7" in shown
+    assert "big7.2 on big7" in shown
     assert "leaving: time limit" in shown
 
 

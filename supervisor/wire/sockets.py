@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from supervisor.wire.security import host_and_port, socket_of
+
+
+def opened(folder: Path) -> int:
+    """Returns a descriptor of a folder, to be closed, through which `short` names what is in it. Raises OSError."""
+    return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
 
 @contextmanager
 def short(path: Path) -> Iterator[str]:
     """Yields a short name of the same path, through an open descriptor of its folder."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = opened(path.parent)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
@@ -41,3 +49,14 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
         client.close()
         raise
     return client
+
+
+def http_connection(endpoint: str, timeout_s: float) -> http.client.HTTPConnection:
+    """Returns a connection for plain HTTP to an etcd endpoint, of a socket too. Raises OSError if no process listens at that."""
+    path = socket_of(endpoint)
+    if path is None:
+        host, port = host_and_port(endpoint)
+        return http.client.HTTPConnection(host.strip("[]"), port, timeout=timeout_s)
+    connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
+    connection.sock = connect(path, timeout_s)
+    return connection

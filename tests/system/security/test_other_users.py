@@ -1,0 +1,86 @@
+"""What another user of the same machine can do to a `supervisor up` without certificates."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fault_injection.testbed.waiting import eventually
+from supervisor.shell.etcd import connect
+from supervisor.wire import keys
+from tests.helpers.ordinary_user import as_user
+
+pytestmark = [
+    pytest.mark.etcd,
+    pytest.mark.timeout(540),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users"),
+]
+
+WRITE = f"""
+import sys
+from supervisor.ports.errors import PortError
+from supervisor.shell.etcd import connect
+try:
+    with connect(sys.argv[1:], timeout_s=2.0) as store:
+        store.put("{keys.desired("n1", "forged")}", b"code")
+except PortError as error:
+    sys.exit(f"refused: {{error}}")
+"""
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """The folder of an `up` that runs, below folders that everybody may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="ev", dir="/tmp"))
+    folder.chmod(0o755)
+    output = folder / "up.out"
+    command = [sys.executable, "-m", "supervisor.cli", "up", "--nodes", "1", "--cold", "--home", str(folder / "runs")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPERVISOR_")}
+    with output.open("wb") as file:
+        up = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+    try:
+        eventually(lambda: b"Now: supervisor launch" in output.read_bytes() or up.poll() is not None, 60, "up is up")
+        assert up.poll() is None, output.read_text()
+        yield folder / "runs"
+    finally:
+        up.send_signal(signal.SIGTERM)
+        assert up.wait(60) in (0, 1), output.read_text()
+        shutil.rmtree(folder)
+
+
+def endpoint(home: Path) -> str:
+    return str(json.loads((home / ".supervisor" / "up.json").read_text())["etcd"])
+
+
+def test_another_user_writes_nothing_into_etcd(home: Path) -> None:
+    """Who writes `desired/NODE` runs programs as the user of that node."""
+    tried = subprocess.run(
+        as_user(sys.executable, "-c", WRITE, endpoint(home)), capture_output=True, text=True, check=False, timeout=60
+    )
+    with connect([endpoint(home)]) as store:
+        assert store.get(keys.desired("n1", "forged")) is None
+    assert "refused: no etcd answers" in tried.stderr, tried.stderr
+
+
+def test_etcd_listens_at_no_address(home: Path) -> None:
+    """Nor for peers: a member that is forged there would write as it likes."""
+    pid = json.loads((home / ".supervisor" / "etcd" / "server.json").read_text())["pid"]
+    sockets = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
+    for table in ("tcp", "tcp6"):
+        lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+        assert not {f"socket:[{line.split()[9]}]" for line in lines} & sockets
+
+
+def test_what_the_system_writes_is_for_its_user_alone(home: Path) -> None:
+    written = [path for path in home.rglob("*") if not path.is_symlink()]
+    assert any(path.name == "shim.sock" for path in written)
+    assert [str(path) for path in written if path.stat().st_mode & 0o077] == []

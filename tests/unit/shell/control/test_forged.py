@@ -1,0 +1,108 @@
+"""What a node's records may say of others, for every kind that a node may write: a new kind is among them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import find
+from hypothesis import strategies as st
+
+from supervisor.core.model.memory import AllocationMemory
+from supervisor.core.model.observed import Grant
+from supervisor.core.model.seats import Seat
+from supervisor.shell.control import audit, cordons, observe
+from supervisor.shell.control.audit import _KINDS
+from supervisor.wire import keys
+from supervisor.wire.records import CheckResult, NodeCheck, Registration, encode
+from tests.helpers.reasons import STARTS
+from tests.unit.shell.records import MEMORY, mirror_of, registration, run_values
+
+OF_NODES = {
+    re.sub(
+        r"\[\^/\]\+", "run", pattern.pattern.removeprefix(re.escape(keys.PREFIX)).replace("nodes/[^/]+", "nodes/n1")
+    ): kind
+    for pattern, kind in _KINDS
+    if "nodes/" in pattern.pattern
+}
+
+
+def test_they_are_those_that_a_node_may_write() -> None:
+    assert {"nodes/n1/registration", "nodes/n1/observed", "nodes/n1/gate/run"} <= OF_NODES.keys()
+    assert not any(keys.NODES in pattern.pattern and pattern.pattern.startswith(keys.RUNS) for pattern, _ in _KINDS)
+
+
+@pytest.mark.parametrize("key", OF_NODES)
+def test_a_record_that_names_another_is_not_read(key: str) -> None:
+    at, kind = keys.PREFIX + key, OF_NODES[key]
+    right: Any = find(st.from_type(kind), lambda _: True)
+    own = {"node": "n1", "host": "n1", "run": "run"}
+    fields = {name: value for name, value in own.items() if hasattr(right, name)}
+    assert "node" in fields, "a record of a node says whose it is"
+    right = replace(right, **fields)
+    mirror = mirror_of({at: encode(right)})
+    assert mirror.record(at, kind) == right
+    assert audit.audit(mirror, [at]) == {}
+    for name in fields:
+        for other in ("n2", "n[1-999]", "n1,n2", "n1x", "n"):
+            mirror = mirror_of({at: encode(replace(right, **{name: other}))})
+            assert mirror.record(at, kind) is None
+            assert f"it names the {name} {other!r}" in audit.audit(mirror, [at])[at]
+
+
+def test_a_host_of_several_nodes_is_one() -> None:
+    at = keys.registration("n1.77")
+    for host, read in (("n1", True), ("n1.77", True), ("", True), ("n", False), ("n1.7", False), ("n2", False)):
+        values = registration("n1.77", host=host)
+        assert (mirror_of(values).record(at, Registration) is not None) is read, host
+
+
+def test_a_failed_check_of_anothers_host_bars_nobody() -> None:
+    result = CheckResult(name="disk", outcome="failed", evidence="broken")
+    told = NodeCheck(node="n1", host="n2", state="failed", why="by hand", results=(result,))
+    mirror = mirror_of({keys.check("n1"): encode(told), **registration("n1"), **registration("n2")})
+    assert cordons.by_host(mirror) == {}
+    assert cordons.by_host(mirror_of({keys.check("n1"): encode(replace(told, host="n1"))})).keys() == {"n1"}
+
+
+OTHERS = replace(
+    MEMORY,
+    groups={
+        **MEMORY.groups,
+        1: replace(MEMORY.groups[1], phase="running", seats=(Seat("n2", allocation="run-a2"),), left=()),
+    },
+    allocations={
+        key: AllocationMemory(key=key, state="wanted", since=1.0, reason=STARTS) for key in ("run-a1", "run-a2")
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("forged", "registered"),
+    [
+        ({"allocation": "run-a1"}, True),
+        ({"allocation": "run-a2"}, False),
+        ({"allocation": "run-a1", "role": "service"}, False),
+        ({"allocation": "", "role": "service"}, False),
+        ({"allocation": "other-a1"}, True),
+    ],
+    ids=[
+        "its own",
+        "another's",
+        "a service host too",
+        "a service host alone",
+        "of another user's run, as a reused name",
+    ],
+)
+def test_a_node_of_this_run_is_no_other(forged: dict[str, Any], registered: bool) -> None:
+    grants = {
+        keys.grant("run", f"run-a{n}"): encode(Grant(key=f"run-a{n}", state="granted", nodes=(f"n{n}",)))
+        for n in (1, 2)
+    }
+    values = {**run_values(OTHERS), **grants, **registration("n1", **forged), **registration("n2", allocation="run-a2")}
+    nodes = observe.observed(mirror_of(values), "run", OTHERS, 0.0, 0.0).nodes
+    assert (nodes["n1"].registered, nodes["n1"].role) == (registered, "trainer")
+    assert nodes["n2"].registered
+    assert nodes["n1"].allocation == (forged["allocation"] if registered else "run-a1")
