@@ -328,7 +328,7 @@ class PolicySpec:
     term_grace_s: float = setting(5.0, "from TERM to KILL: time for a trainer to end its step and close its sockets")
     webhook_file: str = setting(
         "",
-        "file on the supervisors' machines with one URL. Rungs 3 and 4, suspended groups, an open breaker and hangs in which no process is ended are posted to it. A failed post is retried for a minute. It is a file because the URL is a secret; empty: no webhook",
+        "file on the supervisors' machines, for their user alone, with one URL. Rungs 3 and 4, suspended groups, an open breaker and hangs in which no process is ended are posted to it. A failed post is retried for a minute. It is a file because the URL is a secret; empty: no webhook",
     )
 
 

@@ -1,4 +1,4 @@
-"""What another user of the same machine can do to a `supervisor up` without certificates."""
+"""Tries what another user of the same machine can do to a `supervisor up` without certificates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ except PortError as error:
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    """The folder of an `up` that runs, below folders that everybody may enter."""
+    """The folder of an `up` that runs, below folders that all users may enter."""
     folder = Path(tempfile.mkdtemp(prefix="ev", dir="/tmp"))
     folder.chmod(0o755)
     output = folder / "up.out"
@@ -62,7 +62,7 @@ def endpoint(home: Path) -> str:
 
 
 def test_another_user_writes_nothing_into_etcd(home: Path) -> None:
-    """Who writes `desired/NODE` runs programs as the user of that node."""
+    """A user that may write `desired/NODE` runs programs as the user of that node."""
     tried = subprocess.run(
         as_user(sys.executable, "-c", WRITE, endpoint(home)), capture_output=True, text=True, check=False, timeout=60
     )

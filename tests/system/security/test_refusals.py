@@ -117,6 +117,15 @@ def test_what_a_reader_may_see_and_may_not_do(tmp_path: Path, authed: TlsEtcd) -
     assert "etcd does not allow this to the user 'reader'" in text
 
 
+def test_a_key_that_others_may_use_is_refused(tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    made.make("supervisor")
+    for mode in (0o640, 0o604):
+        (tmp_path / "supervisor.key").chmod(mode)
+        text = said(tmp_path, *SUPERVISOR, "status", "--etcd", "https://127.0.0.1:1", "--security", "supervisor.toml")
+        assert f"others than its owner may use the key {tmp_path}/supervisor.key: run `chmod 600" in text
+
+
 def test_up_wants_a_certificate_for_each_node(tmp_path: Path, authed: TlsEtcd) -> None:
     file = tmp_path / "alone" / "supervisor.toml"
     file.parent.mkdir()

@@ -171,5 +171,5 @@ def test_an_interrupt_undoes_it(w: SlurmWorld, record: RunRecord, name: str, mad
     text = said(began)
     began.stdout.close()
     assert began.returncode == 1, "".join(lines) + text
-    assert "interrupted: what was broken is healed" in text
+    assert "interrupted: what was broken is healed" in text, "".join(lines)
     nothing_of_it_is_left(w, record)

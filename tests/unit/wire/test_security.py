@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from supervisor.wire.security import (
     refuse_endpoint,
     refuse_listener,
 )
-from tests.helpers.tls import Certificates
 
 INSECURE = Security(insecure=True, path="/x/insecure.toml")
 CERTIFIED = Security(ca="/x/ca.pem", cert="/x/me.pem", key="/x/me.key", path="/x/me.toml")
@@ -29,17 +27,6 @@ def written(folder: Path, text: str) -> Path:
     file = folder / "security.toml"
     file.write_text(text)
     return file
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
-def test_a_key_that_others_may_use_is_refused(tmp_path: Path) -> None:
-    made = Certificates(tmp_path)
-    made.make("supervisor")
-    assert made.of("supervisor").tls
-    for mode in (0o640, 0o604):
-        (tmp_path / "supervisor.key").chmod(mode)
-        with pytest.raises(SecurityError, match=f"chmod 600 {tmp_path}/supervisor.key"):
-            made.of("supervisor")
 
 
 def test_no_file_is_neither_secure_nor_insecure() -> None:

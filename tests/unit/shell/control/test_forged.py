@@ -1,4 +1,4 @@
-"""What a node's records may say of others, for every kind that a node may write: a new kind is among them."""
+"""Records in which a node names another, for every kind that a node may write: a new kind is among them."""
 
 from __future__ import annotations
 
