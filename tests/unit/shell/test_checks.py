@@ -26,10 +26,10 @@ from tests.unit.shell.records import MEMORY, registration
 
 FULL = CheckResult(name="disk", outcome="failed", evidence="OSError: No space left on device")
 FINE = CheckResult(name="memory", outcome="passed", evidence="9 GB/s copied", value=9.0, unit="GB/s")
-WHY = "its checks failed on node n9 (before its first rank): disk: OSError: No space left on device"
+WHY = "its checks failed on node h9.9 (before its first rank): disk: OSError: No space left on device"
 
 
-def check(node: str = "n9", state: Any = "failed", began: int = 0, host: str = "h9") -> dict[str, bytes]:
+def check(node: str = "h9.9", state: Any = "failed", began: int = 0, host: str = "h9") -> dict[str, bytes]:
     results = (FINE, FULL) if state == "failed" else (FINE,)
     record = NodeCheck(
         node=node, host=host, state=state, why="before its first rank", began=began,
@@ -46,7 +46,7 @@ def suspicion(incident: str = "i1", at: float = 5.0, run: str = "run", freed: st
 @pytest.fixture
 def store(tmp_path: Path) -> MemoryStore:
     store = launched(tmp_path)
-    for key, value in registration("n9", host="h9").items():
+    for key, value in registration("h9.9", host="h9").items():
         store.put(key, value)
     return store
 
@@ -71,18 +71,18 @@ def test_a_failed_check_bars_its_host_for_every_run_until_the_next_one_passes(st
     put(store, check())
     seen = cordons.seen_by(mirror(store), "other")
     assert (seen["h9"].why, seen["h9"].ours) == (WHY, False)
-    put(store, check("n9.77", "passed"))
+    put(store, check("h9.77", "passed"))
     assert cordons.seen_by(mirror(store), "other") == {}, "the newest of the host, by whatever name its node had"
 
 
 def test_one_that_cannot_be_read_bars_nothing(store: MemoryStore) -> None:
-    put(store, {keys.check("n9"): b"{torn"})
+    put(store, {keys.check("h9.9"): b"{torn"})
     assert cordons.seen_by(mirror(store), "run") == {}
 
 
 def test_a_person_frees_it_and_it_is_shown_until_then(store: MemoryStore) -> None:
     put(store, check())
-    (row,) = [n for n in status.node_status(mirror(store)) if n.node == "n9"]
+    (row,) = [n for n in status.node_status(mirror(store)) if n.node == "h9.9"]
     assert (row.cordon, row.check is not None and row.check.state) == (WHY, "failed")
     assert json.dumps(status.as_json(row))
     assert "free again" in hosts.uncordon(store, mirror(store), "h9")
@@ -101,8 +101,8 @@ def test_a_node_that_is_being_checked_is_one_only_while_its_agent_lives(store: M
 
 
 def test_a_check_that_runs_hides_none_of_another_node_there_that_has_failed(store: MemoryStore) -> None:
-    put(store, check("h.1", "failed", host="h9"))
-    put(store, check("h.2", "pending", host="h9"))
+    put(store, check("h9.1", "failed", host="h9"))
+    put(store, check("h9.2", "pending", host="h9"))
     assert cordons.by_host(mirror(store))["h9"].failed
     assert cordons.seen_by(mirror(store), "run")["h9"].failed
 
@@ -132,41 +132,41 @@ def test_one_cause_that_fails_the_checks_of_many_bars_no_host_for_every_run(stor
 
 
 def test_one_alone_bars_its_host_however_few_there_are(store: MemoryStore) -> None:
-    put(store, check("n9"))
+    put(store, check("h9.9"))
     assert barred(store) == ["h9"]
 
 
 def test_all_that_failed_on_a_host_is_forgotten_when_a_person_frees_it(store: MemoryStore) -> None:
-    put(store, registration("n8", host="h9"))
-    put(store, check("n8"), check("n9"))
+    put(store, registration("h9.8", host="h9"))
+    put(store, check("h9.8"), check("h9.9"))
     hosts.uncordon(store, mirror(store), "h9")
     assert barred(store) == []
-    put(store, check("n8"), check("n9", "passed"))
+    put(store, check("h9.8"), check("h9.9", "passed"))
     assert barred(store) == [], "the newest counts"
-    assert WHY.replace("n9", "n8") in hosts.uncordon(store, mirror(store), "n8")
-    assert store.get(keys.check("n8")) is None
-    assert store.get(keys.check("n9")) is not None
+    assert WHY.replace("h9.9", "h9.8") in hosts.uncordon(store, mirror(store), "h9.8")
+    assert store.get(keys.check("h9.8")) is None
+    assert store.get(keys.check("h9.9")) is not None
 
 
-def unsure(state: Any = "unknown") -> dict[str, bytes]:
+def unsure(state: Any = "unknown", node: str = "h9.9", host: str = "h9") -> dict[str, bytes]:
     late = CheckResult(name="device", outcome="unknown", evidence="no answer within 120 s")
-    record = NodeCheck(node="n9", host="h9", state=state, why="before its first rank", results=(FINE, late))
-    return {keys.check("n9"): encode(record)}
+    record = NodeCheck(node=node, host=host, state=state, why="before its first rank", results=(FINE, late))
+    return {keys.check(node): encode(record)}
 
 
 def test_what_could_not_be_done_is_its_nodes_alone_and_a_person_may_say_that_it_is_well(store: MemoryStore) -> None:
     put(store, registration("n1", allocation="run-a1"), unsure(), check("n1", host="n1"))
-    words = "its checks could not run on node n9 (before its first rank): device: no answer within 120 s"
+    words = "its checks could not run on node h9.9 (before its first rank): device: no answer within 120 s"
     assert "h9" not in cordons.seen_by(mirror(store), "run")
     assert f"given no group: {words}" in text(render.nodes(status.node_status(mirror(store))))
     view = observe.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
-    assert (view.failed, view.unsure) == (WHY.replace("n9", "n1"), "")
-    put(store, {keys.check("n1"): unsure()[keys.check("n9")]})
+    assert (view.failed, view.unsure) == (WHY.replace("h9.9", "n1"), "")
+    put(store, unsure(node="n1", host="n1"))
     view = observe.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
-    assert (view.failed, view.unsure, view.checking) == ("", words, False)
-    assert f"(it was: {words})" in hosts.uncordon(store, mirror(store), "n9")
+    assert (view.failed, view.unsure, view.checking) == ("", words.replace("h9.9", "n1"), False)
+    assert f"(it was: {words})" in hosts.uncordon(store, mirror(store), "h9.9")
     with pytest.raises(Fatal, match="is not cordoned"):
-        hosts.uncordon(store, mirror(store), "n9")
+        hosts.uncordon(store, mirror(store), "h9.9")
 
 
 def test_what_is_repeated_stands_until_it_ends(store: MemoryStore) -> None:
@@ -175,7 +175,7 @@ def test_what_is_repeated_stands_until_it_ends(store: MemoryStore) -> None:
     view = observe.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
     assert (bool(view.failed), view.checking) == (True, False)
     assert barred(store) == ["n1"]
-    put(store, {keys.check("n1"): unsure("pending")[keys.check("n9")]})
+    put(store, unsure("pending", "n1", "n1"))
     view = observe.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
     assert (view.failed, bool(view.unsure), view.checking) == ("", True, True)
     assert barred(store) == []
@@ -232,7 +232,7 @@ def test_the_leader_frees_a_host_from_what_was_before_its_passed_check(
     (said,) = [r for r in caplog.records if "is free of incident i1 of run run" in r.getMessage()]
     assert getattr(said, "about", None) == {"run": "run", "incident": "i1"}
     seen = cordons.seen_by(mirror(store), "run")["h9"]
-    assert (seen.ours, seen.passed) == (False, "the checks that it passed on node n9 (before its first rank)")
+    assert (seen.ours, seen.passed) == (False, "the checks that it passed on node h9.9 (before its first rank)")
     assert "within a day" in seen.why, "i2 came after the check, and within a day of i1"
     put(store, check(state="passed", began=store.revision))
     loop.step()

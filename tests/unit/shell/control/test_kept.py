@@ -43,14 +43,17 @@ from tests.helpers.reasons import STARTS, text
 from tests.unit.shell.records import INCIDENT, SPEC, registration, run_values
 
 RUNS = ("run", "other")
-NODES = ("n1", "n9", "host")
+NODES = ("n1", "n1.9", "host")
+MACHINE = {"n1": "n1", "n1.9": "n1", "host": "host"}
 TORN = 0.08
 UNREADABLE = (b"{torn", b'{"$kind":"Else","$version":1}', b'{"$kind":"Memory","$version":99}')
 
 
 def _of_a_node(node: str) -> Iterable[tuple[str, bytes]]:
     for allocation, role in (("", "service"), ("run-a1", "trainer"), ("other-a1", "trainer")):
-        yield from registration(node, allocation=allocation, role=role, host="h1" if allocation else "").items()
+        yield from registration(
+            node, allocation=allocation, role=role, host=MACHINE[node] if allocation else ""
+        ).items()
     for run, state in (("run", "running"), ("run", "exited"), ("other", "starting")):
         trainer = TrainerObserved(run=run, group=0, generation=1, rank=0, pid=1, state=state)  # type: ignore[arg-type]
         house = LighthouseObserved(run=run, generation=1, state=state)  # type: ignore[arg-type]
@@ -73,7 +76,9 @@ def _of_a_node(node: str) -> Iterable[tuple[str, bytes]]:
         CheckResult(name="disk", outcome="unknown", evidence="it did not end"),
     )
     for state, results in (("pending", ()), ("passed", ()), ("failed", (failed,)), ("unknown", (unsure,))):
-        check = NodeCheck(node=node, host="h1", state=state, why="before its first rank", began=3, results=results)  # type: ignore[arg-type]
+        check = NodeCheck(
+            node=node, host=MACHINE[node], state=state, why="before its first rank", began=3, results=results
+        )  # type: ignore[arg-type]
         yield keys.check(node), encode(check)
 
 
@@ -85,23 +90,23 @@ def _of_a_run(run: str) -> Iterable[tuple[str, bytes]]:
     yield keys.policy(run), encode(policy)
     yield keys.control(run), encode(Control(paused=True))
     for state in ("granted", "gone"):
-        grant = Grant(key=f"{run}-a1", state=state, nodes=("n1", "n9"))
+        grant = Grant(key=f"{run}-a1", state=state, nodes=("n1", "n1.9"))
         yield keys.grant(run, grant.key), encode(grant)
     for state in ("released", "wanted"):
         allocation = AllocationMemory(key=f"{run}-a1", state=state, since=1.0, reason=STARTS)  # type: ignore[arg-type]
         yield keys.allocation(run, allocation.key), encode(allocation)
     for freed in ("", "the checks that it passed"):
-        found = Suspicion(host="h1", run=run, incident="i1", kind=Kind.NODE_LOST, at=1.0, freed=freed)
-        yield keys.suspicion("h1", run, "i1"), encode(found)
+        found = Suspicion(host="n1", run=run, incident="i1", kind=Kind.NODE_LOST, at=1.0, freed=freed)
+        yield keys.suspicion("n1", run, "i1"), encode(found)
     yield keys.incident(run, "i1"), encode(replace(INCIDENT, state="recovered"))
 
 
-PERSON = Cordon(host="h1", why="it smells", by="somebody@there", at_unix_s=1.0)
+PERSON = Cordon(host="n1", why="it smells", by="somebody@there", at_unix_s=1.0)
 RECORDS = (
     *(each for node in NODES for each in _of_a_node(node)),
     *(each for run in RUNS for each in _of_a_run(run)),
-    (keys.cordon("h1"), encode(PERSON)),
-    (keys.cordon("h1"), encode(replace(PERSON, drain=True))),
+    (keys.cordon("n1"), encode(PERSON)),
+    (keys.cordon("n1"), encode(replace(PERSON, drain=True))),
     (keys.RUNS + "run/spec/none/of/ours", b"x"),
 )
 KEYS = sorted({key for key, _ in RECORDS})
