@@ -292,10 +292,9 @@ class Gate:
             first = await reader.read(CHUNK)
             if first == PING:
                 await self._answer(visitor)
-            elif first == GONE:
-                await self._gone(visitor)
-            elif first.startswith(BUILT):
-                await self._built(visitor, first)
+            elif first == GONE or first.startswith(BUILT):
+                if await self._is_of_its_group(visitor):
+                    await (self._gone(visitor) if first == GONE else self._built(visitor, first))
             elif first:
                 await self._client(visitor, first)
         except (OSError, TimeoutError, ValueError) as error:
@@ -384,19 +383,38 @@ class Gate:
             passage = self._passage(visitor)
             if passage != "hold" and not (passage == "admit" and self._opening):
                 return passage == "admit"
-            reading = asyncio.create_task(visitor.reader.read(CHUNK))
-            changing = asyncio.create_task(visitor.changed.wait())
-            await asyncio.wait({reading, changing}, return_when=asyncio.FIRST_COMPLETED)
-            changing.cancel()
-            # a read that is cancelled while it waits has consumed nothing: the next one gets it all
-            reading.cancel()
-            await asyncio.wait({reading})
-            if not reading.cancelled():
-                more = reading.result()
-                if not more or len(held) > HELD_BYTES:
-                    return False
-                self._heard(visitor, more)
-                held += more
+            if not await self._waits(visitor, held):
+                return False
+
+    async def _is_of_its_group(self, visitor: Visitor) -> bool:
+        """Holds until etcd names the nodes of this generation; True if the visitor's is one of them. Another node's word
+        of a generation to come would keep that out for good."""
+        while True:
+            visitor.changed.clear()
+            if self._passage(visitor) == "cut":
+                return False
+            if self._state.knows_nodes_of(*visitor.key):
+                return True
+            if not await self._waits(visitor, bytearray()):
+                return False
+
+    async def _waits(self, visitor: Visitor, held: bytearray) -> bool:
+        """Waits until something has changed, and holds what the client sends meanwhile; False if it leaves, or sends too
+        much."""
+        reading = asyncio.create_task(visitor.reader.read(CHUNK))
+        changing = asyncio.create_task(visitor.changed.wait())
+        await asyncio.wait({reading, changing}, return_when=asyncio.FIRST_COMPLETED)
+        changing.cancel()
+        # a read that is cancelled while it waits has consumed nothing: the next one gets it all
+        reading.cancel()
+        await asyncio.wait({reading})
+        if not reading.cancelled():
+            more = reading.result()
+            if not more or len(held) > HELD_BYTES:
+                return False
+            self._heard(visitor, more)
+            held += more
+        return True
 
     def _heard(self, visitor: Visitor, data: bytes) -> None:
         if self._state.heard(*visitor.key, data, self._loop.time()):

@@ -156,6 +156,10 @@ class GateState:
         ready = entry is not None and entry.spoken and not self._silent_node(group, generation, now)
         return "admit" if group in self.homes and ready and self.opened else "hold"
 
+    def knows_nodes_of(self, group: int, generation: int) -> bool:
+        """Returns true if etcd has named the nodes of this generation, and it is the newest."""
+        return self.admitted.get(group) == generation and group in self.homes
+
     def is_foreign(self, group: int, generation: int, node: str) -> bool:
         """Returns true if other nodes have this generation."""
         return self.admitted.get(group) == generation and node not in (

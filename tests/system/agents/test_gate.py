@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -212,6 +215,23 @@ def test_a_stale_generation_is_cut_and_can_never_come_back(two: Run) -> None:
     eventually(lambda: not two.node.pid(stale), 10, "its agent ends the stale one")
     running(two.store, two.node, generation + 1, 1)
     two.together()
+
+
+@pytest.mark.parametrize("word", [b"GONE\n", b'BUILT {"replica_id": "forged"}\n'], ids=["gone", "built"])
+def test_a_node_has_no_word_in_another_groups_next_generation(two: Run, word: bytes) -> None:
+    """Before that generation is admitted the gate does not know its nodes."""
+    who = {"node": "n9", "run": RUN, "group": 1, "generation": two.generations[1] + 1}
+    host, _, port = two.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5.0) as forger:
+        forger.sendall(json.dumps(who).encode() + b"\n")
+        time.sleep(0.5)  # the gate reads a word by itself
+        forger.sendall(word)
+        forger.settimeout(1.0)
+        with contextlib.suppress(TimeoutError):
+            assert forger.recv(10) == b"", "it is taken"
+        two.restart(1)
+        two.together()
+        assert two.hearing(1) == (two.generations[1], "beating")
 
 
 def test_a_lighthouse_that_died_is_replaced_and_the_trainers_go_on(two: Run) -> None:

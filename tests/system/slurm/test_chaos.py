@@ -61,11 +61,12 @@ def record(w: SlurmWorld) -> RunRecord:
     return made
 
 
-def chaos(w: SlurmWorld, schedule: str) -> subprocess.Popen[str]:
-    """Starts the command against that run, with Slurm's commands on its path."""
+def chaos(w: SlurmWorld, schedule: str, out: Path) -> subprocess.Popen[str]:
+    """Starts the command against that run, with Slurm's commands on its path. It writes into `out`, where nothing may be
+    left of an earlier one."""
     path = w.runs / "schedule.toml"
     path.write_text(schedule)
-    command = ["run", str(path), "--run", "open", "--home", str(w.runs), "--etcd", w.etcd.endpoint]
+    command = ["run", str(path), "--run", "open", "--home", str(w.runs), "--etcd", w.etcd.endpoint, "--out", str(out)]
     return subprocess.Popen(
         [sys.executable, "-c", CHAOS, *command],
         stdin=subprocess.DEVNULL,
@@ -116,9 +117,9 @@ def without_a_node_s(history: History, group: int) -> float:
 
 @pytest.mark.long
 def test_what_slurm_does_is_made_read_back_and_undone(w: SlurmWorld, record: RunRecord) -> None:
-    began = chaos(w, planned(*ALL_FOUR))
+    began = chaos(w, planned(*ALL_FOUR), w.runs / "all")
     text = said(began)
-    history = read(Path(record.run_dir) / "history.jsonl")
+    history = read(w.runs / "all" / "history.jsonl")
     answers = {v.checker: v.answer for v in check(history, ALL)}
     assert answers.pop("digests_equal") == "unknown", "toys hash nothing"
     assert set(answers.values()) == {"pass"}, text
@@ -158,7 +159,7 @@ def test_what_slurm_does_is_made_read_back_and_undone(w: SlurmWorld, record: Run
 )
 def test_an_interrupt_undoes_it(w: SlurmWorld, record: RunRecord, name: str, made: str) -> None:
     """The interrupt also undoes changes whose effect is still to come: a node that is drained is resumed."""
-    began = chaos(w, planned(name))
+    began = chaos(w, planned(name), w.runs / name)
     assert began.stdout is not None
     lines = []
     for line in began.stdout:
@@ -166,7 +167,10 @@ def test_an_interrupt_undoes_it(w: SlurmWorld, record: RunRecord, name: str, mad
         if made in line:
             break
     if name == "node_drained":
-        eventually(lambda: any("drain" in words for words in w.lab.node_states().values()), SOON_S, "one is drained")
+        eventually(
+            lambda: began.poll() is not None or any("drain" in words for words in w.lab.node_states().values()),
+            SOON_S, "one is drained",
+        )  # fmt: skip
     began.send_signal(signal.SIGINT)
     text = said(began)
     began.stdout.close()
