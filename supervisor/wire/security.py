@@ -235,15 +235,9 @@ def server_context(security: Security) -> ssl.SSLContext:
     """Returns a listener's context: it shows our certificate, and requires one signed by our `ca`. Raises
     SecurityError.
 
-    It follows the files by itself: connections after a change get the new certificate.
+    It checks the files at every handshake: connections after a change get the new certificate.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER, security)
-    follow(context, security)
-    return context
-
-
-def follow(context: ssl.SSLContext, security: Security) -> None:
-    """Makes a listener's context check the files at every handshake."""
     newest = Reloading(security, ssl.PROTOCOL_TLS_SERVER)
 
     def renew(connection: ssl.SSLObject, server_name: str | None, _: ssl.SSLContext) -> None:
@@ -251,6 +245,7 @@ def follow(context: ssl.SSLContext, security: Security) -> None:
         connection.context = newest.context()
 
     context.sni_callback = renew
+    return context
 
 
 class Reloading:

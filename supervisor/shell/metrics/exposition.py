@@ -4,7 +4,7 @@ plain. A scrape takes 0.6 of that writer's time; compressed, as Prometheus reque
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -62,22 +62,3 @@ def answer(
         body = gzip.compress(body, GZIP_LEVEL, mtime=0)
         headers.append(("Content-Encoding", "gzip"))
     return body, [*headers, ("Content-Length", str(len(body)))]
-
-
-def application(registry: CollectorRegistry) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
-    """Returns a WSGI application that answers scrapes; any path, only GET."""
-
-    def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] != "GET":
-            start("405 Method Not Allowed", [("Allow", "GET")])
-            return [b"use GET\n"]
-        body, headers = answer(
-            registry,
-            environ.get("HTTP_ACCEPT", ""),
-            environ.get("HTTP_ACCEPT_ENCODING", ""),
-            environ.get("QUERY_STRING", ""),
-        )
-        start("200 OK", headers)
-        return [body]
-
-    return app

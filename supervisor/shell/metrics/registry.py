@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import ssl
-import sys
-from typing import Any
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from supervisor.shell.metrics.catalogue import CATALOGUE, Metric
-from supervisor.shell.metrics.exposition import application
-from supervisor.wire.security import Security, follow
-
-log = logging.getLogger(__name__)
+from supervisor.shell.metrics.listener import Handler, Listener
+from supervisor.wire.security import Security
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would be as many series again, and no rule asks for them
 
@@ -69,36 +62,13 @@ class Metrics:
 
 
 def serve(registry: CollectorRegistry, address: str, port: int, security: Security) -> int:
-    """Serves /metrics in a thread; returns the port. With certificates it is TLS, and only for clients that show one.
+    """Serves /metrics in a thread, and returns the port. With certificates it is TLS, and only for clients that show one.
 
     Raises OSError if the port is taken.
     """
-    if not security.tls:
-        server, _ = start_http_server(port, addr=address, registry=registry)
-        server.set_app(application(registry))
-        return int(server.server_port)
-    server, _ = start_http_server(
-        port,
-        addr=address,
-        registry=registry,
-        certfile=security.cert,
-        keyfile=security.key,
-        client_cafile=security.ca,
-        client_auth_required=True,
-        tls_min_version=ssl.TLSVersion.TLSv1_2,
-    )
-    server.set_app(application(registry))
-    listener: Any = server.socket  # an SSLSocket, whose type lacks the attribute below
-    follow(listener.context, security)
-    # In each request's own thread: a client that connects and stays silent would otherwise keep all others out.
-    listener.do_handshake_on_connect = False
-    # A failure there is the client's problem: no traceback in our log for everyone who knocks.
-    setattr(server, "handle_error", _refused)  # noqa: B010 - a method, which mypy does not let us assign
+    server = Listener(address, port, registry, security, Handler)
+    server.serve()
     return int(server.server_port)
-
-
-def _refused(_: Any, client: Any) -> None:
-    log.info("no metrics for %s: %s", client, sys.exc_info()[1])
 
 
 def _make(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:

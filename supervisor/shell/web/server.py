@@ -5,34 +5,23 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import ssl
-import sys
-import threading
 from collections.abc import Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry
 
-from supervisor.shell.metrics.exposition import answer
 from supervisor.shell.metrics.http_sd import listed, of_page
+from supervisor.shell.metrics.listener import Handler, Listener
 from supervisor.shell.web.feed import Feed
 from supervisor.shell.web.watcher import Full, Page
-from supervisor.wire.security import Security, common_name, is_loopback, server_context
+from supervisor.wire.security import Security, common_name
 
 log = logging.getLogger(__name__)
 
 READ_BY = ("reader", "supervisor", "root")
 """Common names that may read all of etcd, and so the page; /metrics is open to any certificate of the authority."""
-
-CONNECTIONS = 256
-"""Most concurrent connections: each has a thread."""
-
-PATIENCE_S = 30.0
-"""Seconds for which an idle connection is kept: a browser that reads nothing is dropped, and reconnects."""
 
 QUIET_S = 5.0
 """Seconds between keep-alives to a browser without news, to detect that it is gone."""
@@ -60,50 +49,19 @@ _HEADERS: Mapping[str, str] = {
 }
 
 
-class Server(ThreadingHTTPServer):
-    """HTTP server with a thread for each connection, at most CONNECTIONS."""
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 64
+class Server(Listener):
+    """The listener, with a page."""
 
     def __init__(self, address: str, port: int, registry: CollectorRegistry, page: Page, security: Security) -> None:
         """Raises OSError if the port is taken, SecurityError for unusable certificates."""
-        self.page, self.registry, self.security = page, registry, security
-        self._free = threading.BoundedSemaphore(CONNECTIONS)
-        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        super().__init__((address.strip("[]"), port), _Handler)
-        if security.tls:
-            # In each connection's own thread: a silent client would otherwise keep all others out.
-            self.socket = server_context(security).wrap_socket(
-                self.socket, server_side=True, do_handshake_on_connect=False
-            )
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:  # no thread can be started
-            self._free.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs a line, no traceback: failures here are the client's problem, and anyone may knock."""
-        log.info("no answer for %s: %s", client_address, sys.exc_info()[1])
+        self.page = page
+        super().__init__(address, port, registry, security, _Handler)
 
 
 def serve(registry: CollectorRegistry, page: Page, address: str, port: int, security: Security) -> Server:
     """Serves in a thread. With certificates, only TLS clients with one. Raises OSError if the port is taken."""
     server = Server(address, port, registry, page, security)
-    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+    server.serve()
     return server
 
 
@@ -115,60 +73,23 @@ def url_of(server: Server) -> str:
     return f"{'https' if server.security.tls else 'http'}://{name}:{port}/"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: Server
-    server_version, sys_version = "supervisor", ""
-    timeout = PATIENCE_S
+    paths = "there is / (the page), /snapshot.json, /events, /metrics and /targets"
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing: requests are no news."""
-
-    def do_GET(self) -> None:
-        try:
-            self._answer()
-        except (BrokenPipeError, ConnectionResetError, TimeoutError, ssl.SSLError) as error:
-            log.debug("%s went away: %s", self.client_address, error)
-
-    do_HEAD = do_GET
-
-    def do_POST(self) -> None:
-        self.send_response(HTTPStatus.METHOD_NOT_ALLOWED)
-        self.send_header("Allow", "GET, HEAD")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_POST
-
-    def _answer(self) -> None:
-        url = urlsplit(self.path)
-        if url.path == "/metrics":
-            self._metrics(url.query)
-        elif not self._may_read():
+    def _answer(self, path: str, query: str) -> None:
+        if not self._may_read():
             who = ", ".join(READ_BY)
             self._say(HTTPStatus.FORBIDDEN, f"the page is for the certificates of {who} (docs/SECURITY.md)")
-        elif self._misled():
-            self._say(HTTPStatus.MISDIRECTED_REQUEST, f"this is for localhost, not for {self.headers['Host']}")
-        elif url.path in _FILES:
-            name, kind = _FILES[url.path]
+        elif path in _FILES:
+            name, kind = _FILES[path]
             self._send(HTTPStatus.OK, _read(name), kind)
-        elif url.path == "/targets":
+        elif path == "/targets":
             self._targets()
-        elif url.path in ("/events", "/snapshot.json"):
-            self._of_run(url.path, parse_qs(url.query).get("run", [""])[0])
+        elif path in ("/events", "/snapshot.json"):
+            self._of_run(path, parse_qs(query).get("run", [""])[0])
         else:
-            self._say(HTTPStatus.NOT_FOUND, "there is / (the page), /snapshot.json, /events, /metrics and /targets")
-
-    def _metrics(self, query: str) -> None:
-        if self.command == "HEAD":
-            self._send(HTTPStatus.OK, b"", "text/plain; charset=utf-8")
-            return
-        asked = self.headers
-        body, headers = answer(self.server.registry, asked.get("Accept", ""), asked.get("Accept-Encoding", ""), query)
-        self.send_response(HTTPStatus.OK)
-        for name, value in headers:
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+            super()._answer(path, query)
 
     def _targets(self) -> None:
         """Answers Prometheus's http_sd_config. Without an answer, Prometheus keeps its targets."""
@@ -182,11 +103,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _may_read(self) -> bool:
         security = self.server.security
         return not security.tls or common_name(self.connection) in READ_BY
-
-    def _misled(self) -> bool:
-        """Returns true if a browser came by a foreign name for this loopback address, as from a hostile web site."""
-        name = urlsplit(f"//{self.headers.get('Host') or 'localhost'}").hostname or ""
-        return is_loopback(str(self.server.server_address[0])) and not is_loopback(name)
 
     def _of_run(self, path: str, run: str) -> None:
         try:
@@ -220,19 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
             version, events = feed.after(version, QUIET_S)
             self.wfile.write(events or b":\n\n")
 
-    def _say(self, status: HTTPStatus, sentence: str) -> None:
-        self._send(status, sentence.encode() + b"\n", "text/plain; charset=utf-8")
-
-    def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
-        self.send_response(status)
-        self._headers(kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
     def _headers(self, kind: str) -> None:
-        self.send_header("Content-Type", kind)
+        super()._headers(kind)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
 

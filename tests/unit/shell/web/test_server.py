@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from fault_injection.testbed.waiting import eventually
+from supervisor.shell.metrics import listener
 from supervisor.shell.web import server as server_module
 from supervisor.shell.web import watcher
 from supervisor.shell.web.server import Server, serve, url_of
@@ -183,9 +184,10 @@ def test_metrics_are_beside_it(site: Site) -> None:
 
 def test_a_web_site_that_names_this_machine_its_own_reads_nothing(site: Site) -> None:
     for host in ("evil.example", f"evil.example:{site.port}", "127.0.0.1.evil.example"):
-        with site.ask("/snapshot.json", Host=host) as answer:
-            assert answer.status == 421, host
-            assert b"groups" not in answer.read()
+        for path in ("/snapshot.json", "/metrics", "/targets", "/", "/events"):
+            with site.ask(path, Host=host) as answer:
+                assert answer.status == 421, host
+                assert len(answer.read()) < 100
     for host in (f"localhost:{site.port}", "127.0.0.1", "[::1]:80"):
         with site.ask("/snapshot.json", Host=host) as answer:
             assert answer.status == 200, host
@@ -230,8 +232,26 @@ def test_one_who_says_nothing_and_one_who_reads_nothing_keep_nobody_out(site: Si
         stream.close()
 
 
-def test_a_reader_that_is_too_slow_is_let_go(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_clients_leave_their_places_to_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "CONNECTIONS", 4)
     monkeypatch.setattr(server_module._Handler, "timeout", 0.3)
+    with served(ToldWorld()) as site:
+        silent = [socket.create_connection(("127.0.0.1", site.port)) for _ in range(4)]
+
+        def scraped() -> bool:
+            with contextlib.suppress(OSError), site.ask("/metrics") as answer:
+                return answer.status == 200
+            return False
+
+        eventually(scraped, SOON_S, "they are let go, though they stay")
+        for one in silent:
+            one.settimeout(SOON_S)
+            assert one.recv(1) == b""
+            one.close()
+
+
+def test_a_reader_that_is_too_slow_is_let_go(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "PATIENCE_S", 0.3)
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         deaf.connect(("127.0.0.1", site.port))
@@ -266,7 +286,7 @@ def test_so_many_readers_and_no_more(site: Site, monkeypatch: pytest.MonkeyPatch
 
 
 def test_so_many_connections_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "CONNECTIONS", 4)
+    monkeypatch.setattr(listener, "CONNECTIONS", 4)
     world = ToldWorld()
     before = threading.active_count()
     with served(world) as site:

@@ -1,0 +1,145 @@
+"""The HTTP listener of every process of ours: bounded connections, TLS with certificates, and /metrics."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import sys
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry
+
+from supervisor.shell.metrics.exposition import answer
+from supervisor.wire.security import Security, is_loopback, server_context
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS = 256
+"""Most concurrent connections: each has a thread."""
+
+SPEAKS_WITHIN_S = 5.0
+"""Seconds for the handshake and the request: a client that says nothing soon leaves its place to a scrape."""
+
+PATIENCE_S = 30.0
+"""Seconds for which a client that reads nothing is kept; a browser then reconnects."""
+
+
+class Listener(ThreadingHTTPServer):
+    """An HTTP server with a thread for each connection, at most CONNECTIONS."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(
+        self, address: str, port: int, registry: CollectorRegistry, security: Security, handler: type[Handler]
+    ) -> None:
+        """Raises OSError if the port is taken, SecurityError for unusable certificates."""
+        self.registry, self.security = registry, security
+        self._free = threading.BoundedSemaphore(CONNECTIONS)
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address.strip("[]"), port), handler)
+        if security.tls:
+            # In each connection's own thread: a silent client would otherwise keep all others out.
+            self.socket = server_context(security).wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
+
+    def serve(self) -> None:
+        """Serves in a thread."""
+        threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Logs a line, no traceback: failures here are the client's problem, and anyone may knock."""
+        log.info("no answer for %s: %s", client_address, sys.exc_info()[1])
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers /metrics, for any certificate of the authority."""
+
+    server: Listener
+    server_version, sys_version = "supervisor", ""
+    timeout = SPEAKS_WITHIN_S
+    paths = "there is /metrics"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Logs nothing: requests are no news."""
+
+    def do_GET(self) -> None:
+        self.connection.settimeout(PATIENCE_S)
+        url = urlsplit(self.path)
+        try:
+            if self._misled():
+                self._say(HTTPStatus.MISDIRECTED_REQUEST, f"this is for localhost, not for {self.headers['Host']}")
+            elif url.path == "/metrics":
+                self._metrics(url.query)
+            else:
+                self._answer(url.path, url.query)
+        except (BrokenPipeError, ConnectionResetError, TimeoutError, ssl.SSLError) as error:
+            log.debug("%s went away: %s", self.client_address, error)
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        self.send_response(HTTPStatus.METHOD_NOT_ALLOWED)
+        self.send_header("Allow", "GET, HEAD")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_POST
+
+    def _answer(self, path: str, query: str) -> None:
+        """Answers any other path."""
+        self._say(HTTPStatus.NOT_FOUND, self.paths)
+
+    def _metrics(self, query: str) -> None:
+        if self.command == "HEAD":
+            self._send(HTTPStatus.OK, b"", "text/plain; charset=utf-8")
+            return
+        asked = self.headers
+        body, headers = answer(self.server.registry, asked.get("Accept", ""), asked.get("Accept-Encoding", ""), query)
+        self.send_response(HTTPStatus.OK)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _misled(self) -> bool:
+        """Returns true if a browser came by a foreign name for this loopback address, as from a hostile web site."""
+        name = urlsplit(f"//{self.headers.get('Host') or 'localhost'}").hostname or ""
+        return is_loopback(str(self.server.server_address[0])) and not is_loopback(name)
+
+    def _say(self, status: HTTPStatus, sentence: str) -> None:
+        self._send(status, sentence.encode() + b"\n", "text/plain; charset=utf-8")
+
+    def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self._headers(kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _headers(self, kind: str) -> None:
+        self.send_header("Content-Type", kind)
