@@ -179,17 +179,23 @@ def init_auth_command(
     node: Annotated[
         list[str] | None, typer.Option(help="Node that gets a user. Repeat the option for more nodes.")
     ] = None,
+    remove_node: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Node whose user goes: its certificate opens etcd no more. Repeat the option for more nodes."
+        ),
+    ] = None,
     etcd: Etcd = "",
     security: Annotated[
         str, typer.Option("--security", envvar=VARIABLE, help="Security file with the certificate of `root`.")
     ] = "",
 ) -> None:
-    """Create etcd's users and roles and enable its checks. Run it again for more nodes."""
+    """Create etcd's users and roles and enable its checks. Run it again for more nodes, or to remove some."""
     from supervisor.shell.etcd import auth
 
     with sentences():
         endpoints = (etcd or "https://127.0.0.1:2379").split(",")
-        for sentence in auth.init_auth(endpoints, checked(security, endpoints), node or []):
+        for sentence in auth.init_auth(endpoints, checked(security, endpoints), node or [], remove_node or []):
             print_line(sentence)
 
 

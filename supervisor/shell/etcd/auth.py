@@ -38,9 +38,12 @@ def roles(nodes: Sequence[str]) -> dict[str, Permissions]:
     return found
 
 
-def init_auth(endpoints: Sequence[str], security: Security, nodes: Sequence[str]) -> Iterator[str]:
-    """Creates what is missing, revokes excess permissions of our roles, and enables the checks. Yields a sentence after
-    each change. Then tries, with the certificate of one of the nodes, if etcd holds its users to their roles.
+def init_auth(
+    endpoints: Sequence[str], security: Security, nodes: Sequence[str], removed: Sequence[str] = ()
+) -> Iterator[str]:
+    """Creates what is missing, revokes excess permissions of our roles, takes the users of `removed` nodes away, and enables
+    the checks. Yields a sentence after each change. Then tries, with the certificate of one of the nodes, if etcd holds
+    its users to their roles.
 
     Raises SecurityError without certificates; Fatal, also when the certificate is not that of `root`, or when etcd has
     open holes that this security file does not accept; Retryable when etcd is away.
@@ -57,6 +60,7 @@ def init_auth(endpoints: Sequence[str], security: Security, nodes: Sequence[str]
         raise Fatal(f"etcd at {plain[0]} is addressed without TLS, so it sees no certificate: give https://HOST:PORT")
     with connect(endpoints, security=security) as store:
         _check_version(store)
+        yield from _removals(store, removed)
         yield from _changes(store, nodes)
         yield from _probe(store, endpoints, security, nodes)
 
@@ -86,6 +90,21 @@ def _changes(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
             yield f"user {user} has the role {user}"
     ask(store, "AuthEnable", rpc.AuthEnableRequest())
     yield "etcd checks permissions"
+
+
+def _removals(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
+    """Ends the rights of nodes: etcd knows them by their certificates, which may be valid for long."""
+    known = set(ask(store, "UserList", rpc.AuthUserListRequest()).users)
+    existing = set(ask(store, "RoleList", rpc.AuthRoleListRequest()).roles)
+    for name in map(node_name, nodes):
+        if name in known:
+            ask(store, "UserDelete", rpc.AuthUserDeleteRequest(name=name))
+            yield f"user {name} removed"
+        else:
+            yield f"there is no user {name}"
+        if name in existing:
+            ask(store, "RoleDelete", rpc.AuthRoleDeleteRequest(role=name))
+            yield f"role {name} removed"
 
 
 def _probe(store: EtcdStore, endpoints: Sequence[str], security: Security, nodes: Sequence[str]) -> Iterator[str]:

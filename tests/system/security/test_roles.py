@@ -164,16 +164,32 @@ def test_init_auth_again_adds_nodes_and_mends_roles(tmp_path: Path) -> None:
         refused = pytest.raises(Fatal, match=r"'node-n2'|user name not found")
         with refused, as_user(server, "node-n2") as store:
             store.put(keys.health("n2"), b"{}")
-        assert "user node-n2 made" in init_auth([server.endpoint], root, ["n2"])
+        assert "user node-n2 made" in list(init_auth([server.endpoint], root, ["n2"]))
         with as_user(server, "node-n2") as store, as_user(server, "node-n1") as other:
             store.put(keys.health("n2"), b"{}")
             other.put(keys.health("n1"), b"{}")
         loosen(server)
         with as_user(server, "reader") as store:
             store.put(keys.LEADER, b"{}")
-        assert "role reader may no longer use /" in init_auth([server.endpoint], root, [])
+        assert "role reader may no longer use /" in list(init_auth([server.endpoint], root, []))
         with as_user(server, "reader") as store, pytest.raises(Fatal, match="'reader'"):
             store.put(keys.LEADER, b"{}")
+
+
+def test_a_removed_node_reads_and_writes_nothing_though_its_certificate_is_valid(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    certificates.make("etcd", "root", "node-n1", "node-n2")
+    root = certificates.of("root")
+    with tls_etcd(tmp_path / "etcd", certificates) as server:
+        list(init_auth([server.endpoint], root, ["n1", "n2"]))
+        with as_user(server, "node-n1") as kept, as_user(server, "node-n2") as store:
+            store.put(keys.health("n2"), b"{}")
+            told = list(init_auth([server.endpoint], root, [], ["n2", "n3"]))
+            assert told[:3] == ["user node-n2 removed", "role node-n2 removed", "there is no user node-n3"]
+            for operation in (put(keys.health("n2")), get(keys.health("n2")), ls(keys.desired("n2", ""))):
+                with pytest.raises(Fatal, match=r"'node-n2'|user name not found"):
+                    operation(store)
+            kept.put(keys.health("n1"), b"{}")
 
 
 def loosen(server: TlsEtcd) -> None:
