@@ -7,6 +7,7 @@ import stat
 from typing import Any
 
 from supervisor.core.model.spec import EnvSpec
+from supervisor.wire.security import is_open
 
 SECRET_BYTES = 65536
 """Longest value: Linux takes 128 KiB for one variable, and a longer file is most likely the wrong one."""
@@ -47,7 +48,7 @@ def _secret(name: str, path: str, node: str) -> str:
         raise StartFailed(f"{key}: cannot read {path} on node {node}: {error.strerror}") from error
     if content is None:
         raise StartFailed(f"{key}: {path} on node {node} is not a file")
-    if about.st_mode & 0o077:
+    if is_open(about):
         raise StartFailed(f"{key}: others than its owner may use {path} on node {node}; run `chmod 600 {path}` there")
     value = content.removesuffix(b"\n").removesuffix(b"\r")
     if not value or len(content) > SECRET_BYTES or b"\0" in value:

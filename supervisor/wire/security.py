@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import logging
+import os
 import re
 import ssl
 import threading
@@ -32,6 +33,13 @@ _KEYS = (*_FILES, "insecure")
 
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name."""
+
+
+def is_open(about: os.stat_result) -> bool:
+    """Returns true if others than we may use a file with a secret. Root's may be read by its group, ours if we can: so a
+    mounted secret of Kubernetes is."""
+    allowed = 0o040 if about.st_uid == 0 and os.geteuid() != 0 else 0
+    return bool(about.st_mode & PRIVATE & ~allowed)
 
 
 class SecurityError(ValueError):
@@ -96,7 +104,7 @@ def load(path: str | Path) -> Security:
     )
     if security.tls:
         read_certificate(security)
-        if Path(security.key).stat().st_mode & PRIVATE:
+        if is_open(Path(security.key).stat()):
             raise SecurityError(f"others than its owner may use the key {security.key}: run `chmod 600 {security.key}`")
     return security
 

@@ -21,7 +21,7 @@ from supervisor.ports.errors import Fenced, PortError
 from supervisor.ports.store import Expect, Store, Term
 from supervisor.wire import keys, logged
 from supervisor.wire.records import encode
-from supervisor.wire.security import PRIVATE
+from supervisor.wire.security import is_open
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def url_in(file: Path) -> str:
     """Returns the URL in a file. Raises ValueError with what is wrong, without the URL."""
     try:
         with file.open() as opened:
-            open_to_others = os.fstat(opened.fileno()).st_mode & PRIVATE
+            open_to_others = is_open(os.fstat(opened.fileno()))
             url = opened.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read here ({getattr(error, 'strerror', None) or 'no text'})") from error

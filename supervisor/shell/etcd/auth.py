@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from supervisor.ports.errors import Fatal
 from supervisor.shell.etcd import EtcdStore, connect, holes
 from supervisor.shell.etcd.convert import range_of
+from supervisor.shell.etcd.errors import LeaseLost
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire import keys
 from supervisor.wire.security import ROOT, Security, SecurityError, file_of_node, load, node_name, read_certificate
@@ -93,10 +95,12 @@ def _changes(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
 
 
 def _removals(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
-    """Ends the rights of nodes: etcd knows them by their certificates, which may be valid for long."""
+    """Ends the rights of nodes, and what they have written: etcd knows them by certificates that may be valid for long. A
+    watch that is open stays open, for etcd checks it at its begin alone."""
     known = set(ask(store, "UserList", rpc.AuthUserListRequest()).users)
     existing = set(ask(store, "RoleList", rpc.AuthRoleListRequest()).roles)
-    for name in map(node_name, nodes):
+    for node in nodes:
+        name = node_name(node)
         if name in known:
             ask(store, "UserDelete", rpc.AuthUserDeleteRequest(name=name))
             yield f"user {name} removed"
@@ -105,6 +109,12 @@ def _removals(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
         if name in existing:
             ask(store, "RoleDelete", rpc.AuthRoleDeleteRequest(role=name))
             yield f"role {name} removed"
+        written = store.list(f"{keys.NODES}{node}/").items
+        for lease in {item.lease for item in written if item.lease}:
+            with store.connection.call(f"revoke a lease of {node}", writes=True) as client, suppress(LeaseLost):
+                client.revoke_lease(lease)
+        if written:
+            store.commit({}, deletes=[item.key for item in written])
 
 
 def _probe(store: EtcdStore, endpoints: Sequence[str], security: Security, nodes: Sequence[str]) -> Iterator[str]:

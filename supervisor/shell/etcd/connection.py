@@ -82,6 +82,11 @@ class Connection:
         self._closed = False
 
     @property
+    def encrypted(self) -> bool:
+        """True if etcd sees who we are, at any of its endpoints."""
+        return any(self._https)
+
+    @property
     def client(self) -> Any:
         """The current etcd3 client; read it again for each call and stream."""
         if self._files is not None and time.monotonic() - self._looked > FILES_LOOKED_AT_S:

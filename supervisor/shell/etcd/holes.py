@@ -94,9 +94,9 @@ def _may_watch(store: EtcdStore, key: bytes) -> bool:
 def refuse(store: EtcdStore, security: Security, own: str = keys.PREFIX, foreign_lease: int = 0) -> tuple[str, ...]:
     """Returns a sentence for each open hole that the security file accepts. Raises Fatal if it accepts none.
 
-    Without TLS there is nothing to hold, and `root` may do everything. The rest is as in `open_holes`.
+    Without TLS to etcd there are no users to hold, and `root` may do everything. The rest is as in `open_holes`.
     """
-    if not security.tls or read_certificate(security).name == ROOT:
+    if not store.connection.encrypted or read_certificate(security).name == ROOT:
         return ()
     found = open_holes(store, own, foreign_lease)
     sentences = tuple(hole.sentence for hole in found)

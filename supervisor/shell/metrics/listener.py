@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import ssl
 import sys
 import threading
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -42,6 +44,8 @@ class Listener(ThreadingHTTPServer):
         """Raises OSError if the port is taken, SecurityError for unusable certificates."""
         self.registry, self.security = registry, security
         self._free = threading.BoundedSemaphore(CONNECTIONS)
+        self.unheard: dict[Any, float] = {}
+        """Until when each connection without a whole request may stay, by time.monotonic()."""
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address.strip("[]"), port), handler)
         if security.tls:
@@ -65,10 +69,21 @@ class Listener(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self.unheard[request] = time.monotonic() + SPEAKS_WITHIN_S
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.unheard.pop(request, None)
             self._free.release()
+
+    def service_actions(self) -> None:
+        """Ends what has not made its request in time, whole: one byte now and then is no request."""
+        now = time.monotonic()
+        for request, until in list(self.unheard.items()):
+            if now > until:
+                self.unheard.pop(request, None)
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Logs a line, no traceback: failures here are the client's problem, and anyone may knock."""
@@ -80,14 +95,14 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Listener
     server_version, sys_version = "supervisor", ""
-    timeout = SPEAKS_WITHIN_S
+    timeout = PATIENCE_S
     paths = "there is /metrics"
 
     def log_message(self, format: str, *args: Any) -> None:
         """Logs nothing: requests are no news."""
 
     def do_GET(self) -> None:
-        self.connection.settimeout(PATIENCE_S)
+        self.server.unheard.pop(self.connection, None)
         url = urlsplit(self.path)
         try:
             if self._misled():

@@ -190,11 +190,11 @@ def test_a_node_needs_no_home_no_locale_no_stdin_and_no_folder_to_be_in(
     folder.mkdir()
     script = f'cd {folder} && rmdir {folder} || exit 9; exec "$@"' if gone else 'exec "$@"'
     before = ["sh", "-c", f"umask 077; exec <&- >&- 2>&-; {script}", "sh"]
-    with by_a_scheduler(nodes, store, before, "--host=h1", "--address=auto") as node:
+    with by_a_scheduler(nodes, store, before, "--host=n0", "--address=auto") as node:
         desire(store, "n0", trainer(world_size=2))
         running(store, node, 1)
         found = registration(store)
-        assert (found.host, found.address) == ("h1", "127.0.0.1")
+        assert (found.host, found.address) == ("n0", "127.0.0.1")
         assert os.getsid(node.pid(FIRST)) == node.pid(FIRST)
         given = Path(f"/proc/{node.pid(FIRST)}/environ").read_bytes()
         assert not [name for name in (b"HOME=", b"PATH=", b"TMPDIR=", b"LANG=") if b"\0" + name in b"\0" + given]

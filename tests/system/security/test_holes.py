@@ -12,6 +12,7 @@ import pytest
 
 from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fatal
+from supervisor.shell.dev.etcd_server import SOCKETS, start_etcd
 from supervisor.shell.etcd import EtcdStore, connect, holes
 from supervisor.shell.etcd.convert import bytes_of, put
 from supervisor.shell.etcd.errors import is_denied
@@ -153,6 +154,17 @@ def test_an_open_etcd_is_refused(authed: TlsEtcd, strict: Callable[[str], Path],
         assert ("etcd does not hold its users to their roles" in said) is bool(found)
         assert all(hole.sentence in said for hole in found)
         assert process.returncode == bool(found)
+
+
+def test_an_etcd_in_plain_is_asked_for_no_roles(authed: TlsEtcd, strict: Callable[[str], Path], tmp_path: Path) -> None:
+    """`up --security FILE` with an etcd of its own, at a socket: the files are for gate and page."""
+    server = start_etcd(tmp_path / "etcd", host=SOCKETS)
+    try:
+        security = load(strict("supervisor"))
+        with connect([server.endpoint], security=security) as store:
+            assert holes.refuse(store, security) == ()
+    finally:
+        server.stop()
 
 
 def test_the_doctor_names_them(authed: TlsEtcd, strict: Callable[[str], Path]) -> None:

@@ -184,12 +184,17 @@ def test_a_removed_node_reads_and_writes_nothing_though_its_certificate_is_valid
         list(init_auth([server.endpoint], root, ["n1", "n2"]))
         with as_user(server, "node-n1") as kept, as_user(server, "node-n2") as store:
             store.put(keys.health("n2"), b"{}")
+            store.put(keys.registration("n2"), b"{}", store.lease(30).id)
             told = list(init_auth([server.endpoint], root, [], ["n2", "n3"]))
             assert told[:3] == ["user node-n2 removed", "role node-n2 removed", "there is no user node-n3"]
             for operation in (put(keys.health("n2")), get(keys.health("n2")), ls(keys.desired("n2", ""))):
                 with pytest.raises(Fatal, match=r"'node-n2'|user name not found"):
                     operation(store)
             kept.put(keys.health("n1"), b"{}")
+        with as_user(server, "root") as store:
+            assert [item.key for item in store.list(keys.NODES).items] == [keys.health("n1")], (
+                "it counts as lost at once"
+            )
 
 
 def loosen(server: TlsEtcd) -> None:

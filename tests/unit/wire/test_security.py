@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from supervisor.wire.security import (
     file_of_node,
     host_and_port,
     is_loopback,
+    is_open,
     load,
     refuse_endpoint,
     refuse_listener,
@@ -27,6 +29,21 @@ def written(folder: Path, text: str) -> Path:
     file = folder / "security.toml"
     file.write_text(text)
     return file
+
+
+@pytest.mark.parametrize(
+    ("owner", "we", "mode", "open_"),
+    [
+        (1000, 1000, 0o600, False), (1000, 1000, 0o400, False), (1000, 1000, 0o640, True), (1000, 1000, 0o604, True),
+        (0, 1000, 0o440, False), (0, 1000, 0o640, False), (0, 1000, 0o660, True), (0, 1000, 0o444, True),
+        (0, 0, 0o440, True), (0, 0, 0o400, False),
+    ],
+)  # fmt: skip
+def test_a_secret_is_for_us_alone_or_roots_for_our_group(
+    monkeypatch: pytest.MonkeyPatch, owner: int, we: int, mode: int, open_: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: we)
+    assert is_open(os.stat_result((mode, 0, 0, 1, owner, 0, 0, 0, 0, 0))) is open_
 
 
 def test_no_file_is_neither_secure_nor_insecure() -> None:
