@@ -154,9 +154,10 @@ def test_processes_of_a_node_whose_shim_is_gone(tmp_path: Path) -> None:
 
 
 def _rights(endpoint: str, certificates: Certificates, name: str) -> list[Finding]:
+    """Without the holes of the etcd that is here, which test_holes.py is about."""
     security = certificates.of(name)
     with connect([endpoint], security=security) as store:
-        return list(trust.rights(store, [endpoint], security))
+        return [f for f in trust.rights(store, [endpoint], security) if "users to their roles: " not in f.what]
 
 
 def test_what_a_certificate_may_is_looked_at_and_what_is_too_much_is_named(tmp_path: Path) -> None:

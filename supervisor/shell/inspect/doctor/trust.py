@@ -15,6 +15,7 @@ from supervisor.shell.etcd.convert import range_of
 from supervisor.shell.etcd.errors import code_of
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.shell.inspect.doctor.finding import Finding, bad, good, note
+from supervisor.wire import keys
 from supervisor.wire.security import ROOT, Security, SecurityError, load, read_certificate, socket_of
 
 SOON_S = 14 * 86400.0
@@ -92,7 +93,8 @@ def rights(store: EtcdStore, endpoints: Sequence[str], security: Security) -> It
     try:
         user = read_certificate(security).name
         yield from surplus(user, _permissions(store, user))
-        for hole in holes.open_holes(store) if user != ROOT else ():
+        own = keys.health(user.removeprefix("node-")) if user.startswith("node-") else keys.PREFIX
+        for hole in holes.open_holes(store, own) if user != ROOT else ():
             yield bad(f"etcd does not hold its users to their roles: {hole.sentence}", holes.mend([hole]))
     except (SecurityError, PortError) as error:
         yield note(f"cannot read the permissions of this user: {error}", "run this with the certificate of `root`")
