@@ -61,6 +61,7 @@ def make(tmp_path: Path, **files: str) -> dict[str, str]:
     mirror = mirror_of({**run_values(), keys.spec("run"): encode(record), keys.health("n1"): b"{torn"})
     out = tmp_path / "bundle.tar.gz"
     count = bundle.write(out, mirror, record, system)
+    assert out.stat().st_mode & 0o777 == 0o600
     members = {}
     with tarfile.open(out) as archive:
         for member in archive.getmembers():
