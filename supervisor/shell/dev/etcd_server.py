@@ -19,7 +19,7 @@ from pathlib import Path
 
 from supervisor.ports.errors import Fatal
 from supervisor.shell.processes import Process
-from supervisor.wire import environment
+from supervisor.wire import environment, sockets
 from supervisor.wire.address import free_port, taken
 from supervisor.wire.security import UNIX, unix_endpoint
 from supervisor.wire.sockets import http_connection
@@ -142,6 +142,7 @@ def start_etcd(
             _check_space(data_dir)
             if host == SOCKETS:
                 client, peer, endpoint = 0, 0, unix_endpoint(data_dir / CLIENT_SOCKET)
+                _remove_dead(data_dir / CLIENT_SOCKET, data_dir / PEER_SOCKET)
                 urls = f"{UNIX}//{CLIENT_SOCKET}", f"{UNIX}//{PEER_SOCKET}"
             else:
                 client, peer = _choose_ports(host, client_port, last)
@@ -164,6 +165,17 @@ def start_etcd(
                 if not (isinstance(error, Fatal) and overtaken and tries_left):
                     raise
         raise AssertionError("the last try returns or raises")
+
+
+def _remove_dead(*paths: Path) -> None:
+    """Removes the sockets that a killed server has left: etcd would not listen at a path that is there."""
+    for path in paths:
+        try:
+            sockets.connect(path, 1.0).close()
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except OSError:
+            continue  # none is there, or a server that is slow to answer
 
 
 def running_etcd(data_dir: Path) -> Process | None:

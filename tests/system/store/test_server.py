@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from supervisor.ports.errors import Fatal
+from fault_injection.testbed.waiting import eventually
+from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.dev import etcd_server as module
-from supervisor.shell.dev.etcd_server import EtcdServer, find_server, start_etcd
+from supervisor.shell.dev.etcd_server import SOCKETS, EtcdServer, find_server, start_etcd
 from supervisor.shell.etcd import connect
 from supervisor.shell.processes import start_ticks
 from tests.helpers.etcd import kill, running
@@ -50,6 +51,28 @@ def test_two_at_once_start_one(tmp_path: Path) -> None:
     finally:
         for server in sorted(servers, key=lambda server: server.adopted):
             server.stop()
+
+
+def test_a_killed_server_at_sockets_comes_back_there(tmp_path: Path, any_binary: Path) -> None:
+    """To those that were connected too. etcd does not listen at a socket that another has left."""
+    server = start_etcd(tmp_path, host=SOCKETS, binary=any_binary)
+    try:
+        with connect([server.endpoint]) as store:
+            store.put("/t/a", b"kept")
+            assert start_etcd(tmp_path, host=SOCKETS).pid == server.pid, "adopted, and its sockets left alone"
+            kill(server)
+            server = start_etcd(tmp_path, host=SOCKETS, binary=any_binary)
+
+            def kept() -> bool:
+                try:
+                    found = store.get("/t/a")
+                except Retryable:
+                    return False
+                return found is not None and found.value == b"kept"
+
+            eventually(kept, 20, "the same client reads what was kept")
+    finally:
+        server.stop()
 
 
 def test_data_and_ports_outlive_the_server(tmp_path: Path) -> None:
