@@ -1,6 +1,6 @@
 """`python -m titan_actor.lighthouse`: TorchFT's lighthouse on loopback, which beats for the ids that its gate names.
 
-Prints {"port": P}. Reads lines {"beat": [replica ids]} and answers each with {"late_s": seconds since the last round of
+Prints {"port": P, "private": whether it has a network of its own}. Reads lines {"beat": [replica ids]} and answers each with {"late_s": seconds since the last round of
 beats}. Heartbeats those ids every 20 ms until the next line, and ends at end of file. Loads only TorchFT's native
 module: the package would import torch too (235 MB against about 20).
 """
@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from typing import Any
 
 from supervisor.wire.programs import QUORUM_IDS_ABOVE
 from supervisor.wire.version import misfit
-from titan_actor import quorum_ids, torchft_names
+from titan_actor import own_network, quorum_ids, torchft_names
 
 BEAT_EVERY_S = 0.02
 """Seconds between beats. Small beside the gate's heartbeat timeout: a few late beats drop no group."""
@@ -93,7 +94,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--quorum-tick-ms", type=int, default=20, help="time between two looks; a drop takes up to one more"
     )
+    parser.add_argument(
+        "--doors", type=int, help="descriptor of a Unix socket: hand out connections there, in a network of our own"
+    )
     options = parser.parse_args(arguments)
+    private = options.doors is not None and own_network.enter()
     if why := misfit("torchft"):
         sys.exit(f"the lighthouse cannot start: {why}")
     os.environ.setdefault("RUST_LOG", "warn")
@@ -112,7 +117,9 @@ def main(arguments: list[str] | None = None) -> None:
         quorum_ids.raise_above(torchft, address, above, options.min_replicas, options.heartbeat_timeout_ms)
         print(f"quorum ids begin above {above}", file=sys.stderr, flush=True)
     beats = Beats(torchft.LighthouseClient(f"http://127.0.0.1:{port}", timedelta(seconds=10)))
-    print(json.dumps({"port": port}), flush=True)
+    if options.doors is not None:
+        own_network.give_connections(socket.socket(fileno=options.doors), port)
+    print(json.dumps({"port": port, "private": private}), flush=True)
     for line in sys.stdin:
         try:
             beats.set(beat_list(line))

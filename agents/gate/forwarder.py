@@ -19,6 +19,7 @@ from typing import Any
 
 from agents.gate.round_trips import Trip
 from agents.shim import process
+from supervisor.wire.local_peer import is_ours
 from supervisor.wire.security import Reloading, Security, common_name, node_name
 
 RETRY_S = 0.05
@@ -29,6 +30,10 @@ round trip. TorchFT's heartbeat has no timeout of its own and hangs forever on a
 GOODBYE_WITHIN_S = 1.0
 """Seconds to wait for the end of a TLS connection; asyncio would wait for 30 s."""
 HELD_BYTES = 1 << 20
+LINKS = 64
+"""Most connections of a generation's processes. A manager has one, and one for its line BUILT."""
+SPEAKS_WITHIN_S = 5.0
+"""Seconds to wait for a connection's first bytes, so that silent ones leave their places."""
 CHUNK = 1 << 16
 BUILT = b"BUILT "
 GONE = b"GONE\n"
@@ -52,8 +57,8 @@ class Forward:
     """Node of the gate; with TLS the gate must show this node's certificate."""
     files: Reloading | None = None
     """Our certificate; None: plain TCP."""
-    said_of_gate: str = ""
-    """Last sentence about a gate that TLS refuses, so that each is logged once."""
+    said_of_peer: str = ""
+    """Last sentence about a connection that was refused, so that each is logged once."""
     reaches: bool | None = None
     """True if the gate is reached now; None before the first try."""
     trip: Trip = field(default_factory=Trip)
@@ -62,6 +67,8 @@ class Forward:
     gone: bool = False
     server: asyncio.Server | None = None
     links: set[asyncio.Task[None]] = field(default_factory=set)
+    silent: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    """Links that have sent nothing, the first one first: it makes place when there are LINKS."""
     passing: set[asyncio.Task[Any]] = field(default_factory=set)
     """Links that have reached the gate: cut when it moves. Links that still wait for it go on waiting."""
     attempts: set[asyncio.Task[bytes]] = field(default_factory=set)
@@ -197,22 +204,40 @@ class Forwarder:
     # --- connections ---
 
     def _accept(self, forward: Forward, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(forward.links) >= LINKS:
+            if not forward.silent:
+                writer.transport.abort()
+                return
+            first = next(iter(forward.silent))
+            del forward.silent[first]
+            first.cancel()
         link = asyncio.create_task(_link(forward, reader, writer))
         forward.links.add(link)
-        link.add_done_callback(forward.links.discard)
+        forward.silent[link] = None
+
+        def over(_: object) -> None:
+            forward.links.discard(link)
+            forward.silent.pop(link, None)
+            writer.close()
+
+        link.add_done_callback(over)
 
 
 async def _link(forward: Forward, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        first = await reader.read(CHUNK)
-        if first.startswith(BUILT):
+        async with asyncio.timeout(SPEAKS_WITHIN_S):
+            first = await reader.read(CHUNK)
+        link = asyncio.current_task()
+        assert link is not None
+        forward.silent.pop(link, None)
+        if first and not is_ours(writer.get_extra_info("socket")):
+            _say_once(forward, f"closed a connection of another user to the way of {forward.name}")
+        elif first.startswith(BUILT):
             await _announce(forward, first, reader, writer)
         elif first:
             await _pass(forward, first, reader, writer)
     except OSError:
         pass  # one side is gone: closing the other reports it
-    finally:
-        writer.close()
 
 
 async def _announce(forward: Forward, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -367,8 +392,8 @@ def _is_the_gate(forward: Forward, writer: asyncio.StreamWriter) -> bool:
 
 
 def _say_once(forward: Forward, sentence: str) -> None:
-    if sentence != forward.said_of_gate:
-        forward.said_of_gate = sentence
+    if sentence != forward.said_of_peer:
+        forward.said_of_peer = sentence
         process.say(sentence)
 
 

@@ -1,6 +1,7 @@
 """The gate before a run's lighthouse: admits, holds, beats and cuts by generation. `python -m agents.gate ...`.
 
-It passes TorchFT's bytes unchanged. The rules are in state.py; connections, lighthouse and etcd are here.
+It passes TorchFT's bytes unchanged, once requests.py has allowed them. The rules are in state.py; connections, lighthouse
+and etcd are here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,17 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from agents.gate.etcd import Answer, Orders, OrdersWatch, Publisher
-from agents.gate.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYTES, PING, PONG
+from agents.gate.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYTES, LINKS, PING, PONG
 from agents.gate.lighthouse_child import FROZEN_S, GateFailed, Lighthouse
+from agents.gate.requests import Refused, Requests
 from agents.gate.state import GateState
 from agents.threads.from_thread import from_thread
 from supervisor.core.model.observed import GATE_ETCD_SILENCE_S
 from supervisor.shell.etcd.lease import boot_time
 from supervisor.shell.failpoints import reach
-from supervisor.wire import logged
+from supervisor.wire import logged, sockets
 from supervisor.wire.aside import Aside
+from supervisor.wire.local_peer import is_ours
 from supervisor.wire.records import GateGroup, GateObserved, GatePresence
-from supervisor.wire.security import SecurityError, common_name, load, node_name, server_context
+from supervisor.wire.security import SecurityError, common_name, is_loopback, load, node_name, server_context
 
 log = logging.getLogger("agents.gate")
 
@@ -40,6 +44,12 @@ sign to the agent."""
 SETTLE_S = 0.06
 """Seconds of three beats: the lighthouse must know all the living before the first of them asks for a quorum."""
 HEADER_WITHIN_S = 5.0
+UNKNOWN = 256
+"""Most connections without a first line. A forwarder sends its own at once."""
+NO_DESCRIPTOR_S = 0.1
+"""Seconds until the next try to accept a connection."""
+VISITORS = 4 * LINKS
+"""Most connections of one node. Each of its generations has a probe, a manager, and lines that wait."""
 LAST_WORDS_S = 2.0
 MUTE_WARNING_S = 2.0
 """Seconds to wait for a manager's replica id: it calls every 100 ms, with its id in each call."""
@@ -71,6 +81,8 @@ class Gate:
             options.heartbeat_timeout_ms / 1000, options.join_timeout_ms / 1000, GATE_ETCD_SILENCE_S, FROZEN_S
         )
         self._visitors: set[Visitor] = set()
+        self._unknown: dict[socket.socket, asyncio.Task[None]] = {}
+        """Connections that have not sent their first line, the first one first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._files = Aside("files")
         self._lighthouse = Lighthouse()
@@ -86,6 +98,7 @@ class Gate:
         self._ticked_at: float | None = None
         self._asked_for_life_at = 0.0
         self._security = load(options.security)
+        self._server_context = server_context(self._security) if self._security.tls else None
         own = (options.node, options.run, options.generation)
         self._watch = OrdersWatch(*own, options.etcd, from_thread(self._loop, self._obey), self._security)
         presence = GatePresence(run=options.run, node=options.node, generation=options.generation)
@@ -109,8 +122,9 @@ class Gate:
             self._publisher.start()
             options = self._options
             died = await self._lighthouse.start(options.min_groups, options.join_timeout_ms, options.quorum_ids_above)
-            server = await asyncio.start_server(self._accept, self._options.address, 0, **self._tls())
-            self._port = int(server.sockets[0].getsockname()[1])
+            listener = sockets.listen_at(options.address)
+            accepting = asyncio.create_task(self._accept(listener))
+            self._port = int(listener.getsockname()[1])
             self._address = f"{self._options.address}:{self._port}"
             reach("gate.listening")
             self._write_state(())
@@ -127,7 +141,8 @@ class Gate:
                 self._signs_of_life()
                 await asyncio.wait({died, ended}, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
             died.cancel()
-            server.close()
+            accepting.cancel()
+            listener.close()
         finally:
             self._state.retired = True
             self._review()
@@ -137,11 +152,14 @@ class Gate:
             await asyncio.to_thread(self._publisher.join, LAST_WORDS_S)
 
     def _tls(self) -> dict[str, Any]:
-        """Returns start_server's TLS arguments for forwarders; empty without certificates."""
+        """Returns a connection's TLS arguments for forwarders; empty without certificates."""
         if not self._security.tls:
             return {}
-        context = server_context(self._security)
-        return {"ssl": context, "ssl_handshake_timeout": HEADER_WITHIN_S, "ssl_shutdown_timeout": GOODBYE_WITHIN_S}
+        return {
+            "ssl": self._server_context,
+            "ssl_handshake_timeout": HEADER_WITHIN_S,
+            "ssl_shutdown_timeout": GOODBYE_WITHIN_S,
+        }
 
     def _write_state(self, groups: Sequence[GateGroup]) -> None:
         """Writes `gate.json` for the agent: the port, and how each group is heard."""
@@ -170,8 +188,7 @@ class Gate:
                 log.warning("%s", self._failure)  # at once: a kill would not wait for our last words
         return bool(self._failure)
 
-    def _keep(self, work: Any) -> None:
-        task = asyncio.create_task(work)
+    def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -229,7 +246,7 @@ class Gate:
             self._review()
         if not self._state.opened and not self._opening and self._state.may_open(now):
             self._opening = True
-            self._keep(self._open())
+            self._keep(asyncio.create_task(self._open()))
         self._doubt(now)
         self._lighthouse.beat(self._state.beats(now))
         if self._address:
@@ -279,17 +296,58 @@ class Gate:
 
     # --- connections ---
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._keep(self._receive(reader, writer))
+    async def _accept(self, listener: socket.socket) -> None:
+        """Accepts connections. When too many have not sent their first line, the one that came first must go."""
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("cannot accept a connection: %s", error)
+                await asyncio.sleep(NO_DESCRIPTOR_S)
+                continue
+            if len(self._unknown) >= UNKNOWN:
+                self._unknown.pop(next(iter(self._unknown))).cancel()
+            meeting = asyncio.create_task(self._receive(connection))
+            self._unknown[connection] = meeting
+            self._keep(meeting)
+            await asyncio.sleep(0)  # all else goes on, however many wait to be accepted
 
-    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _receive(self, connection: socket.socket) -> None:
+        writer = None
         try:
             async with asyncio.timeout(HEADER_WITHIN_S):
-                visitor = self._identify(await reader.readline(), reader, writer)
-            if visitor is None or self._passage(visitor) == "cut":
-                return
-            self._visitors.add(visitor)
-            first = await reader.read(CHUNK)
+                reader, writer = await self._streams(connection)
+                header = await reader.readline()
+            if header and not self._security.tls and is_loopback(self._options.address) and not is_ours(connection):
+                raise PermissionError("another user of this machine, where no certificate says who it is")
+            visitor = self._identify(header, reader, writer)
+            self._unknown.pop(connection, None)
+            if visitor is not None:
+                await self._serve(visitor)
+        except (OSError, TimeoutError, ValueError) as error:
+            log.debug("a connection ended: %s", error)
+        finally:
+            self._unknown.pop(connection, None)
+            if writer is None:
+                connection.close()
+            else:
+                writer.close()  # sends what is left first
+
+    async def _streams(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, connection, **self._tls())
+        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
+
+    async def _serve(self, visitor: Visitor) -> None:
+        if self._passage(visitor) == "cut":
+            return
+        if sum(other.node == visitor.node for other in self._visitors) >= VISITORS:
+            log.warning("closed a connection from node %s: it has %d", visitor.node, VISITORS)
+            return
+        self._visitors.add(visitor)
+        try:
+            first = await visitor.reader.read(CHUNK)
             if first == PING:
                 await self._answer(visitor)
             elif first == GONE or first.startswith(BUILT):
@@ -297,11 +355,8 @@ class Gate:
                     await (self._gone(visitor) if first == GONE else self._built(visitor, first))
             elif first:
                 await self._client(visitor, first)
-        except (OSError, TimeoutError, ValueError) as error:
-            log.debug("a connection ended: %s", error)
         finally:
-            self._visitors = {v for v in self._visitors if v.writer is not writer}
-            writer.close()
+            self._visitors.discard(visitor)
 
     def _identify(self, header: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Visitor | None:
         if not header:
@@ -360,19 +415,22 @@ class Gate:
         held = bytearray(first)
         if not await self._admitted(visitor, held):
             return
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._lighthouse.port)
+        reader, writer = await self._lighthouse.connect()
+        asked = Requests(self._state.replica_id(*visitor.key))
         try:
             # connecting yielded to other tasks: what was admitted may be stale by now
             if self._passage(visitor) != "admit":
                 return
-            writer.write(bytes(held))
+            writer.write(asked.passing(bytes(held)))
             pumps = {
-                asyncio.create_task(self._inward(visitor, writer)),
+                asyncio.create_task(self._inward(visitor, asked, writer)),
                 asyncio.create_task(self._outward(reader, visitor)),
             }
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             for pump in pumps:
                 pump.cancel()
+        except Refused as refused:
+            self._refuse(visitor, refused)
         finally:
             writer.transport.abort()  # a cut leaves nothing on its way to the lighthouse
 
@@ -421,14 +479,20 @@ class Gate:
             self._review()
             self._tick()
 
-    async def _inward(self, visitor: Visitor, lighthouse: asyncio.StreamWriter) -> None:
+    def _refuse(self, visitor: Visitor, refused: Refused) -> None:
+        what = "group %d generation %d: closed a connection from node %s to the lighthouse: %s"
+        log.warning(what, *visitor.key, visitor.node, refused, extra=self._about(*visitor.key))
+
+    async def _inward(self, visitor: Visitor, asked: Requests, lighthouse: asyncio.StreamWriter) -> None:
         try:
             while data := await visitor.reader.read(CHUNK):
                 if self._passage(visitor) != "admit":
                     return
                 self._heard(visitor, data)
-                lighthouse.write(data)
+                lighthouse.write(asked.passing(data))
                 await lighthouse.drain()
+        except Refused as refused:
+            self._refuse(visitor, refused)
         except OSError:
             pass  # same as the end of file
 

@@ -111,6 +111,11 @@ class GateState:
         if self.first_built_at is None:
             self.first_built_at = now
 
+    def replica_id(self, group: int, generation: int) -> str:
+        """Returns the id under which the generation was built; empty if it was not."""
+        entry = self.generations.get((group, generation))
+        return entry.replica_id if entry is not None else ""
+
     def gone(self, group: int, generation: int) -> None:
         if not self.is_stale(group, generation):
             self._of(group, generation).gone = True

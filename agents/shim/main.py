@@ -48,6 +48,9 @@ LEAVING = "the scheduler gave notice (SIGUSR1)"
 """Reason reported after a SIGUSR1 to the shim. When the node ends is unknown, and no clocks are compared."""
 
 
+CONNECTIONS = 64
+"""Most connections to the shim's socket. An agent has two."""
+
 SAID_CHARACTERS = 1000
 """Most characters of a sentence that the agent has the shim print."""
 
@@ -73,6 +76,8 @@ class Shim:
         self._unclaimed: dict[int, tuple[int, int | None, int | None]] = {}
         """pid -> start_ticks, exit code, signal of children that ended before the warm process reported their pid"""
         self._watchers: set[asyncio.StreamWriter] = set()
+        self._connections = 0
+        self._spare = process.Spare()
         self._stop = asyncio.Event()
         self._pings: tuple[int, int] = (0, 0)
         """Pid of the agent that sent the newest ping, and how many it has sent."""
@@ -87,7 +92,7 @@ class Shim:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        loop.add_signal_handler(signal.SIGCHLD, self._reap_all)
         loop.add_signal_handler(signal.SIGUSR1, self._notice)
         # the notice was held until now, and our starter may have blocked any signal: without SIGCHLD no exit would be
         # seen
@@ -167,7 +172,7 @@ class Shim:
         for stat in [*process.marked(str(self._node)), *self._left_behind()]:
             process.send_signal(stat.pid, stat.start_ticks, signal.SIGKILL)
         await self._until_ended(list(self._table.children), AGENT_LAST_WORDS_S)
-        self._reap()
+        self._reap_all()
 
     async def _until_stays_end(self, until: float) -> None:
         """Waits while the agent still runs hooks `after`, and then kills those that have not ended."""
@@ -188,6 +193,10 @@ class Shim:
             await asyncio.sleep(0.02)
 
     # --- children ---
+
+    def _reap_all(self) -> None:
+        with self._spare.freed():
+            self._reap()
 
     def _reap(self) -> None:
         while True:
@@ -339,8 +348,9 @@ class Shim:
     # --- requests ---
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
         try:
-            while line := await reader.readline():
+            while self._connections <= CONNECTIONS and (line := await reader.readline()):
                 answer = await self._answer(line)
                 writer.write(json.dumps(answer).encode() + b"\n")
                 if answer.pop("watching", False):
@@ -349,6 +359,7 @@ class Shim:
         except (OSError, ValueError):
             pass  # the agent is gone, or sent nothing that can be answered: it comes back with a new connection
         finally:
+            self._connections -= 1
             self._watchers.discard(writer)
             writer.close()
 

@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -154,6 +154,32 @@ def kill_and_wait(victims: Sequence[Stat], deadline_s: float) -> bool:
     finally:
         for handle in handles:
             os.close(handle)
+
+
+class Spare:
+    """Descriptors kept for what must be seen even when this process has no other left."""
+
+    COUNT = 8
+    """Descriptors that a look at an ended session needs, and its signals; twice, since other threads may take some."""
+
+    def __init__(self) -> None:
+        self._kept: list[int] = []
+        self._keep()
+
+    @contextlib.contextmanager
+    def freed(self) -> Iterator[None]:
+        """Frees them for a while."""
+        while self._kept:
+            os.close(self._kept.pop())
+        try:
+            yield
+        finally:
+            self._keep()
+
+    def _keep(self) -> None:
+        with contextlib.suppress(OSError):  # the next time there may be more
+            while len(self._kept) < self.COUNT:
+                self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def become_subreaper() -> None:

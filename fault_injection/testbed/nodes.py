@@ -186,4 +186,5 @@ def running(store: Store, node: Node, generation: int, group: int = 0, deadline_
 
 
 def kill(pid: int) -> None:
+    assert pid > 0, "it does not run"
     os.kill(pid, signal.SIGKILL)

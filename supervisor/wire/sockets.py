@@ -1,4 +1,5 @@
-"""Unix sockets at paths of any length: the kernel takes 107 bytes, and a folder below a home may have more."""
+"""Listeners, and Unix sockets at paths of any length: the kernel takes 107 bytes, and a folder below a home may have
+more."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from supervisor.wire.security import host_and_port, socket_of
+
+BACKLOG = 1024
+"""Connections that may wait to be accepted. The kernel's net.core.somaxconn may allow fewer."""
 
 
 def opened(folder: Path) -> int:
@@ -35,6 +39,14 @@ def listen(path: Path) -> socket.socket:
         listener.bind(name)
         os.chmod(name, 0o600)
     listener.listen()
+    return listener
+
+
+def listen_at(host: str) -> socket.socket:
+    """Returns a TCP listener at a free port of this machine's address, for an event loop. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host.strip("[]"), 0), family=family, backlog=BACKLOG)
+    listener.setblocking(False)
     return listener
 
 

@@ -27,6 +27,9 @@ CONNECTIONS = 256
 SPEAKS_WITHIN_S = 5.0
 """Seconds for the handshake and the request: a client that says nothing soon leaves its place to a scrape."""
 
+MAKES_PLACE_S = 0.2
+"""Seconds for the thread of an ended connection to give its place back."""
+
 PATIENCE_S = 30.0
 """Seconds for which a client that reads nothing is kept; a browser then reconnects."""
 
@@ -60,8 +63,10 @@ class Listener(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            self._end_first_unheard()
+            if not self._free.acquire(timeout=MAKES_PLACE_S):
+                self.shutdown_request(request)
+                return
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread can be started
@@ -81,9 +86,17 @@ class Listener(ThreadingHTTPServer):
         now = time.monotonic()
         for request, until in list(self.unheard.items()):
             if now > until:
-                self.unheard.pop(request, None)
-                with contextlib.suppress(OSError):
-                    request.shutdown(socket.SHUT_RDWR)
+                self._end(request)
+
+    def _end_first_unheard(self) -> None:
+        """Makes place: a scrape asks at once, so the connection that has asked nothing for longest must go."""
+        for request in list(self.unheard)[:1]:
+            self._end(request)
+
+    def _end(self, request: Any) -> None:
+        self.unheard.pop(request, None)
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Logs a line, no traceback: failures here are the client's problem, and anyone may knock."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from agents.gate.main import UNKNOWN
 from agents.shim import process
 from fault_injection.testbed.nodes import RUN, Node, Nodes, desire, gate, kill, observed, running, trainer
 from fault_injection.testbed.waiting import eventually
@@ -24,6 +30,7 @@ from supervisor.shell.dev.etcd_server import EtcdServer
 from supervisor.shell.etcd import connect
 from supervisor.wire.records import Admission, LighthouseDesired, TrainerDesired
 from tests.helpers import etcd
+from tests.helpers.ordinary_user import as_user
 
 TORCHFT = TorchFTSpec(
     heartbeat_timeout_ms=1000,
@@ -34,6 +41,8 @@ TORCHFT = TorchFTSpec(
 )
 HEARTBEAT_S = TORCHFT.heartbeat_timeout_ms / 1000
 NODE = "n0"
+LISTEN = "0A"
+"""linux/tcp_states.h"""
 
 
 class Run:
@@ -232,6 +241,89 @@ def test_a_node_has_no_word_in_another_groups_next_generation(two: Run, word: by
         two.restart(1)
         two.together()
         assert two.hearing(1) == (two.generations[1], "beating")
+
+
+def way(run: Run, group: int) -> tuple[str, int]:
+    """Returns the loopback address by which a group's processes reach the gate."""
+    launch = json.loads((run.node.folder / "ranks" / run.name(group) / "launch.json").read_bytes())
+    host, _, port = launch["lighthouse"].rpartition(":")
+    return host, int(port)
+
+
+def test_a_group_cannot_have_another_one_killed(two: Run) -> None:
+    """TorchFT's lighthouse kills any manager if it is asked to."""
+    victim, since = two.pid(1), time.time()
+    replica_id = re.findall(rf"group 1 generation {two.generations[1]} is built: (\S+)", log(two))[-1].strip('"')
+    asked = http.client.HTTPConnection(*way(two, 0), timeout=10.0)
+    with contextlib.closing(asked):
+        asked.request("POST", f"/replica/{replica_id}/kill")
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            asked.getresponse()
+    eventually(lambda: "does not speak HTTP/2: b'POST /replica/" in log(two), 5)
+    eventually(lambda: len(two.commits(1, since)) > 20, 20)
+    assert two.pid(1) == victim
+
+
+def test_no_process_of_the_host_reaches_the_lighthouse(two: Run) -> None:
+    """But its gate, by sockets that the lighthouse makes for it."""
+    lighthouse = next(
+        p.pid
+        for p in process.all_processes()
+        if p.parent == two.node.pid(f"lighthouse.toy.{two.lighthouse.generation}")
+    )
+    sockets = {os.readlink(entry) for entry in Path(f"/proc/{lighthouse}/fd").iterdir()}
+    listening = {
+        network: {
+            f"socket:[{fields[9]}]"
+            for table in ("tcp", "tcp6")
+            for fields in map(str.split, Path(f"/proc/{of}/net/{table}").read_text().splitlines())
+            if fields[3] == LISTEN
+        }
+        for network, of in (("its own", lighthouse), ("the host's", os.getpid()))
+    }
+    assert len(listening["its own"] & sockets) == 1
+    assert not listening["the host's"] & sockets
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@pytest.mark.parametrize("where", ["way", "gate"])
+def test_another_user_of_the_host_says_nothing_for_a_group(two: Run, where: str) -> None:
+    who = {"node": NODE, "run": RUN, "group": 1, "generation": two.generations[1]}
+    first = json.dumps(who) + "\n" if where == "gate" else ""
+    host, port = (
+        way(two, 1) if where == "way" else (two.address.rpartition(":")[0], int(two.address.rpartition(":")[2]))
+    )
+    say = (
+        "import socket, sys, time\n"
+        "to = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)\n"
+        "to.sendall(sys.argv[3].encode())\n"
+        "time.sleep(0.5)\n"  # the gate reads a word by itself
+        "to.sendall(b'GONE\\n')\n"
+        "print(to.recv(10))\n"
+    )
+    since = time.time()
+    forger = as_user(sys.executable, "-c", say, host, str(port), first)
+    found = subprocess.run(forger, capture_output=True, text=True, check=False, timeout=30)
+    assert "OK" not in found.stdout
+    eventually(lambda: any(c["participants"] == 2 for c in two.commits(0, since + 1.0)), 20)
+    assert two.hearing(1) == (two.generations[1], "beating")
+
+
+def test_a_thousand_silent_connections_keep_no_group_out(two: Run) -> None:
+    host, _, port = two.address.rpartition(":")
+    with contextlib.ExitStack() as held:
+        since = time.time()
+        for _ in range(1000):
+            held.enter_context(socket.create_connection((host, int(port)), timeout=10.0))
+        kill(two.pid(1))
+        two.restart(1)
+        two.together()
+        print(
+            f"MEASURED longest gap of the survivor, with 1,000 silent connections: {longest_gap(two, 0, since):.2f} s"
+        )
+        assert longest_gap(two, 0, since) < 2 * HEARTBEAT_S
+        gate_pid = two.node.pid(f"lighthouse.toy.{two.lighthouse.generation}")
+        assert len(os.listdir(f"/proc/{gate_pid}/fd")) < UNKNOWN + 50
 
 
 def test_a_lighthouse_that_died_is_replaced_and_the_trainers_go_on(two: Run) -> None:

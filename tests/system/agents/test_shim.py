@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from fault_injection.testbed.nodes import Nodes, desire, kill, rank, running, tr
 from fault_injection.testbed.waiting import eventually
 from supervisor.ports.store import Store
 from supervisor.shell.processes import is_running
-from supervisor.wire import records
+from supervisor.wire import records, sockets
 from supervisor.wire.records import ProcessRecord, decode
 from tests.helpers import site
 
@@ -240,3 +242,20 @@ def test_a_warm_process_that_dies_costs_a_cold_start(nodes: Nodes, store: Store)
     desire(store, "n0", trainer())
     running(store, node, 1)
     assert os.getsid(node.pid(FIRST)) == node.pid(FIRST)
+
+
+def test_an_exit_is_seen_when_descriptors_have_run_out(nodes: Nodes, store: Store) -> None:
+    """Any process of this user may open the shim's socket as often as it likes."""
+    node = nodes.start("n0", "--cold")
+    desire(store, "n0", trainer())
+    running(store, node, 1)
+    pid = node.pid(FIRST)
+    with contextlib.ExitStack() as held:
+        used = len(os.listdir(f"/proc/{node.shim.pid}/fd"))
+        resource.prlimit(node.shim.pid, resource.RLIMIT_NOFILE, (used + 3, used + 3))
+        for _ in range(20):
+            held.enter_context(sockets.connect(node.folder / "shim.sock", 5.0))
+        eventually(lambda: len(os.listdir(f"/proc/{node.shim.pid}/fd")) == used + 3, 10, "none is left")
+        kill(pid)
+        seen = eventually(lambda: rank(store, "n0", 1).exit, 10)
+    assert seen.signal == signal.SIGKILL

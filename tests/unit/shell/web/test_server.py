@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -251,6 +252,18 @@ def test_clients_that_make_no_request_leave_their_places_to_scrapes(monkeypatch:
 
         eventually(scraped, SOON_S, "they are let go, though they stay")
         for one in clients:
+            one.close()
+
+
+def test_a_scrape_takes_the_place_of_the_client_that_was_silent_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "CONNECTIONS", 4)
+    with served(ToldWorld()) as site:
+        held = [socket.create_connection(("127.0.0.1", site.port)) for _ in range(100)]
+        began = time.monotonic()
+        with site.ask("/metrics") as answer:
+            assert answer.status == 200
+        assert time.monotonic() - began < listener.SPEAKS_WITHIN_S
+        for one in held:
             one.close()
 
 
