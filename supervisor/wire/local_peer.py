@@ -12,7 +12,7 @@ ESTABLISHED = "01"
 
 def is_ours(connection: socket.socket) -> bool:
     """Returns true if a process of our own user, or of root, has the other end open. Reads a line for each connection of
-    this network, so ask once the other end has said something. Raises OSError if the connection is gone."""
+    this network, so ask once the other end has sent something. Raises OSError if the connection is gone."""
     return _uid(connection) in (0, os.geteuid())
 
 
