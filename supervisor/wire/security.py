@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import logging
+import math
 import os
 import re
 import ssl
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
+from supervisor.wire.deny_list import lapses_unix_s
+
 log = logging.getLogger(__name__)
 
 PRIVATE = 0o077
@@ -29,10 +32,14 @@ VARIABLE = "SUPERVISOR_SECURITY"
 """Environment variable that stands for `--security`."""
 
 _FILES = ("ca", "cert", "key")
-_KEYS = (*_FILES, "insecure")
+_PATHS = (*_FILES, "crl", "nodes")
+_KEYS = (*_PATHS, "insecure")
 
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name."""
+
+_NO_LIST, _REVOKED = 3, 23
+"""OpenSSL's X509_V_ERR_UNABLE_TO_GET_CRL and X509_V_ERR_CERT_REVOKED."""
 
 
 def is_open(about: os.stat_result) -> bool:
@@ -55,6 +62,10 @@ class Security:
     cert: str = ""
     """PEM: our chain. Its common name is our identity."""
     key: str = ""
+    crl: str = ""
+    """PEM: the certificates that our authority has revoked, a list for each authority in `ca`. Empty: none is checked."""
+    nodes: str = ""
+    """Folder of the nodes' security files; empty: the folder of ours."""
     insecure: bool = False
     """Nothing is encrypted."""
     accepts_holes: bool = False
@@ -66,6 +77,10 @@ class Security:
     def tls(self) -> bool:
         return bool(self.cert)
 
+    @property
+    def nodes_folder(self) -> Path:
+        return Path(self.nodes) if self.nodes else Path(self.path).parent
+
     def arguments(self) -> list[str]:
         """Returns the command line option that passes this on; empty without a file."""
         return [f"--security={self.path}"] if self.path else []
@@ -73,7 +88,7 @@ class Security:
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
         """Returns a value that changes when one of the files does. Raises OSError."""
         found = []
-        for path in (self.ca, self.cert, self.key):
+        for path in (self.ca, self.cert, self.key, *([self.crl] if self.crl else [])):
             stat = Path(path).stat()
             found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
         return tuple(found)
@@ -97,7 +112,7 @@ def load(path: str | Path) -> Security:
     ) as error:  # no TOML, no UTF-8, a number of thousands of digits, or deeply nested lists
         raise SecurityError(f"the security file {file} is not valid TOML: {error}") from error
     _check(file, body)
-    named = {name: str(file.parent / body[name]) for name in _FILES if name in body}
+    named = {name: str(file.parent / body[name]) for name in _PATHS if name in body}
     insecure = body.get("insecure", False)
     security = Security(
         insecure=insecure and not named, accepts_holes=insecure and bool(named), path=str(file), **named
@@ -121,14 +136,13 @@ def checked(path: str | Path, endpoints: Iterable[str] = (), listeners: Iterable
 
 
 def file_of_node(security: Security, node: str) -> str:
-    """Returns the security file of a node that is started here: `node-NAME.toml` beside ours, or ours if all is
-    insecure.
+    """Returns the security file of a node: `node-NAME.toml` in the folder `nodes`, or ours if all is insecure.
 
     Raises SecurityError if it does not exist.
     """
     if not security.tls:
         return security.path
-    file = Path(security.path).with_name(f"{node_name(node)}.toml")
+    file = security.nodes_folder / f"{node_name(node)}.toml"
     if not file.is_file():
         raise SecurityError(
             f"node {node} needs a certificate of its own: {file} is missing (deploy/certificates.sh {file.parent} "
@@ -146,8 +160,9 @@ def _check(file: Path, body: dict[str, Any]) -> None:
         if name == "insecure" and not isinstance(value, bool):
             raise SecurityError(f"{file}: insecure = {value!r}: it must be true or false")
         if name != "insecure" and not (isinstance(value, str) and value):
-            raise SecurityError(f"{file}: {name} = {value!r}: it must be the path of a PEM file, in quotes")
-    given = [name for name in _FILES if name in body]
+            what = "a folder" if name == "nodes" else "a PEM file"
+            raise SecurityError(f"{file}: {name} = {value!r}: it must be the path of {what}, in quotes")
+    given = [name for name in _PATHS if name in body]
     missing = [name for name in _FILES if name not in body]
     if given and missing:
         raise SecurityError(f"{file}: {', '.join(missing)} is missing: ca, cert and key belong together")
@@ -187,6 +202,13 @@ def read_certificate(security: Security) -> Certificate:
                     continue
         found = theirs.getpeercert() or {}
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code == _REVOKED:
+            raise SecurityError(f"{security.cert} is revoked by {security.crl}: make a new certificate") from error
+        if error.verify_code == _NO_LIST:
+            raise SecurityError(
+                f"{security.crl} has no list of the authority that signed {security.cert}: put a list of each authority "
+                f"in {security.ca} there"
+            ) from error
         raise SecurityError(
             f"{security.cert} is not a certificate that {security.ca} vouches for ({error.verify_message}): give the "
             "authority that signed it as ca"
@@ -263,7 +285,8 @@ class Reloading:
         self._security = security
         self._protocol = protocol
         self._lock = threading.Lock()
-        self._context, self._stamp = _context(protocol, security), security.stamp()
+        self._stamp = security.stamp()
+        self._context, self._lapses_unix_s = _context(protocol, security), list_lapses(security)
         self._trouble = ""
 
     def context(self) -> ssl.SSLContext:
@@ -276,24 +299,49 @@ class Reloading:
             try:
                 stamp = self._security.stamp()
                 if stamp != self._stamp:
-                    self._context, self._stamp = _context(self._protocol, self._security), stamp
-                self._trouble = ""
+                    read_certificate(self._security)
+                    fresh, lapses = _context(self._protocol, self._security), list_lapses(self._security)
+                    self._context, self._lapses_unix_s, self._stamp = fresh, lapses, stamp
+                self._note(lapsed(self._security, self._lapses_unix_s))
             except (OSError, SecurityError) as error:
-                if str(error) != self._trouble:
-                    log.warning("going on with the certificate that was read before: %s", error)
-                self._trouble = str(error)
+                self._note(f"going on with the files that were read before: {error}")
             return self._context
+
+    def _note(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            log.warning("%s", trouble)
+        self._trouble = trouble
+
+
+def list_lapses(security: Security) -> float:
+    """Returns when the deny list lapses; infinity without one. Raises OSError."""
+    return lapses_unix_s(Path(security.crl).read_text()) if security.crl else math.inf
+
+
+def lapsed(security: Security, lapses_unix_s: float) -> str:
+    """Returns a sentence if the deny list has lapsed; empty if not."""
+    if time.time() < lapses_unix_s:
+        return ""
+    return (
+        f"the deny list {security.crl} has lapsed, so every new connection is refused: renew it, no restart is needed"
+    )
 
 
 def _context(protocol: int, security: Security) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        # who resumes a session shows no certificate, so one that expired or was revoked since would pass. Below 1.3 Python
+        # cannot turn this off
+        context.minimum_version, context.num_tickets = ssl.TLSVersion.TLSv1_3, 0
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     try:
         context.load_verify_locations(cafile=security.ca)
     except (OSError, ssl.SSLError) as error:
         raise SecurityError(f"ca = {security.ca} cannot be used: {_why(error)}") from error
+    if security.crl:
+        _deny(context, security.crl)
     for path in (security.cert, security.key):
         try:
             Path(path).read_bytes()
@@ -308,6 +356,19 @@ def _context(protocol: int, security: Security) -> ssl.SSLContext:
             "together, and the key must have no password"
         ) from error
     return context
+
+
+def _deny(context: ssl.SSLContext, crl: str) -> None:
+    """Has the context refuse the certificates on a list. Certificates in that file would be authorities: none may be."""
+    before = context.cert_store_stats()
+    try:
+        context.load_verify_locations(cafile=crl)
+    except (OSError, ssl.SSLError) as error:
+        raise SecurityError(f"crl = {crl} cannot be used: {_why(error)}") from error
+    after = context.cert_store_stats()
+    if after["x509"] != before["x509"] or after["crl"] == before["crl"]:
+        raise SecurityError(f"crl = {crl} must have lists of revoked certificates (X509 CRL) alone")
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def _why(error: OSError) -> str:

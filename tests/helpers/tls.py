@@ -39,6 +39,25 @@ class Certificates:
             with self.file(name).open("a") as file:
                 file.write("insecure = true\n")
 
+    def revoke(self, *names: str) -> None:
+        """Puts their certificates so far on the deny list."""
+        subprocess.run(["sh", str(SCRIPT), str(self.folder), "--revoke", *names], check=True)
+
+    def list_again(self, seconds: float) -> None:
+        """Makes an empty deny list that lapses so soon."""
+        config = self.folder / "list.config"
+        config.write_text(
+            f"[ca]\ndefault_ca = own\n[own]\ndatabase = {self.folder}/list.index\ndefault_md = sha256\n"
+            "crl_extensions = list\n[list]\nauthorityKeyIdentifier = keyid\n"
+        )
+        (self.folder / "list.index").touch()
+        until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+        command = ["openssl", "ca", "-config", config, "-gencrl", "-out", self.folder / "crl.new"]
+        command += ["-cert", self.folder / "ca.pem", "-keyfile", self.folder / "ca.key"]
+        times = ["-crl_lastupdate", "20200101000000Z", "-crl_nextupdate", until.strftime("%Y%m%d%H%M%SZ")]
+        subprocess.run([*command, *times], check=True, capture_output=True)
+        (self.folder / "crl.new").rename(self.folder / "crl.pem")
+
     def file(self, name: str) -> Path:
         """The security file of a name."""
         return self.folder / f"{name}.toml"
@@ -75,6 +94,7 @@ class TlsEtcd:
             "key-file": certificates.folder / "etcd.key",
             "trusted-ca-file": certificates.folder / "ca.pem",
             "client-cert-auth": "true",
+            "client-crl-file": certificates.folder / "crl.der",
             "logger": "zap",
             "log-level": "warn",
         }

@@ -62,6 +62,13 @@ def not_after(certificates: Certificates, name: str) -> float:
     return read_certificate(certificates.of(name)).not_after_unix_s
 
 
+def test_a_certificate_lives_a_month(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    certificates.make("etcd")
+    days = (not_after(certificates, "etcd") - time.time()) / 86400
+    assert 29 < days <= 30
+
+
 def test_a_client_of_etcd_goes_on_with_the_renewed_one(etcd: TlsEtcd) -> None:
     with expiring(etcd) as store:
         expires = not_after(etcd.certificates, "supervisor")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,12 +70,14 @@ def test_insecure_is_read_and_handed_on(tmp_path: Path) -> None:
         ("insecure = 'true'\n", "it must be true or false"),
         ("insecur = true\n", "there is no 'insecur'; nearest: insecure"),
         ("certificate = 'a'\n", "there is no 'certificate'; nearest: cert"),
-        ("zzz = 1\n", "there is no 'zzz'; known: ca, cert, key, insecure"),
+        ("zzz = 1\n", "there is no 'zzz'; known: ca, cert, key, crl, nodes, insecure"),
         ("[tls]\nca = 'a'\n", "there is no 'tls'"),
         ("ca = 3\n", "ca = 3: it must be the path of a PEM file"),
         ("ca = ''\n", "it must be the path of a PEM file"),
         ("ca = 'a'\ncert = 'b'\n", "key is missing: ca, cert and key belong together"),
         ("ca = 'a'\ninsecure = true\n", "cert, key is missing"),
+        ("crl = 'a'\ninsecure = true\n", "ca, cert, key is missing"),
+        ("nodes = 3\n", "nodes = 3: it must be the path of a folder"),
         ("ca = 'nothing.pem'\ncert = 'b'\nkey = 'c'\n", r"ca = /.*/nothing\.pem cannot be used: No such file"),
         ("ca = \n", "is not valid TOML"),
         ("ca = " + "[" * 200_000, "is not valid TOML"),
@@ -184,5 +187,13 @@ def test_a_node_has_a_file_of_its_own(tmp_path: Path) -> None:
         file_of_node(certified, "n1")
     (tmp_path / "node-n1.toml").touch()
     assert file_of_node(certified, "n1") == str(tmp_path / "node-n1.toml")
+    elsewhere = replace(certified, nodes=str(tmp_path / "shared"))
+    with pytest.raises(
+        SecurityError, match=r"shared/node-n1\.toml is missing \(deploy/certificates\.sh .*shared node-n1"
+    ):
+        file_of_node(elsewhere, "n1")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "node-n1.toml").touch()
+    assert file_of_node(elsewhere, "n1") == str(tmp_path / "shared" / "node-n1.toml")
     assert file_of_node(INSECURE, "n1") == INSECURE.path
     assert file_of_node(Security(), "n1") == ""

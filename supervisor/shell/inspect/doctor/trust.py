@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 import time
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 
 import grpc
 
@@ -16,10 +16,10 @@ from supervisor.shell.etcd.errors import code_of
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.shell.inspect.doctor.finding import Finding, bad, good, note
 from supervisor.wire import keys
-from supervisor.wire.security import ROOT, Security, SecurityError, load, read_certificate, socket_of
+from supervisor.wire.security import ROOT, Security, SecurityError, list_lapses, load, read_certificate, socket_of
 
-SOON_S = 14 * 86400.0
-"""Two weeks: time to come back from a holiday and renew the certificate."""
+SOON_S = 10 * 86400.0
+"""A third of the life of the certificates that deploy/certificates.sh makes."""
 
 RENEW = "replace the files (deploy/certificates.sh makes new ones); no restart is needed"
 
@@ -28,7 +28,7 @@ Permission = tuple[bytes, bytes, bool]
 
 
 def certificates(security: Security, now: float) -> Iterator[Finding]:
-    """Yields when the files in use expire: our own, the authority's, and those of the nodes that lie beside ours."""
+    """Yields when the files in use expire: our own, the authority's, the deny list, and the nodes' that can be read here."""
     if not security.tls:
         return
     try:
@@ -36,9 +36,11 @@ def certificates(security: Security, now: float) -> Iterator[Finding]:
         yield expiry(f"our certificate {security.cert} ({own.name})", own.not_after_unix_s, now)
         for until in _authorities(security.ca):
             yield expiry(f"the authority {security.ca}", until, now)
+        if security.crl:
+            yield expiry(f"the deny list {security.crl}", list_lapses(security), now)
     except (SecurityError, OSError) as error:
         yield bad(str(error), RENEW)
-    for path in sorted(Path(security.path).parent.glob("node-*.toml")):
+    for path in sorted(security.nodes_folder.glob("node-*.toml")):
         try:
             theirs = load(path)
             if theirs.tls and theirs.cert != security.cert:
@@ -49,6 +51,8 @@ def certificates(security: Security, now: float) -> Iterator[Finding]:
 
 def expiry(what: str, not_after_unix_s: float, now: float) -> Finding:
     left = not_after_unix_s - now
+    if left == math.inf:
+        return good(f"{what} has no end")
     if left <= 0:
         return bad(f"{what} has expired", RENEW)
     said = f"{what} is valid for {left / 86400:.0f} more days"

@@ -1,0 +1,45 @@
+"""Reads when a deny list (an X.509 CRL) lapses, which Python's `ssl` does not say.
+
+Standard library only: the shim imports this.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import math
+import re
+from collections.abc import Iterator
+
+_PEM = re.compile(r"-----BEGIN X509 CRL-----(.+?)-----END X509 CRL-----", re.DOTALL)
+_UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
+
+
+def lapses_unix_s(pem: str) -> float:
+    """Returns when the first of the lists in a PEM file lapses; infinity if none does. OpenSSL has taken them before."""
+    return min((_next_update(base64.b64decode(found)) for found in _PEM.findall(pem)), default=math.inf)
+
+
+def _next_update(der: bytes) -> float:
+    # CertificateList is a sequence, and so is its first part, in which the times are thisUpdate and nextUpdate (RFC 5280, 5.1)
+    (_, whole), *_ = _parts(der)
+    (_, content), *_ = _parts(whole)
+    times = [_time(tag, value) for tag, value in _parts(content) if tag in (_UTC_TIME, _GENERALIZED_TIME)]
+    return times[1] if len(times) > 1 else math.inf
+
+
+def _parts(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields the tag and the value of each element."""
+    at = 0
+    while at < len(der):
+        tag, length, at = der[at], der[at + 1], at + 2
+        if length & 0x80:
+            octets = length & 0x7F
+            length, at = int.from_bytes(der[at : at + octets], "big"), at + octets
+        yield tag, der[at : at + length]
+        at += length
+
+
+def _time(tag: int, value: bytes) -> float:
+    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+    return datetime.datetime.strptime(value.decode(), form).replace(tzinfo=datetime.UTC).timestamp()
