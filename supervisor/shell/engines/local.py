@@ -62,7 +62,7 @@ class Pool:
     report_s: float = 1.0
     cold: bool = False
     security: str = ""
-    """Path of the starter's security file; the nodes' own files are beside it."""
+    """Path of the starter's security file; the nodes' own files are where it says."""
     host: str = field(default_factory=socket.gethostname)
     """Name of the machine on which the nodes run: the home's disk may be shared."""
     gpus: tuple[str, ...] = field(default_factory=gpus.there)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from supervisor.ports.errors import Fatal
@@ -135,7 +134,7 @@ def _probe(store: EtcdStore, endpoints: Sequence[str], security: Security, nodes
         return
     if nodes:
         yield (
-            f"etcd's known holes were not tried: none of these nodes has its node-NAME.toml in {Path(security.path).parent}"
+            f"etcd's known holes were not tried: none of these nodes has its node-NAME.toml in {security.nodes_folder}"
         )
 
 

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.spec import RunSpec
@@ -29,7 +30,7 @@ from supervisor.shell.engines.slurm.grants import (
     job_state,
 )
 from supervisor.shell.engines.slurm.submission import cancelled, undone
-from supervisor.wire.security import SecurityError, load
+from supervisor.wire.security import Security, SecurityError, load
 
 log = logging.getLogger(__name__)
 
@@ -252,6 +253,8 @@ class SlurmEngine:
             security = load(self._security_file)
         except SecurityError as error:
             raise RequestRefused(str(error)) from error
+        if refusal := _key_is_shared(security):
+            raise RequestRefused(refusal)
         if security.tls and not request.spec.slurm.exclusive:
             raise RequestRefused(
                 "allocation.slurm.exclusive = false: nodes are then named HOST.JOBID, and no certificate can be made for a "
@@ -307,7 +310,10 @@ class SlurmEngine:
 
 def before_launch(spec: RunSpec, etcd: Sequence[str], security_file: str) -> str:
     """Asks Slurm if it would take the run's jobs. Returns a note if Slurm cannot be asked here, because the supervisor
-    may be elsewhere. Raises Fatal, with Slurm's words and our key, if it would not."""
+    may be elsewhere. Raises Fatal, with Slurm's words and our key, if it would not; SecurityError if trainers could read
+    the supervisor's key."""
+    if refusal := _key_is_shared(load(security_file)):
+        raise SecurityError(refusal)
     not_asked = "Slurm was not asked if it accepts the run's jobs"
     if shutil.which("sbatch") is None:
         return f"{not_asked}: there is no sbatch"
@@ -335,6 +341,19 @@ def knows_host(host: str) -> bool:
         return host in Commands().nodes()
     except PortError:
         return False
+
+
+def _key_is_shared(security: Security) -> str:
+    """Returns a sentence if the supervisor's key lies in the folder that all hosts share for the nodes; empty if not, or
+    if that is accepted."""
+    nodes = security.nodes_folder.resolve()
+    if not security.tls or security.accepts_holes or not Path(security.key).resolve().is_relative_to(nodes):
+        return ""
+    return (
+        f"the supervisor's key {security.key} lies in {nodes}, the folder of the nodes' files, where every trainer can "
+        "read it: move the supervisor's files to a folder on its own hosts alone, and name the nodes' folder by "
+        f'`nodes = "FOLDER"` in {security.path} (docs/SLURM.md); or write `insecure = true` there'
+    )
 
 
 def _keys(request: Request) -> tuple[str, ...]:

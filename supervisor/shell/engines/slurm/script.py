@@ -180,5 +180,5 @@ def _security(security: Security) -> str:
     """Returns the node's own file, at the same path on every node; the supervisor's if all is insecure."""
     if not security.tls:
         return shlex.quote(security.path)
-    folder = shlex.quote(str(Path(security.path).parent))
+    folder = shlex.quote(str(security.nodes_folder))
     return f'{folder}/{node_name("")}"$SLURMD_NODENAME".toml'

@@ -6,11 +6,12 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from supervisor.core.model.spec import AllocationSpec, SlurmSpec
+from supervisor.core.model.spec import AllocationSpec, RunSpec, SlurmSpec
 from supervisor.ports.engine import Request, RequestDeferred, RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines.slurm import engine as slurm
@@ -18,7 +19,7 @@ from supervisor.shell.engines.slurm import submission
 from supervisor.shell.engines.slurm.commands import Job, Node, NumberUnknown, Refused
 from supervisor.shell.engines.slurm.engine import SlurmEngine
 from supervisor.shell.engines.slurm.script import options, script
-from supervisor.wire.security import Security
+from supervisor.wire.security import Security, SecurityError
 
 COMMENT = "supervisor/abc/a1"
 REQUEST = Request(key="a1", run="run", slots=1, lease_s=5, spec=AllocationSpec(engine="slurm"))
@@ -458,3 +459,34 @@ def test_steps_are_asked_for_only_where_a_job_has_several_nodes() -> None:
     commands.queue.append(job(3, "supervisor/abc/c1+2 n[1-2]", "n[1-2]"))
     engine_at(commands).list()
     assert commands.looks == 1
+
+
+def of_supervisor(folder: Path, **more: Any) -> Security:
+    own = folder / "own"
+    return Security(ca=f"{own}/ca.pem", cert=f"{own}/s.pem", key=f"{own}/s.key", path=f"{own}/s.toml", **more)
+
+
+def test_a_node_gets_its_file_from_the_nodes_folder(tmp_path: Path) -> None:
+    shared = of_supervisor(tmp_path, nodes=f"{tmp_path}/shared")
+    assert f'--security {tmp_path}/shared/node-"$SLURMD_NODENAME".toml' in script(REQUEST, ["e:1"], shared, "abc")
+    assert f"{tmp_path}/own" not in script(REQUEST, ["e:1"], shared, "abc")
+
+
+@pytest.mark.parametrize("nodes", ["", "own", "."])
+def test_the_supervisors_key_is_not_where_trainers_read_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str
+) -> None:
+    beside = of_supervisor(tmp_path, nodes=str(tmp_path / nodes) if nodes else "")
+    monkeypatch.setattr(slurm, "load", lambda path: beside)
+    commands = Commands()
+    words = r"the supervisor's key .*own/s\.key lies in .*, where every trainer can read it: move"
+    with pytest.raises(RequestRefused, match=words):
+        engine_at(commands).acquire(REQUEST)
+    with pytest.raises(SecurityError, match=words):
+        slurm.before_launch(RunSpec(name="run", allocation=REQUEST.spec), ["e:1"], beside.path)
+    assert commands.submitted == 0
+    for accepted in (replace(beside, accepts_holes=True), replace(beside, nodes=str(tmp_path / "shared"))):
+        monkeypatch.setattr(slurm, "load", lambda path, accepted=accepted: accepted)
+        commands = Commands()
+        engine_at(commands).acquire(REQUEST)
+        assert commands.submitted == 1

@@ -1,0 +1,140 @@
+"""`submit` with certificates: the nodes' files are on a shared folder, and the supervisor's key is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.own_slurm import Slurm, available, slurm
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import LEASE_S
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.etcd import connect
+from supervisor.shell.etcd.auth import init_auth
+from supervisor.shell.inspect import client, status
+from supervisor.wire import keys
+from tests.helpers.tls import Certificates, TlsEtcd, tls_etcd
+
+pytestmark = [
+    pytest.mark.etcd,
+    pytest.mark.slurm,
+    pytest.mark.skipif(bool(available() or not shutil.which("openssl")), reason=available() or "no openssl"),
+    pytest.mark.timeout(900),
+]
+
+SOON_S = 90.0
+SUBMIT_S = 360.0
+"""Time to import torch, check the run file, and wait for a job and a leader, beside other tests on 2 cores."""
+HOSTS = ("n1", "n2", "n3")
+
+RUN = f"""
+name = "toy"
+[titan]
+steps = 1000000
+[allocation]
+engine = "slurm"
+nodes = 2
+spares = 0
+[allocation.slurm]
+partition = "train"
+node_folder = "FOLDER"
+drain_suspects = false
+[policy]
+node_lease_s = {LEASE_S}
+term_grace_s = 1.0
+"""
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[tuple[Slurm, TlsEtcd, Certificates]]:
+    """Yields a Slurm, and an etcd that knows its hosts."""
+    certificates = Certificates(folder / "shared")
+    nodes = [*HOSTS, *(f"service-{host}" for host in HOSTS)]
+    certificates.make("etcd", "root", "supervisor", *(f"node-{node}" for node in nodes))
+    with tls_etcd(folder / "etcd", certificates) as server, slurm(folder, len(HOSTS)) as lab:
+        list(init_auth([server.endpoint], certificates.of("root"), nodes))
+        try:
+            yield lab, server, certificates
+        finally:
+            lab.command("scancel", "--user=root")
+            eventually(lambda: not _live(lab), SOON_S, "all jobs have ended")
+
+
+def _live(lab: Slurm) -> list[str]:
+    live = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING")
+    return [str(job["name"]) for job in lab.jobs() if job["job_state"] in live]
+
+
+def apart(certificates: Certificates, own: Path) -> Path:
+    """Moves the supervisor's files to a folder of its own, and returns its security file there."""
+    own.mkdir(mode=0o700)
+    for end in ("pem", "key", "toml"):
+        (certificates.folder / f"supervisor.{end}").rename(own / f"supervisor.{end}")
+    file = own / "supervisor.toml"
+    shared = certificates.folder
+    file.write_text(
+        f'ca = "{shared}/ca.pem"\ncrl = "{shared}/crl.pem"\ncert = "supervisor.pem"\nkey = "supervisor.key"\n'
+        f'nodes = "{shared}"\ninsecure = true\n'
+    )
+    return file
+
+
+def test_the_supervisors_key_is_not_on_the_nodes_folder(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (lab, server, certificates):
+        run = tmp_path / "run.toml"
+        run.write_text(RUN.replace("FOLDER", str(lab.folder / "local")))
+        programs = {"SUPERVISOR_PROGRAMS": json.dumps(TOYS), "PYTHONPATH": str(Path(__file__).parents[3])}
+
+        def submit(security: Path, code: int) -> str:
+            command = [sys.executable, "-m", "supervisor.cli", "submit", str(run), "--supervisors", "1"]
+            result = subprocess.run(
+                [*command, "--etcd", server.endpoint, "--home", str(tmp_path / "runs"), "--security", str(security)],
+                capture_output=True, text=True, check=False, timeout=SUBMIT_S,
+                env={**os.environ, **lab.environment, **programs},
+            )  # fmt: skip
+            assert result.returncode == code, result.stdout + result.stderr
+            assert "Traceback" not in result.stderr
+            return result.stdout + result.stderr
+
+        beside = certificates.file("supervisor")
+        beside.write_text(beside.read_text().replace("insecure = true\n", ""))
+        said = submit(beside, code=2)
+        assert "supervisor.key lies in" in said
+        assert 'move the supervisor\'s files to a folder on its own hosts alone, and name the nodes\' folder by `nodes = "FOLDER"`' in said  # fmt: skip
+        assert _live(lab) == []
+
+        own = tmp_path / "own"
+        submit(apart(certificates, own), code=0)
+        with connect([server.endpoint], security=certificates.of("root")) as store:
+
+            def trains() -> bool:
+                mirror = Mirror(store.list(keys.PREFIX))
+                groups = status.run_status(mirror, client.choose_run(mirror, "toy")).groups
+                return len(groups) == 2 and all(group.phase == "running" and group.step > 3 for group in groups)
+
+            eventually(trains, SOON_S, "both groups train")
+        ours = [
+            words for words in _commands() if b"agents.shim\0--node=n" in words and str(lab.folder).encode() in words
+        ]
+        assert len(ours) == 2
+        for words in ours:
+            assert f"--security={certificates.folder}/node-n".encode() in words
+            assert str(own).encode() not in words
+
+
+def _commands() -> Iterator[bytes]:
+    """The command lines and environments of all processes."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            yield (process / "cmdline").read_bytes() + b"\0" + (process / "environ").read_bytes()
+        except OSError:
+            continue
