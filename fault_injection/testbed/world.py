@@ -198,6 +198,7 @@ class World:
 
     def kill_trainer(self, record: RunRecord, group: int) -> int:
         pid = self.trainer(record, group).pid
+        assert pid > 0, "it does not run"
         os.kill(pid, signal.SIGKILL)
         return pid
 
