@@ -23,7 +23,7 @@ from typing import Any
 from agents.gate.etcd import Answer, Orders, OrdersWatch, Publisher
 from agents.gate.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYTES, LINKS, PING, PONG
 from agents.gate.lighthouse_child import FROZEN_S, GateFailed, Lighthouse
-from agents.gate.requests import Refused, Requests
+from agents.gate.requests import Answers, Refused, Requests
 from agents.gate.state import GateState
 from agents.threads.from_thread import from_thread
 from supervisor.core.model.observed import GATE_ETCD_SILENCE_S
@@ -288,6 +288,7 @@ class Gate:
             generation=self._options.generation,
             address=self._address,
             groups=self._state.groups(now),
+            quorum_id=self._state.quorum_id,
         )
         if observed != self._told:
             self._told = observed
@@ -497,6 +498,7 @@ class Gate:
             pass  # same as the end of file
 
     async def _outward(self, lighthouse: asyncio.StreamReader, visitor: Visitor) -> None:
+        answers = Answers()
         try:
             while data := await lighthouse.read(CHUNK):
                 while not self._no_doubt.is_set() and self._passage(visitor) == "admit":
@@ -504,6 +506,7 @@ class Gate:
                 if self._passage(visitor) != "admit":
                     return
                 self._state.answered(*visitor.key, self._loop.time())
+                self._state.quorum_id = max(self._state.quorum_id, answers.quorum_id(data))
                 visitor.writer.write(data)
                 await visitor.writer.drain()
         except OSError:

@@ -127,6 +127,51 @@ class Requests:
         message.clear()
 
 
+class Answers:
+    """Reads the numbers of quorums from the lighthouse's answers to a manager."""
+
+    def __init__(self) -> None:
+        self._unread = bytearray()
+        self._begun: set[int] = set()
+        """Streams whose answer has begun."""
+
+    def quorum_id(self, data: bytes) -> int:
+        """Returns the number of the newest quorum that begins in `data`; 0 if none does. The lighthouse is our own: its
+        frames are in order."""
+        self._unread += data
+        newest = 0
+        while len(self._unread) >= _HEAD:
+            frame, length = Frame.parse_frame_header(memoryview(bytes(self._unread[:_HEAD])))
+            if len(self._unread) < _HEAD + length:
+                break
+            if isinstance(frame, DataFrame) and frame.stream_id not in self._begun:
+                self._begun.add(frame.stream_id)
+                newest = max(newest, _quorum_id(self._unread[_HEAD + _PREFIX : _HEAD + length]))
+            if "END_STREAM" in frame.flags:
+                self._begun.discard(frame.stream_id)
+            del self._unread[: _HEAD + length]
+        return newest
+
+
+def _quorum_id(answer: bytearray) -> int:
+    """Returns field 1 (a number) of field 1 (the quorum) of an answer that may be cut off after them; 0 if it has none."""
+    try:
+        if answer[0] != 0x0A:
+            return 0
+        _, at = _varint(answer, 1)
+        return _varint(answer, at + 1)[0] if answer[at] == 0x08 else 0
+    except IndexError:
+        return 0
+
+
+def _varint(data: bytearray, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value, shift, at, more = value | (data[at] & 0x7F) << shift, shift + 7, at + 1, data[at] & 0x80
+        if not more:
+            return value, at
+
+
 def _replica_id(path: bytes, message: bytes) -> str:
     """Returns whom a request speaks for. Both wrappers have one field, number 1: the id of a heartbeat, the member of a
     quorum. Of a repeated field they take the last, so an id that counts is never before another."""

@@ -75,6 +75,8 @@ class GateState:
     """True while etcd is silent and a group is lost: nothing passes until etcd is back."""
     retired: bool = False
     """True once another has this lighthouse's seat: nothing passes any more."""
+    quorum_id: int = 0
+    """The newest quorum that the lighthouse has named to a manager; 0: none."""
     _said: dict[int, GateGroup] = field(default_factory=dict, repr=False, compare=False)
     """The record last made of each group: among a thousand few change."""
 

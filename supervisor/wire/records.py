@@ -548,6 +548,8 @@ class GateObserved:
     """Generation of the lighthouse."""
     address: str
     groups: tuple[GateGroup, ...] = ()
+    quorum_id: int = 0
+    """The newest quorum of its lighthouse; 0: none, or a gate of an older version."""
 
 
 # --- etcd: written by the leader ---

@@ -213,6 +213,8 @@ class GateView:
     """True if its lease lives. Its record outlives it: an admission never goes back."""
     admitted: Mapping[int, int] = field(default_factory=dict)
     hearing: Mapping[int, str] = field(default_factory=dict)
+    quorum_id: int = 0
+    """The newest quorum of its lighthouse, as the gate read it; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -283,4 +283,5 @@ def _gate(mirror: Mirror, run: str, known: Memory) -> GateView | None:
         present=presence is not None and presence.generation == seat.generation,
         admitted={g.group: g.generation for g in gate.groups},
         hearing={g.group: g.hearing for g in gate.groups},
+        quorum_id=gate.quorum_id,
     )

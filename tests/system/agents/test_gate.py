@@ -187,6 +187,12 @@ def test_two_groups_never_wait_for_one_that_builds_and_then_take_it_in(two: Run)
     assert longest_gap(two, 0, killed) < 2 * HEARTBEAT_S
 
 
+def test_the_gate_reports_the_newest_quorum(two: Run) -> None:
+    newest = max(int(str(line["quorum_id"])) for line in two.commits(0))
+    eventually(lambda: gate(two.store, NODE).quorum_id >= newest, 5)
+    assert gate(two.store, NODE).quorum_id <= max(int(str(line["quorum_id"])) for line in two.commits(0)) + 1
+
+
 def test_a_stopped_trainer_is_dropped_by_its_silence_and_comes_back(two: Run) -> None:
     stopped, pid = time.time(), two.pid(1)
     os.kill(pid, signal.SIGSTOP)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 
 import pytest
-from google.protobuf.wrappers_pb2 import BytesValue, StringValue
+from google.protobuf.wrappers_pb2 import BytesValue, Int64Value, StringValue
 from hpack import Encoder
 from hyperframe.frame import (
     ContinuationFrame,
@@ -21,7 +21,7 @@ from hyperframe.frame import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.gate.requests import FRAME_BYTES, HEARTBEAT, PREFACE, QUORUM, STREAMS, Refused, Requests
+from agents.gate.requests import FRAME_BYTES, HEARTBEAT, PREFACE, QUORUM, STREAMS, Answers, Refused, Requests
 
 OWN, OTHER = "run_0:5f3c", "run_1:90aa"
 
@@ -169,3 +169,26 @@ def test_any_bytes_pass_or_are_refused(data: bytes) -> None:
         assert (PREFACE + data).startswith(asked.passing(PREFACE + data))
     except Refused:
         pass
+
+
+def answer(stream: int, quorum_id: int, rest: bytes = bytes(200)) -> list[Frame]:
+    """A quorum as the lighthouse answers it, in two frames; a heartbeat's answer for 0."""
+    number = Int64Value(value=quorum_id).SerializeToString()
+    body = message(BytesValue(value=number + b"\x12" + bytes([len(rest) & 0x7F]) + rest).SerializeToString())
+    parts = [body[:60], body[60:]] if quorum_id else [message(b"")]
+    return [
+        HeadersFrame(stream, Encoder().encode([(b":status", b"200")]), flags=["END_HEADERS"]),
+        *(DataFrame(stream, part) for part in parts),
+        HeadersFrame(stream, Encoder().encode([(b"grpc-status", b"0")]), flags=["END_HEADERS", "END_STREAM"]),
+    ]
+
+
+@given(st.lists(st.integers(1, 200), max_size=20))
+def test_the_number_of_a_quorum_is_read_from_the_answer_to_it(pieces: list[int]) -> None:
+    frames = [*answer(1, 0), *answer(3, 300), *answer(5, 0), *answer(3, 2**40, bytes(range(100))), SettingsFrame(0)]
+    sent, answers, seen, at = on_wire(frames, preface=b""), Answers(), [], 0
+    for piece in [*pieces, len(sent)]:
+        seen.append(answers.quorum_id(sent[at : at + piece]))
+        at += piece
+    assert max(seen) == 2**40
+    assert set(seen) <= {0, 300, 2**40}

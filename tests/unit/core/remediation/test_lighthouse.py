@@ -43,6 +43,17 @@ def test_a_lighthouse_whose_shim_says_that_it_ended_is_followed_at_once_on_the_s
     assert (seat.node, seat.generation, seat.address, seat.quorum_ids_above) == (HOST, 2, "", 141)
 
 
+def test_a_node_that_reports_a_quorum_that_never_was_does_not_keep_the_next_lighthouse_from_beginning() -> None:
+    """It would raise its ids for ever."""
+    for of_gate, reported, above in ((40, 2**62, 10_140), (40, 41, 141), (300, 41, 400), (0, 20_000, 20_100)):
+        w = world()
+        w.gate = replace(w.gate, quorum_id=of_gate)
+        w.commit(1, gate="host:1", reaches_gate=True, quorum_id=reported)
+        w.nodes[HOST] = replace(w.nodes[HOST], lighthouses_ended=(1,))
+        assert w.verbs() == ["lighthouse"]
+        assert w.memory.lighthouse.quorum_ids_above == above
+
+
 def test_a_mute_lighthouse_that_forwarders_reach_is_unknown_and_held() -> None:
     w = world()
     w.mute()
