@@ -19,8 +19,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from supervisor.wire.checkpoints import MARKER, listed, mark_of
+from supervisor.wire.checkpoints import MARKER, listed, mark_of, refuse_open
 from supervisor.wire.records import CheckpointMark, TrainerLaunch, encode
+from titan_actor import pickles
 from titan_actor.control import Agreement
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,10 @@ FULL_BYTES = 1 << 20
 
 class CheckpointLost(RuntimeError):
     """There should be a checkpoint to resume from, and none can be read."""
+
+
+class CheckpointRefused(RuntimeError):
+    """Another user may have written the checkpoint, or it holds what could run code; the text says what to do."""
 
 
 def purge(run_dir: str, newest: CheckpointMark, kept: int) -> list[Path]:
@@ -52,16 +57,24 @@ def purge(run_dir: str, newest: CheckpointMark, kept: int) -> list[Path]:
 
 def load_initial(trainer: Any, process_group: Any = None) -> str:
     """Loads the weights with which a new run begins: TorchTitan's, Hugging Face's, or those of another run's checkpoint.
-    Returns their folder; empty: that of the tokenizer. Raises what TorchTitan and DCP raise."""
+    Returns their folder; empty: that of the tokenizer. Raises CheckpointLost, CheckpointRefused, and what TorchTitan
+    raises."""
     import torch.distributed.checkpoint as dcp
 
     path = trainer.config.checkpoint.initial_load_path or ""
-    if mark_of(Path(path)) is None:
-        trainer.checkpointer.load()
-        return path
     # TorchTitan would look for the weights where its own checkpoints have them
-    state = {"model": _weights(trainer)}
-    dcp.load(state, storage_reader=dcp.FileSystemReader(path), process_group=process_group)
+    ours = mark_of(Path(path)) is not None
+    state = {"model": _weights(trainer)} if ours else {}
+    try:
+        if ours:
+            dcp.load(state, storage_reader=dcp.FileSystemReader(path), process_group=process_group)
+        else:
+            trainer.checkpointer.load()
+    except dcp.api.CheckpointException as error:
+        _raise_refused(error, Path(path))
+        raise CheckpointLost(f"the weights in {path} cannot be read: {_reason(error, Path(path))}") from None
+    if not ours:
+        return path
     for part in trainer.model_parts:
         part.load_state_dict(state["model"], strict=False)
     return path
@@ -130,7 +143,7 @@ class Checkpoints:
         self.saved_step = step
         self._finished.clear()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             writer = dcp.FileSystemWriter(folder, thread_count=1)
             self._running = dcp.async_save(self._state(), storage_writer=writer, process_group=self._group)
         except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
@@ -149,8 +162,11 @@ class Checkpoints:
     def load(self) -> int | None:
         """Loads the launch's checkpoint, else the newest complete one; returns its step, None if there never was one.
 
-        Sets the manager's step too. Raises CheckpointLost when there should be one and none can be read.
+        Sets the manager's step too. Raises CheckpointLost when there should be one and none can be read, and
+        CheckpointRefused.
         """
+        if why := refuse_open(self._launch.run_dir, self._launch.checkpoint):
+            raise CheckpointRefused(why)
         unread = ""
         for mark in self._agreement.choose(self._candidates()):
             error = self._load(mark)
@@ -179,6 +195,7 @@ class Checkpoints:
         try:
             dcp.load(state, storage_reader=dcp.FileSystemReader(mark.path), process_group=self._group)
         except (OSError, RuntimeError, ValueError, dcp.api.CheckpointException) as error:
+            _raise_refused(error, Path(mark.path))
             return error
         trainer = self._trainer
         for part in trainer.model_parts:
@@ -218,6 +235,13 @@ class Checkpoints:
             self._done(None if error is not None else mark, text, started)
         finally:
             self._finished.set()
+
+
+def _raise_refused(error: BaseException, folder: Path) -> None:
+    """Raises CheckpointRefused if a rank refused what it read: an older checkpoint must not hide that."""
+    for one, _ in getattr(error, "failures", {}).values():
+        if isinstance(one, pickles.Refused):
+            raise CheckpointRefused(f"checkpoint {folder} is not read: {one}") from None
 
 
 def _live_optimizers() -> Any:

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from titan_actor import pickles
+
 log = logging.getLogger(__name__)
 
 LIVE_EVERY_S = 1.0
@@ -47,7 +49,8 @@ class Cursor:
         self._write(self._top / f"step-{step}")
 
     def load(self, step: int | None) -> str:
-        """Moves to the place at a step's checkpoint, or (None) to the last place. Returns the one found, or ""."""
+        """Moves to the place at a step's checkpoint, or (None) to the last place. Returns the one found, or "". Raises
+        pickles.Refused."""
         found = self._top / (f"step-{step}" if step is not None else "live") / self._name
         try:
             state = json.loads(found.read_text(encoding="utf-8"))
@@ -62,7 +65,10 @@ class Cursor:
                 "the place in the data is for another number of ranks (%s): starting again", state["world_size"]
             )
             return ""
-        self._loader.load_state_dict({**places, "world_size": state["world_size"]})
+        try:
+            self._loader.load_state_dict({**places, "world_size": state["world_size"]})
+        except pickles.Refused as error:
+            raise pickles.Refused(f"{found}: {error}") from None
         return found.parent.name
 
     def purge(self, before_step: int) -> None:

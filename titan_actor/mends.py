@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from titan_actor import gloo, torchft_names
+from titan_actor import gloo, pickles, torchft_names
 
 # No network, ever.
 ENVIRONMENT = {
@@ -288,6 +288,27 @@ MENDS = (
         "a torch whose pipeline schedules take arg_mbs",
         "import",
         _pipeline_step,
+    ),
+    Mend(
+        "dcp_metadata",
+        "DCP reads a checkpoint's .metadata by pickle: who may write there runs code in every rank",
+        "a torch whose DCP reads metadata without pickle",
+        "import",
+        lambda _: pickles.mend_metadata(),
+    ),
+    Mend(
+        "dcp_items",
+        "DCP loads what is no tensor with weights_only=False: who may write there runs code in every rank",
+        "a torch whose DCP loads items with weights_only=True",
+        "import",
+        lambda _: pickles.mend_items(),
+    ),
+    Mend(
+        "data_place",
+        "ParallelAwareDataloader unpickles its place: who may write into the run's folder runs code in every rank",
+        "a torchtitan whose data loader gives its state to DCP unpickled",
+        "import",
+        lambda _: pickles.mend_data_place(),
     ),
     Mend(
         "manager_address",

@@ -15,7 +15,9 @@ from supervisor.wire import environment
 from supervisor.wire.records import MISCONFIGURED, TrainerLaunch, decode
 from supervisor.wire.version import misfits
 from titan_actor import address, mends
+from titan_actor.checkpoint import CheckpointRefused
 from titan_actor.fit import NotOnCpu
+from titan_actor.pickles import Refused
 from titan_actor.process import RankProcess, leave
 from titan_actor.shares import NoData
 
@@ -30,6 +32,8 @@ def main(path: str, warm: bool = False) -> int:
         _train(rank)
     except MISTAKES as error:
         return rank.ended(error, MISCONFIGURED, trace=False)
+    except (CheckpointRefused, Refused) as error:
+        return rank.ended(error, trace=False)
     except Exception as error:  # noqa: BLE001  (the top of the process: whatever it is, it is reported)
         return rank.ended(error)
     return rank.ended()

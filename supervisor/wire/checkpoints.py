@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
+import stat
 from pathlib import Path
 
 from supervisor.wire.records import CheckpointMark, RecordError, decode
@@ -18,6 +20,32 @@ NAME = re.compile(r"step-(\d+)\.g(\d+)\.gen(\d+)")
 def folder_of(run_dir: str) -> Path:
     """Returns the folder of a run's checkpoints."""
     return Path(run_dir) / "checkpoints"
+
+
+def refuse_open(run_dir: str, mark: CheckpointMark | None) -> str:
+    """Returns a sentence if a stranger may write into the folder of checkpoints, or into that of `mark`; empty: none may.
+
+    Strangers are all but this user, root and the owner of the run's folder. A group that shares it is none. Raises
+    OSError.
+    """
+    folders = [folder_of(run_dir), *([Path(mark.path)] if mark is not None else [])]
+    for folder in (folder for folder in folders if folder.exists()):
+        about = folder.stat()
+        if about.st_uid not in (0, os.geteuid(), os.stat(run_dir).st_uid):
+            return (
+                f"{folder} belongs to another user ({_name(about.st_uid)}), who so decides what is trained: remove it, "
+                "or give it by chown to the user who trains"
+            )
+        if about.st_mode & stat.S_IWOTH:
+            return f"every user may write into {folder}: run `chmod o-w {folder}`, and see that its files are yours"
+    return ""
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def mark_of(folder: Path) -> CheckpointMark | None:

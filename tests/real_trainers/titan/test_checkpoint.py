@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import pickle
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -187,6 +189,82 @@ def test_lost_checkpoint_stops_the_start(groups: Groups) -> None:
     assert rank.exit_code() == 1
     assert rank.progress is not None
     assert "no checkpoint can be read" in rank.progress.error
+
+
+class Code:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize("name", ["checkpoint", "place"])
+def test_a_file_with_code_ends_the_start_with_a_sentence(groups: Groups, tmp_path: Path, name: str) -> None:
+    """It is not read, and no older checkpoint hides it."""
+    fields = {"groups": 1, "checkpoint_interval_steps": 2, "writer": True}
+    assert groups.start(0, steps=4, **fields).exit_code() == 0
+    mark = complete(groups.run_dir)[-1]
+    ran, evil = tmp_path / "ran", Path(mark.path) / ".metadata"
+    if name == "checkpoint":
+        evil.write_bytes(pickle.dumps(Code(ran)))
+    else:
+        (evil,) = (groups.run_dir / "data" / f"step-{mark.step}").iterdir()
+        state = json.loads(evil.read_text())
+        state["places"] = {place: base64.b64encode(pickle.dumps(Code(ran))).decode() for place in state["places"]}
+        evil.write_text(json.dumps(state))
+    second = groups.start(0, generation=2, steps=6, checkpoint=mark, **fields)
+    assert second.exit_code() == 1
+    assert not ran.exists()
+    assert second.progress is not None
+    assert str(evil) in second.progress.error
+    assert "holds posix.mkdir" in second.progress.error
+    assert "start from another checkpoint" in second.progress.error
+    assert "Traceback" not in second.log()
+    assert (second.folder / "error.json").exists()
+
+
+def test_a_folder_of_another_user_or_open_to_all_is_refused(tmp_path: Path) -> None:
+    """One that a group shares is not."""
+    mark = folder(tmp_path, 5)
+    above, own = tmp_path / "checkpoints", Path(mark.path)
+    assert checkpoint.refuse_open(str(tmp_path), mark) == ""
+    for place in (above, own):
+        place.chmod(0o770)
+        assert checkpoint.refuse_open(str(tmp_path), mark) == ""
+        place.chmod(0o772)
+        assert f"every user may write into {place}: run `chmod o-w {place}`" in checkpoint.refuse_open(
+            str(tmp_path), mark
+        )
+        place.chmod(0o700)
+    assert checkpoint.refuse_open(str(tmp_path / "none"), None) == ""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_a_folder_of_another_user_is_refused_unless_the_run_is_theirs(tmp_path: Path) -> None:
+    mark = folder(tmp_path, 5)
+    for place in (tmp_path / "checkpoints", Path(mark.path)):
+        os.chown(place, 65534, -1)
+        assert f"{place} belongs to another user (nobody)" in checkpoint.refuse_open(str(tmp_path), mark)
+        os.chown(tmp_path, 65534, -1)
+        assert checkpoint.refuse_open(str(tmp_path), mark) == ""
+        os.chown(place, 0, -1)
+        os.chown(tmp_path, 0, -1)
+
+
+@pytest.mark.trainers
+def test_a_start_from_an_open_folder_ends_with_a_sentence(groups: Groups) -> None:
+    mark = folder(groups.run_dir, 5)
+    (groups.run_dir / "checkpoints").chmod(0o777)
+    rank = groups.start(0, groups=1, checkpoint=mark)
+    assert rank.exit_code() == 1
+    assert rank.progress is not None
+    assert "every user may write into" in rank.progress.error
+    assert "Traceback" not in rank.log()
 
 
 @pytest.mark.trainers

@@ -26,6 +26,9 @@ PROVED_BELOW = {
     "heal_address",
     "heal_proxy",
     "heal_pickle",
+    "dcp_metadata",
+    "dcp_items",
+    "data_place",
     "gloo_abort",
     "ddp_hook",
     "spmd_backend",
@@ -217,6 +220,91 @@ def test_heal_pickle(bare: Bare) -> None:
     import os; os._exit(0)
     """
     bare.fails_only_without("heal_pickle", code, "code of the peer ran")
+
+
+EVIL = """
+class Evil:
+    def __reduce__(self):
+        return (exec, ("raise SystemError('code of the file ran')",))
+def checked(load, *names):
+    try:
+        load()
+    except BaseException as error:
+        print(error)
+        if "code of the file ran" in str(error):
+            raise
+        assert all(name in str(error) for name in names), str(error)
+    else:
+        raise AssertionError("it was loaded")
+"""
+
+
+def test_dcp_metadata(bare: Bare) -> None:
+    """A writer in the folder of a checkpoint runs no code; a real one is read, with shards and plain values."""
+    code = f"""{EVIL}
+import pickle, tempfile, torch
+from pathlib import Path
+import torch.distributed.checkpoint as dcp
+folder = Path(tempfile.mkdtemp())
+def state():
+    return {{"a": torch.ones(2, 3, dtype=torch.bfloat16), "b": {{"c": [1, "x", torch.zeros(2)], "lr": 0.5}}}}
+dcp.save(state(), storage_writer=dcp.FileSystemWriter(folder))
+read = state() | {{"b": {{"c": [2, "y", torch.ones(2)], "lr": 0.1}}}}
+dcp.load(read, storage_reader=dcp.FileSystemReader(folder))
+assert read["b"]["c"][:2] == [1, "x"] and read["b"]["lr"] == 0.5
+(folder / ".metadata").write_bytes(pickle.dumps(Evil()))
+load = lambda: dcp.load(state(), storage_reader=dcp.FileSystemReader(folder))
+checked(load, str(folder / ".metadata"), "builtins.exec", "add_safe_globals")
+from fractions import Fraction
+(folder / ".metadata").write_bytes(pickle.dumps(Fraction(1, 2)))
+checked(load, "holds fractions.Fraction")
+torch.serialization.add_safe_globals([Fraction])
+checked(load, "'Fraction' object has no attribute 'storage_meta'")
+"""
+    bare.fails_only_without("dcp_metadata", code, "code of the file ran")
+
+
+def test_dcp_items(bare: Bare) -> None:
+    """Values that are no tensors lie in pickles of their own."""
+    code = f"""{EVIL}
+import tempfile, torch
+import torch.distributed.checkpoint as dcp
+folder = tempfile.mkdtemp()
+dcp.save({{"train": {{"step": Evil()}}}}, storage_writer=dcp.FileSystemWriter(folder))
+load = lambda: dcp.load({{"train": {{"step": 1}}}}, storage_reader=dcp.FileSystemReader(folder))
+checked(load, "train.step", "builtins.exec", "add_safe_globals")
+"""
+    bare.fails_only_without("dcp_items", code, "code of the file ran")
+
+
+def test_data_place(bare: Bare) -> None:
+    """The place in the data is a pickle in the run's folder. One with workers of its own and shuffling is read."""
+    code = f"""{EVIL}
+import pickle, random, numpy, torch
+from torch.utils.data import Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchtitan.components.dataloader import ParallelAwareDataloader
+class Data(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, n): return n
+    def state_dict(self): return {{"random": random.getstate(), "tensor": torch.arange(3), "seen": {{1, 2}}, "a": numpy.arange(2)}}
+    def load_state_dict(self, state): self.state = state
+def loader(workers):
+    made = ParallelAwareDataloader.__new__(ParallelAwareDataloader)
+    made.dp_world_size, made.dp_rank, made._rank_id = 1, 0, "dp_rank_0"
+    StatefulDataLoader.__init__(made, Data(), shuffle=True, num_workers=workers)
+    return made
+for workers in (0, 2):
+    one, two = loader(workers), loader(workers)
+    places = iter(one)
+    for _ in range(3): next(places)
+    two.load_state_dict(one.state_dict())
+    assert [int(n) for n in two] == [int(n) for n in places]
+checked(lambda: loader(0).load_state_dict({{"dp_rank_0": pickle.dumps(Evil()), "world_size": 1}}), "builtins.exec")
+inner = pickle.dumps(torch.arange(3)).replace(b"_load_from_bytes", b"_load_from_bytez")
+checked(lambda: loader(0).load_state_dict({{"dp_rank_0": inner, "world_size": 1}}), "_load_from_bytez")
+"""
+    bare.fails_only_without("data_place", code, "code of the file ran")
 
 
 def test_gloo_abort(bare: Bare) -> None:
