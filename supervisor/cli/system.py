@@ -26,7 +26,7 @@ from supervisor.shell.etcd import LEASE_S
 from supervisor.wire import command_line
 from supervisor.wire.address import AUTO
 from supervisor.wire.printer import print_line
-from supervisor.wire.security import UNIX, VARIABLE, checked
+from supervisor.wire.security import UNIX, VARIABLE, checked, secret_in
 from supervisor.wire.version import misfits
 
 commands = command_line.commands()
@@ -199,11 +199,22 @@ def init_auth_command(
             print_line(sentence)
 
 
+Key = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A secret that only you can read. `backup` signs the file with it; `restore` then refuses what another changed.",
+        show_default=False,
+    ),
+]
+
+
 @commands.command(epilog="Example: supervisor backup --out /backups/supervisor-monday.json.gz")
 def backup(
     out: Annotated[Path, typer.Option(help="The file to write. A name ending in .gz compresses it.")] = Path(
         "supervisor-backup.json.gz"
     ),
+    key: Key = None,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
@@ -211,9 +222,11 @@ def backup(
     """Save the state of all runs to a file. `restore` loads it after etcd has lost its data."""
     from supervisor.shell.etcd import backup as backups
 
+    with sentences():
+        secret = secret_in(key) if key is not None else b""
     with opened_store(etcd, home, security) as store:
         made = backups.take(store)
-        backups.write(made, out)
+        backups.write(made, out, secret)
     runs = f"runs {', '.join(made.runs)}" if made.runs else "no run"
     print_line(f"wrote {out}: {len(made.records)} records at revision {made.revision}, {runs}")
 
@@ -221,6 +234,10 @@ def backup(
 @commands.command(epilog="Example: supervisor restore /backups/supervisor-monday.json.gz")
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `supervisor backup` wrote.")],
+    key: Key = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be restored, and write nothing. Asks no etcd.")
+    ] = False,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
@@ -230,7 +247,18 @@ def restore(
     from supervisor.shell.etcd import backup as backups
 
     with sentences():
-        backup = backups.read(file)
+        backup = backups.read(file, secret_in(key) if key is not None else b"")
+        for line in backups.commands(backup):
+            print_line(line)
+        if key is None:
+            print_line(
+                f"{file} has no digest by a key: nothing shows that no one changed it (`supervisor backup --key`)"
+            )
+        if dry_run:
+            for sentence in backups.plan(backup).sentences:
+                print_line(sentence)
+            print_line(f"nothing is written: this was a dry run of a backup of {backup.made}")
+            return
     with opened_store(etcd, home, security) as store:
         plan = backups.restore(store, backup, file)
     for sentence in plan.sentences:

@@ -49,6 +49,24 @@ def is_open(about: os.stat_result) -> bool:
     return bool(about.st_mode & PRIVATE & ~allowed)
 
 
+SECRET_AT_LEAST = 16
+"""Fewest bytes of a secret that signs: an empty or a half written file is none."""
+
+
+def secret_in(path: Path) -> bytes:
+    """Returns the secret in a file, without the space around it. Raises SecurityError, or OSError if it is unreadable."""
+    with path.open("rb") as file:
+        others_may = is_open(os.fstat(file.fileno()))
+        secret = file.read().strip()
+    if others_may:
+        raise SecurityError(f"others than its owner may use the key {path}: run `chmod 600 {path}`")
+    if len(secret) < SECRET_AT_LEAST:
+        raise SecurityError(
+            f"the key {path} has fewer than {SECRET_AT_LEAST} bytes: make one by `openssl rand -hex 32`"
+        )
+    return secret
+
+
 class SecurityError(ValueError):
     """A security file that cannot be used, or an address that it does not cover; the text says what to do."""
 

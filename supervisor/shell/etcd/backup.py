@@ -7,12 +7,12 @@ node may be gone.
 from __future__ import annotations
 
 import base64
-import contextlib
-import errno
 import gzip
 import hashlib
+import hmac
 import json
 import os
+import shlex
 import socket
 import time
 from dataclasses import dataclass, replace
@@ -23,13 +23,16 @@ from supervisor.core.model.decision import Action, Decision
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Checkpoint, Observed
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import RunSpec
 from supervisor.core.remediation.restore import ENDED, GENERATIONS, closed, restored
+from supervisor.core.report.visible import visible
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Item, Snapshot, Store
 from supervisor.shell.control import cordons, observe, projection
 from supervisor.shell.control.journal import Journal
 from supervisor.shell.control.state_cache import Mirror, sort_of
 from supervisor.wire import checkpoints, keys
+from supervisor.wire.private_file import private_file
 from supervisor.wire.records import (
     EpochsBefore,
     LeaderRecord,
@@ -46,6 +49,9 @@ from supervisor.wire.version import version
 
 FORMAT = 1
 WHAT = "supervisor-backup"
+
+KEYED = "hmac_sha256"
+"""Name of the digest by a key, over all else in the file."""
 
 EPOCHS = 1_000_000_000
 """Distance between old and new epochs. A backup misses later revisions, and an epoch is a revision. At 1000 writes a
@@ -105,9 +111,10 @@ def _failed_checks(mirror: Mirror) -> dict[str, bytes]:
     return {key: encode(replace(check, state="failed", began=0)) for key, check in found}
 
 
-def write(backup: Backup, out: Path) -> None:
-    """Writes the file completely or not at all, for its owner only; a name in .gz compresses it. Raises OSError."""
-    records = [_as_json(key, value) for key, value in sorted(backup.records.items())]
+def write(backup: Backup, out: Path, key: bytes = b"") -> None:
+    """Writes the file completely or not at all, for its owner only; a name in .gz compresses it. A key adds a digest that
+    no one makes without it. Raises OSError."""
+    records = [_as_json(name, value) for name, value in sorted(backup.records.items())]
     body = {
         "what": WHAT,
         "format": FORMAT,
@@ -118,28 +125,16 @@ def write(backup: Backup, out: Path) -> None:
         "sha256": _digest(records),
         "records": records,
     }
+    if key:
+        body[KEYED] = _keyed_digest(body, key)
     content = json.dumps(body, indent=1).encode()
-    if out.is_dir():
-        raise IsADirectoryError(
-            errno.EISDIR, "the backup cannot be written: give the name of a file, not a folder:", str(out)
-        )
-    scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, out)
-    except OSError as error:
-        # the original error names the scratch file, which no user knows
-        raise OSError(error.errno, f"the backup cannot be written: {error.strerror}:", str(out)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
+    with private_file(out, "the backup") as file:
+        file.write(gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
 
 
-def read(path: Path) -> Backup:
-    """Reads a backup. Raises Fatal if it is torn, none, or of a newer version; OSError if it is unreadable."""
+def read(path: Path, key: bytes = b"") -> Backup:
+    """Reads a backup. Raises Fatal if it is torn, none, of a newer version, or not what was written with the key; OSError
+    if it is unreadable."""
     content = path.read_bytes()
     try:
         if content[:2] == b"\x1f\x8b":
@@ -151,6 +146,7 @@ def read(path: Path) -> Backup:
         raise Fatal(f"{path} is not a backup of this program")
     if not isinstance(body.get("format"), int) or body["format"] > FORMAT:
         raise Fatal(f"{path} is of a newer program ({body.get('program')}): restore it with that one")
+    _check_key(path, body, key)
     try:
         if _digest(body["records"]) != body["sha256"]:
             raise Fatal(f"{path} is torn: its records do not match its sha256")
@@ -161,10 +157,10 @@ def read(path: Path) -> Backup:
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise Fatal(f"{path} is torn, or not a backup: {error!r}") from error
-    for key, value in backup.records.items():
+    for name, value in backup.records.items():
         why = newer(value)
         if why:
-            raise Fatal(f"{path} is of a newer program ({backup.program}): {key}: {why}; restore it with that one")
+            raise Fatal(f"{path} is of a newer program ({backup.program}): {name}: {why}; restore it with that one")
     return backup
 
 
@@ -178,6 +174,26 @@ def _as_json(key: str, value: bytes) -> dict[str, str]:
 def _from_json(entry: dict[str, str]) -> tuple[str, bytes]:
     value = entry["value"].encode() if "value" in entry else base64.b64decode(entry["base64"], validate=True)
     return entry["key"], value
+
+
+def _check_key(path: Path, body: dict[str, Any], key: bytes) -> None:
+    found = body.pop(KEYED, None)
+    if found is None and key:
+        raise Fatal(
+            f"{path} has no digest by a key: it was made without --key, or another took it out. Restore it without --key only "
+            "if you know who could write it"
+        )
+    if found is not None and not key:
+        raise Fatal(f"{path} was made with --key: give the same file")
+    if key and not hmac.compare_digest(str(found).encode(), _keyed_digest(body, key).encode()):
+        raise Fatal(
+            f"{path} is not what was written with this key: another changed it, or the key is another. Give the key of that day, or "
+            "another backup"
+        )
+
+
+def _keyed_digest(body: dict[str, Any], key: bytes) -> str:
+    return hmac.new(key, json.dumps(body, sort_keys=True).encode(), hashlib.sha256).hexdigest()
 
 
 def _digest(records: list[Any]) -> str:
@@ -199,10 +215,42 @@ class Plan:
     """Decisions for the journal of each run that starts again: they explain why its remaining processes are ended."""
 
 
+def commands(backup: Backup) -> list[str]:
+    """Returns lines that show what the backup's runs have nodes run or load. They act on no terminal, and none looks like
+    one of ours: each is indented."""
+    lines = []
+    for run, record in observe.runs(_mirror(backup)).items():
+        lines.append(
+            visible(f"run {run!r} has nodes run or load:" if "\n" in run else f"run {run} has nodes run or load:")
+        )
+        for name, text in _program_text(record.spec).items():
+            if text:
+                lines += [f"  {name}:", *(f"    {line}" for line in visible(text).split("\n"))]
+    return lines
+
+
+def _program_text(spec: RunSpec) -> dict[str, str]:
+    slurm = spec.allocation.slurm
+    return {
+        "titan.recipe": "" if spec.trainer.command else spec.titan.recipe,
+        "trainer.command": shlex.join(spec.trainer.command),
+        "hooks.before": shlex.join(spec.hooks.before),
+        "hooks.after": shlex.join(spec.hooks.after),
+        "allocation.slurm.setup": slurm.setup,
+        "allocation.slurm.agent_command": slurm.agent_command,
+        "allocation.slurm.flags": shlex.join(slurm.flags),
+        "env.set": "\n".join(f"{name}={value}" for name, value in sorted(spec.env.set.items())),
+    }
+
+
+def _mirror(backup: Backup) -> Mirror:
+    items = tuple(Item(key, value, 1, 1) for key, value in backup.records.items())
+    return Mirror(Snapshot(backup.revision, items))
+
+
 def plan(backup: Backup) -> Plan:
     """Plans a restore: raises every number that must only grow, and resumes unfinished runs from checkpoints."""
-    items = tuple(Item(key, value, 1, 1) for key, value in backup.records.items())
-    mirror = Mirror(Snapshot(backup.revision, items))
+    mirror = _mirror(backup)
     records = {key: value for key, value in backup.records.items() if not key.startswith(keys.DESIRED)}
     sentences: list[str] = []
     decisions: dict[Path, Decision] = {}

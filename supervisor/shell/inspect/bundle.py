@@ -12,6 +12,7 @@ from typing import Any
 
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import rotated
+from supervisor.wire.private_file import private_file
 from supervisor.wire.records import RunRecord
 
 SECRET = re.compile(r"(token|secret|passw|credential|api[_-]?key|private[_-]?key|access[_-]?key)", re.IGNORECASE)
@@ -29,21 +30,28 @@ def write(out: Path, mirror: Mirror, record: RunRecord, system: Path) -> int:
     members = {"state.json": json.dumps(_state(mirror), indent=1).encode()}
     run_dir = Path(record.run_dir)
     for path in [run_dir / "journal.jsonl", run_dir / "report.json", system / "supervisor.log"]:
-        if path.exists():
+        if path.is_file() and _is_no_link(path, path.parent):
             members[path.name] = _tail(path, whole=path.suffix == ".jsonl")
     run = record.spec.name
     for pattern in ("nodes/*/*.log", "nodes/*/*.jsonl", f"nodes/*/ranks/{run}.*/*", f"nodes/*/hooks/{run}/*.log"):
         for path in system.glob(pattern):
-            if path.is_file() and (path.suffix in (".log", ".json", ".jsonl", ".txt") or rotated.number(path)):
+            if (
+                path.is_file()
+                and _is_no_link(path, system)
+                and (path.suffix in (".log", ".json", ".jsonl", ".txt") or rotated.number(path))
+            ):
                 members[str(path.relative_to(system))] = _tail(path)
-    handle = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-        os.fchmod(handle, 0o600)
+    with private_file(out, "the archive") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, content in sorted(members.items()):
             info = tarfile.TarInfo(name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     return len(members)
+
+
+def _is_no_link(path: Path, folder: Path) -> bool:
+    """Returns true if no part of the path below the folder is a link: one could lead to any file of ours."""
+    return path.resolve() == folder.resolve() / path.relative_to(folder)
 
 
 def _state(mirror: Mirror) -> dict[str, Any]:
@@ -67,7 +75,7 @@ def redact(value: Any) -> Any:
 
 
 def _tail(path: Path, whole: bool = False) -> bytes:
-    with path.open("rb") as file:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         if not whole:
             file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
         content = file.read() if whole else file.read(LOG_BYTES)

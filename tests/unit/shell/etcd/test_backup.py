@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from fault_injection.doubles.memory_store import MemoryStore
+from supervisor.cli import app
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import Checkpoint
+from supervisor.core.model.spec import (
+    AllocationSpec,
+    EnvSpec,
+    HooksSpec,
+    RunSpec,
+    SlurmSpec,
+    TitanSpec,
+    TrainerSpec,
+)
 from supervisor.core.remediation.restore import DECISIONS, GENERATIONS
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.control import cordons, journal, observe, projection
@@ -33,7 +46,10 @@ from supervisor.wire.records import (
     decode,
     encode,
 )
+from supervisor.wire.security import SecurityError, secret_in
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
+
+NO_ETCD = "127.0.0.1:9"
 
 ODD = keys.PREFIX + "runs/run/odd\udcff"
 LEADER = encode(LeaderRecord(host="h", pid=3, home=""))
@@ -96,6 +112,112 @@ def test_the_file_gives_back_what_was_taken_and_is_its_owners_alone(name: str, t
     assert made.runs == ["run"]
     assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+KEY = b"0123456789abcdef"
+
+
+def test_a_keyed_backup_is_read_with_its_key_alone(tmp_path: Path) -> None:
+    made, file, plain = backup.take(_filled()), tmp_path / "b.json", tmp_path / "plain.json"
+    backup.write(made, file, KEY)
+    backup.write(made, plain)
+    assert backup.read(file, KEY) == made
+    with pytest.raises(Fatal, match=r"b\.json was made with --key: give the same file"):
+        backup.read(file)
+    with pytest.raises(Fatal, match=r"b\.json is not what was written with this key: .* another backup"):
+        backup.read(file, KEY[::-1])
+    with pytest.raises(Fatal, match=r"plain\.json has no digest by a key"):
+        backup.read(plain, KEY)
+
+
+@pytest.mark.parametrize("name", ["revision", "epochs_before", "made", "records"])
+def test_a_keyed_backup_that_another_changed_is_refused(name: str, tmp_path: Path) -> None:
+    """Its sha256 does not help: one who changes the records makes a new one."""
+    file = tmp_path / "b.json"
+    backup.write(backup.take(_filled()), file, KEY)
+    body = json.loads(file.read_text())
+    if name == "records":
+        body["records"] = body["records"][1:]
+        body["sha256"] = backup._digest(body["records"])
+    else:
+        body[name] = "1"
+    file.write_text(json.dumps(body))
+    with pytest.raises(Fatal, match="is not what was written with this key"):
+        backup.read(file, KEY)
+
+
+def test_a_file_of_another_in_the_way_is_replaced_and_no_link_is_followed(tmp_path: Path) -> None:
+    """Else a folder that others may write into gives them the backup, or another file of ours."""
+    out, other = tmp_path / "b.json", tmp_path / "other"
+    other.write_text("mine")
+    out.symlink_to(other)
+    (tmp_path / f".b.json.{os.getpid()}.tmp").symlink_to(other)  # a name that can be guessed
+    backup.write(backup.take(_filled()), out)
+    assert other.read_text() == "mine"
+    assert not out.is_symlink()
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_nodes_would_run_is_shown_and_acts_on_no_terminal(tmp_path: Path) -> None:
+    slurm = SlurmSpec(setup="module load x\nrun me: nothing", agent_command="box agent", flags=("--a b",))
+    spec = RunSpec(
+        name="run",
+        trainer=TrainerSpec(command=("python", "a b.py")),
+        allocation=AllocationSpec(engine="slurm", slurm=slurm),
+        env=EnvSpec(set={"LD_PRELOAD": "/x\x1b[2J.so"}),
+        hooks=HooksSpec(before=("stage",), after=("tidy", "-f")),
+    )
+    store = MemoryStore()
+    store.put(keys.spec("run"), encode(RunRecord(spec=spec, run_dir="/r", launched_unix_s=0.0)))
+    assert backup.commands(backup.take(store)) == [
+        "run run has nodes run or load:",
+        "  trainer.command:",
+        "    python 'a b.py'",
+        "  hooks.before:",
+        "    stage",
+        "  hooks.after:",
+        "    tidy -f",
+        "  allocation.slurm.setup:",
+        "    module load x",
+        "    run me: nothing",
+        "  allocation.slurm.agent_command:",
+        "    box agent",
+        "  allocation.slurm.flags:",
+        "    '--a b'",
+        "  env.set:",
+        "    LD_PRELOAD=/x␛[2J.so",
+    ]
+
+
+def test_restore_shows_it_before_it_asks_etcd_and_a_dry_run_asks_none(tmp_path: Path) -> None:
+    file, key = tmp_path / "b.json", tmp_path / "key"
+    spec = replace(SPEC, titan=TitanSpec(recipe="mine:model"))
+    store = _filled()
+    store.put(keys.spec("run"), encode(RunRecord(spec=spec, run_dir="/nowhere", launched_unix_s=0.0)))
+    backup.write(backup.take(store), file)
+    dry = CliRunner().invoke(app, ["restore", str(file), "--dry-run", "--etcd", NO_ETCD])
+    assert dry.exit_code == 0, dry.output
+    assert "  titan.recipe:\n    mine:model\n" in dry.output
+    assert "run run: starts again" in dry.output
+    assert "has no digest by a key" in dry.output
+    assert "nothing is written" in dry.output
+    wet = CliRunner().invoke(app, ["restore", str(file), "--etcd", NO_ETCD])
+    assert wet.exit_code == 1
+    assert "    mine:model\n" in wet.output
+    key.write_bytes(KEY + b"\n")
+    key.chmod(0o644)
+    for command in (["restore", str(file)], ["backup", "--out", str(tmp_path / "c.json")]):
+        told = CliRunner().invoke(app, [*command, "--key", str(key), "--etcd", NO_ETCD])
+        assert (told.exit_code, told.output) == (
+            2,
+            f"supervisor: others than its owner may use the key {key}: run `chmod 600 {key}`\n",
+        )
+    key.chmod(0o600)
+    key.write_bytes(b"\n")
+    with pytest.raises(SecurityError, match="has fewer than 16 bytes"):
+        secret_in(key)
+    key.write_bytes(KEY + b"\n")
+    assert secret_in(key) == KEY
 
 
 def test_what_hangs_on_a_lease_or_is_an_agents_is_left_out() -> None:

@@ -123,3 +123,28 @@ def test_long_logs_are_cut_at_their_beginning_and_the_journal_is_whole(tmp_path:
     assert len(members["supervisor.log"]) == bundle.LOG_BYTES
     assert members["supervisor.log"].endswith("\nend\n")
     assert len(members["journal.jsonl"]) == len(long)
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    """A trainer may put one in its folder, and another user where the archive is written."""
+    away, ranks = tmp_path / "away", tmp_path / ".supervisor" / "nodes" / "n1" / "ranks"
+    away.mkdir()
+    for name in ("stdout.log", "key", "journal.jsonl"):
+        (away / name).write_text(CANARY)
+    (ranks / "run.0.1.0").mkdir(parents=True)
+    (ranks / "run.0.1.0" / "key.log").symlink_to(away / "key")
+    (ranks / "run.0.1.1").symlink_to(away)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "journal.jsonl").symlink_to(away / "journal.jsonl")
+    (tmp_path / "bundle.tar.gz").symlink_to(away / "key")
+    assert list(make(tmp_path)) == ["state.json"]
+    assert (away / "key").read_text() == CANARY
+    assert not (tmp_path / "bundle.tar.gz").is_symlink()
+
+
+def test_a_system_behind_a_link_is_gathered(tmp_path: Path) -> None:
+    """A home may be a link to a larger disk."""
+    (tmp_path / "large").mkdir()
+    (tmp_path / ".supervisor").symlink_to(tmp_path / "large")
+    members = make(tmp_path, **{".supervisor/nodes/n1/agent.log": "x\n"})
+    assert "nodes/n1/agent.log" in members
