@@ -373,7 +373,8 @@ def test_the_folder_in_tmp_must_be_the_users_own(at_slurm: SlurmPlace, tmp_path:
     """Any user may have made a folder of that name."""
     folder = Path(f"/tmp/supervisor-0/{at_slurm.system}")
     engine = at_slurm.engine()
-    agent = executable(tmp_path / "touch", f"touch {tmp_path}/started-$SLURM_JOB_ID; exec sleep 600")
+    agent = executable(tmp_path / "touch", f'echo "$*" >{tmp_path}/started-$SLURM_JOB_ID; exec sleep 600')
+    others: list[Path] = []
     request = at_slurm.request("a1", slurm={"node_folder": "", "agent_command": str(agent)})
     engine.acquire(request)
     become(engine, "a1", "granted")
@@ -382,7 +383,15 @@ def test_the_folder_in_tmp_must_be_the_users_own(at_slurm: SlurmPlace, tmp_path:
         assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (0, 0o700)
         os.chown(folder, 65534, 65534)
         engine.acquire(at_slurm.request("a2", slurm={"node_folder": "", "agent_command": str(agent)}))
-        become(engine, "a2", "gone")
-        assert len(list(tmp_path.glob("started-*"))) == 1
+        become(engine, "a2", "granted")
+        eventually(lambda: len(list(tmp_path.glob("started-*"))) == 2, WITHIN_S, "the second agent was started")
+        words = max(tmp_path.glob("started-*")).read_text().split()
+        others.append(Path(words[words.index("--home") + 1]))
+        assert others[0].parent == Path("/tmp")
+        assert others[0].name.startswith("supervisor-0.")
+        assert (others[0].stat().st_uid, others[0].stat().st_mode & 0o777) == (0, 0o700)
+        (log,) = others[0].glob("nodes/*/shim.log")
+        assert f"{folder} is not this user's alone" in log.read_text()
     finally:
-        shutil.rmtree(folder)
+        for made in (folder, *others):
+            shutil.rmtree(made)

@@ -18,6 +18,7 @@ from fault_injection.testbed.waiting import eventually
 from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from tests.helpers.ordinary_user import as_user
+from tests.unit.shell.engines.slurm.test_node_folder import said, started
 
 pytestmark = [
     pytest.mark.etcd,
@@ -84,3 +85,20 @@ def test_what_the_system_writes_is_for_its_user_alone(home: Path) -> None:
     written = [path for path in home.rglob("*") if not path.is_symlink()]
     assert any(path.name == "shim.sock" for path in written)
     assert [str(path) for path in written if path.stat().st_mode & 0o077] == []
+
+
+def test_a_folder_of_another_user_in_tmp_is_not_used_by_a_slurm_job() -> None:
+    """Its owner would hold the node's socket and logs, or keep the node from starting."""
+    tmp = Path(tempfile.mkdtemp(prefix="ev", dir="/tmp"))
+    try:
+        tmp.chmod(0o1777)
+        trap = tmp / f"supervisor-{os.getuid()}"
+        subprocess.run(as_user("mkdir", "-p", str(trap / "sys" / "nodes")), check=True)
+        home = started(tmp)
+        assert home.parent == tmp
+        assert not home.is_relative_to(trap)
+        assert (home.stat().st_uid, home.stat().st_mode & 0o777) == (os.getuid(), 0o700)
+        assert f"{trap} is not this user's alone" in said(home)
+        assert [path.name for path in trap.rglob("*")] == ["sys", "nodes"]
+    finally:
+        shutil.rmtree(tmp)

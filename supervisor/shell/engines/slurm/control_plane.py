@@ -258,7 +258,6 @@ def _options(plane: ControlPlane, comment: str, exclude: Sequence[str] = ()) -> 
 
 def _script(plane: ControlPlane) -> str:
     """Returns a batch script. Its process becomes `up`, which receives Slurm's warning."""
-    folder = shlex.quote(slurm_script.node_folder(plane.slurm, plane.system))
     command = [sys.executable, "-m", "supervisor.cli", "up", "--nodes", "0", "--address", "auto"]
     command += ["--etcd", plane.etcd, "--home", plane.home]
     command += ["--security", plane.security] if plane.security else []
@@ -267,11 +266,11 @@ def _script(plane: ControlPlane) -> str:
         # the warning may come before `up` handles it, and must not end the job
         "trap '' USR1",
         "umask 077",
-        f"mkdir -p {folder} || exit 1",
-        *slurm_script.own_folder(plane.slurm, plane.system),
+        *slurm_script.folder_lines(plane.slurm, plane.system),
+        slurm_script.SAY,
         f"export {VARIABLE}={shlex.quote(TypeAdapter(ControlPlane).dump_json(plane).decode())}",
         plane.slurm.setup,
-        f'exec {shlex.join(command)} --name "service-$SLURMD_NODENAME" --node-folder {folder}',
+        f'exec {shlex.join(command)} --name "service-$SLURMD_NODENAME" --node-folder {slurm_script.FOLDER}',
         "",
     ]
     return "\n".join(lines)

@@ -115,13 +115,35 @@ def node_folder(spec: SlurmSpec, system: str) -> str:
     return spec.node_folder or f"/tmp/supervisor-{os.getuid()}/{system}"
 
 
-def own_folder(spec: SlurmSpec, system: str) -> list[str]:
-    """Returns script lines that end the job if the default node folder belongs to another user: anyone may create that
-    name in /tmp. Returns none if the run file names the folder, which is the user's choice."""
-    if spec.node_folder:
-        return []
+FOLDER = '"$supervisor_folder"'
+"""The node's folder, as a word of the script after `folder_lines`."""
+
+SAY = '[ -z "$supervisor_says" ] || echo "$supervisor_says"'
+"""Script line for its log: tells why the node's folder is another than usual."""
+
+
+def folder_lines(spec: SlurmSpec, system: str) -> list[str]:
+    """Returns script lines that make the node's folder and name it in a variable. If the default one is a link, another
+    user's, or writable by others, it is a new one: anyone may create that name in /tmp. One that the run file names is
+    the user's choice."""
     folder = Path(node_folder(spec, system))
-    return [f"[ -O {shlex.quote(str(folder))} ] && [ -O {shlex.quote(str(folder.parent))} ] || exit 1"]
+    lines = [f"supervisor_folder={shlex.quote(str(folder))}", "supervisor_says="]
+    if spec.node_folder:
+        return [*lines, f"(umask 077 && mkdir -p {FOLDER}) || exit 1"]
+    usual = shlex.join([str(folder.parent), str(folder)])
+    return [
+        *lines,
+        f"for each in {usual}; do",
+        '  mkdir -m 700 "$each" 2>/dev/null',
+        '  if [ -L "$each" ] || [ ! -d "$each" ] || [ ! -O "$each" ] || [ "$(find "$each" -maxdepth 0 -perm /022)" ]; then',
+        f"    supervisor_folder=$(mktemp -d {shlex.quote(f'{folder.parent}.XXXXXX')}) || exit 1",
+        "    supervisor_says=\"$each is not this user's alone: records and logs are in $supervisor_folder; remove $each, or"
+        ' set allocation.slurm.node_folder"',
+        "    break",
+        "  fi",
+        '  chmod go-rwx "$each"',
+        "done",
+    ]
 
 
 def script(request: Request, etcd: Sequence[str], security: Security, system: str, comment: str = "") -> str:
@@ -136,9 +158,8 @@ def _node(request: Request, etcd: Sequence[str], security: Security, system: str
     """Returns the lines of one node. `allocation` is its key, as a word of the shell."""
     spec = request.spec.slurm
     node = '"$SLURMD_NODENAME"' if spec.exclusive else '"$SLURMD_NODENAME.$SLURM_JOB_ID"'
-    folder = shlex.quote(node_folder(spec, system))
     command = spec.agent_command or shlex.join([sys.executable, "-m", "agents.cli"])
-    command += f' run --node {node} --host "$SLURMD_NODENAME" --home {folder} --etcd {shlex.quote(",".join(etcd))}'
+    command += f' run --node {node} --host "$SLURMD_NODENAME" --home {FOLDER} --etcd {shlex.quote(",".join(etcd))}'
     command += f" --address auto --allocation {allocation}"
     command += f" --slots {request.slots} --lease-s {request.lease_s}"
     if security.path:
@@ -148,10 +169,12 @@ def _node(request: Request, etcd: Sequence[str], security: Security, system: str
     lines = [
         # Slurm's warning may come before the shim handles it, and must not end the job
         "trap '' USR1",
-        f"(umask 077 && mkdir -p {folder}/nodes/{node}) || exit 1",
+        *folder_lines(spec, system),
+        f"(umask 077 && mkdir -p {FOLDER}/nodes/{node}) || exit 1",
+        f"exec >>{FOLDER}/nodes/{node}/shim.log 2>&1",
+        SAY,
     ]
-    lines += own_folder(spec, system)
-    lines += [f"exec >>{folder}/nodes/{node}/shim.log 2>&1", spec.setup, switch, f"exec {command}", ""]
+    lines += [spec.setup, switch, f"exec {command}", ""]
     return "\n".join(lines)
 
 
@@ -160,14 +183,13 @@ def _several(request: Request, node: str, system: str, comment: str) -> str:
     run, it adds the hosts to the job's comment, in the order of the keys. Slurm takes a host back whose step has ended,
     where it lets jobs shrink; where not, the host idles until the job ends."""
     spec = request.spec.slurm
-    folder = shlex.quote(node_folder(spec, system))
     return "\n".join(
         [
             "#!/bin/bash",
-            f"(umask 077 && mkdir -p {folder}) || exit 1",
-            *own_folder(spec, system),
-            f"folder={folder}",
+            *folder_lines(spec, system),
+            f"folder={FOLDER}",
             'exec >>"$folder/job-$SLURM_JOB_ID.log" 2>&1',
+            SAY,
             f"keys=({shlex.join(request.together)})",
             f"node={shlex.quote(node)}",
             f"comment={shlex.quote(comment)}",

@@ -262,18 +262,17 @@ def test_one_without_a_number_that_has_ended_already_is_told(plane: submit.Contr
     assert len(slurm.queue) == 1
 
 
-def test_a_node_folder_of_another_user_is_found_as_in_a_nodes_job(plane: submit.ControlPlane) -> None:
+def test_the_node_folder_is_made_as_in_a_nodes_job(plane: submit.ControlPlane) -> None:
     request = Request(key="a1", run="run", slots=1, lease_s=5, spec=AllocationSpec(engine="slurm", slurm=plane.slurm))
-    checks = [
-        [line for line in script.splitlines() if line.startswith("[ -O ")]
-        for script in (
-            submit._script(plane),
-            slurm_script.script(request, ["e:1"], Security(), plane.system),
-            submit._script(replace(plane, slurm=replace(plane.slurm, node_folder="/local/me"))),
-        )
-    ]
-    mine = f"/tmp/supervisor-{os.getuid()}"
-    assert checks == [[f"[ -O {mine}/abc ] && [ -O {mine} ] || exit 1"]] * 2 + [[]]
+    lines = "\n".join(slurm_script.folder_lines(plane.slurm, plane.system))
+    for script in (submit._script(plane), slurm_script.script(request, ["e:1"], Security(), plane.system)):
+        assert lines in script
+        assert slurm_script.SAY in script
+    assert "mktemp" in lines
+    assert f"/tmp/supervisor-{os.getuid()}/abc" in lines
+    own = submit._script(replace(plane, slurm=replace(plane.slurm, node_folder="/local/me")))
+    assert "mktemp" not in own
+    assert "supervisor_folder=/local/me" in own
 
 
 def test_what_tells_of_the_successor_is_no_trainers(plane: submit.ControlPlane) -> None:
