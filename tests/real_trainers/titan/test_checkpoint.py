@@ -227,6 +227,19 @@ def test_a_file_with_code_ends_the_start_with_a_sentence(groups: Groups, tmp_pat
     assert (second.folder / "error.json").exists()
 
 
+@pytest.mark.trainers
+@pytest.mark.parametrize("of_titan", [False, True])
+def test_weights_with_code_end_the_start_with_a_sentence(groups: Groups, tmp_path: Path, of_titan: bool) -> None:
+    ran, weights = tmp_path / "ran", Path(folder(tmp_path / "other", 5, torn=of_titan).path)
+    (weights / ".metadata").write_bytes(pickle.dumps(Code(ran)))
+    rank = groups.start(0, groups=1, steps=1, overrides={"checkpoint.initial_load_path": str(weights)})
+    assert rank.exit_code() == 1
+    assert not ran.exists()
+    assert rank.progress is not None
+    assert f"{weights / '.metadata'} holds posix.mkdir" in rank.progress.error
+    assert "Traceback" not in rank.log()
+
+
 def test_a_folder_of_another_user_or_open_to_all_is_refused(tmp_path: Path) -> None:
     """One that a group shares is not."""
     mark = folder(tmp_path, 5)
