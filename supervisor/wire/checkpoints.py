@@ -25,13 +25,15 @@ def folder_of(run_dir: str) -> Path:
 def refuse_open(run_dir: str, mark: CheckpointMark | None) -> str:
     """Returns a sentence if a stranger may write into the folder of checkpoints, or into that of `mark`; empty: none may.
 
-    Strangers are all but this user, root and the owner of the run's folder. A group that shares it is none. Raises
-    OSError.
+    Strangers are all but this user, root, the owner of the run's folder, and the group if it may write into the folder
+    of checkpoints. Raises OSError.
     """
-    folders = [folder_of(run_dir), *([Path(mark.path)] if mark is not None else [])]
-    for folder in (folder for folder in folders if folder.exists()):
+    top = folder_of(run_dir)
+    shared = top.exists() and top.stat().st_mode & stat.S_IWGRP
+    for folder in (folder for folder in [top, *([Path(mark.path)] if mark is not None else [])] if folder.exists()):
         about = folder.stat()
-        if about.st_uid not in (0, os.geteuid(), os.stat(run_dir).st_uid):
+        known = about.st_uid in (0, os.geteuid(), os.stat(run_dir).st_uid)
+        if not known and (folder == top or not shared):
             return (
                 f"{folder} belongs to another user ({_name(about.st_uid)}), who so decides what is trained: remove it, "
                 "or give it by chown to the user who trains"

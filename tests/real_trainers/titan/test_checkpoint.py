@@ -258,7 +258,7 @@ def test_a_folder_of_another_user_or_open_to_all_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-def test_a_folder_of_another_user_is_refused_unless_the_run_is_theirs(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_refused_unless_the_run_is_theirs_or_a_group_shares_it(tmp_path: Path) -> None:
     mark = folder(tmp_path, 5)
     for place in (tmp_path / "checkpoints", Path(mark.path)):
         os.chown(place, 65534, -1)
@@ -267,6 +267,11 @@ def test_a_folder_of_another_user_is_refused_unless_the_run_is_theirs(tmp_path: 
         assert checkpoint.refuse_open(str(tmp_path), mark) == ""
         os.chown(place, 0, -1)
         os.chown(tmp_path, 0, -1)
+    os.chown(mark.path, 65534, -1)
+    (tmp_path / "checkpoints").chmod(0o770)
+    assert checkpoint.refuse_open(str(tmp_path), mark) == "", (
+        "a group shares it on purpose, and another of it saved this one"
+    )
 
 
 @pytest.mark.trainers
