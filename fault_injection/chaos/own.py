@@ -120,7 +120,7 @@ def started(
 def disk(folder: Path, size: int) -> Iterator[None]:
     """Mounts a disk of its own for a node or for checkpoints. Its files are in the folder afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
-    run_command("mount", "-t", "tmpfs", "-o", f"size={size}", folder.name, str(folder))
+    run_command("mount", "-t", "tmpfs", "-o", f"size={size},mode=700", folder.name, str(folder))
     kept = folder.with_name(f".{folder.name}")
     try:
         yield

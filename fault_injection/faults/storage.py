@@ -44,7 +44,7 @@ def checkpoint_folder_gone(scene: Scene, target: Target, after: ExitStack) -> st
     folder = folder_of(scene.run_dir)
     after.callback(_show, folder)
     began = time.time()
-    run_command("mount", "-t", "tmpfs", "-o", "ro", HIDES, str(folder))
+    run_command("mount", "-t", "tmpfs", "-o", "ro,mode=700", HIDES, str(folder))
     if listed(scene.run_dir):
         raise Fatal(f"{folder} still shows checkpoints")
     return _written_again(scene, target, after, _until(scene, lambda: _failed(scene, target, began)))

@@ -360,7 +360,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small file system needs root")
     place = tmp_path / "run" / "checkpoints"
     place.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", place], check=True)
     yield place
     subprocess.run(["umount", "-l", place], check=True)
 
