@@ -367,7 +367,7 @@ def _context(protocol: int, security: Security) -> ssl.SSLContext:
             raise SecurityError(f"{path} cannot be read: {_why(error)}") from error
     try:
         # the password: OpenSSL would otherwise ask for that of an encrypted key at the terminal
-        context.load_cert_chain(security.cert, security.key, password="none")
+        context.load_cert_chain(security.cert, security.key, password="none")  # pragma: allowlist secret
     except (OSError, ssl.SSLError) as error:
         raise SecurityError(
             f"cert = {security.cert} and key = {security.key} cannot be used: {_why(error)}; they must be PEM, belong "

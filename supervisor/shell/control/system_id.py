@@ -10,7 +10,7 @@ from supervisor.ports.store import Expect, Store
 from supervisor.wire import keys
 from supervisor.wire.records import RecordError, System, decode, encode
 
-_FIRST, _OTHERS = "abcdefghijkmnpqrstuvwxyz", "abcdefghijkmnpqrstuvwxyz23456789"
+_FIRST, _OTHERS = "abcdefghijkmnpqrstuvwxyz", "abcdefghijkmnpqrstuvwxyz23456789"  # pragma: allowlist secret
 """Letters and digits without l, o, 0 and 1, since people read the name out to each other."""
 
 LENGTH = 8

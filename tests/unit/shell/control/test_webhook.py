@@ -35,7 +35,7 @@ from tests.unit.shell.control.test_loop import Engine, Term, launched
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
 
 NOTICE = Notice(about="i1-3", run="run", text="run run asks for another allocation", incident="i1", rung=3)
-SECRET = "T0KEN"
+SECRET = "T0KEN"  # pragma: allowlist secret
 
 
 class Hook:
