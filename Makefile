@@ -2,6 +2,10 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+TOOLS := $(VENV)/tools
+PIP := -m pip install --quiet --disable-pip-version-check
+# Nothing is installed but what a lock file names with its hash, build tools included.
+LOCKED := $(PIP) --require-hashes --no-deps --no-build-isolation
 export PATH := $(CURDIR)/$(VENV)/opt/bin:$(CURDIR)/$(BIN):$(PATH)
 # Our processes are many and short: each would compile what it imports again (images of containers set this, to be small).
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,7 +17,7 @@ HEAVY := tests/real_trainers
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo help test test-nightly test-bare check chaos gpu configs chaos-long killpoints ground sim bench bench-detection bench-slurm bench-nodes install install-dev debian docs clean
+.PHONY: demo help test test-nightly test-bare check chaos gpu configs chaos-long killpoints ground sim bench bench-detection bench-slurm bench-nodes install install-dev lock audit wheel debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -87,23 +91,46 @@ docs: install-dev  ## generate what is generated: the reference pages, the dashb
 	$(BIN)/python -m dashboards.build
 	$(BIN)/python -m dashboards.reference
 
-install: $(VENV)/installed  ## the program in .venv; again when pyproject.toml has changed
+install: $(VENV)/installed  ## the program in .venv; again when pyproject.toml or a lock file has changed
 install-dev: $(VENV)/installed-dev  ## the same, with the tools that check and test it
 
 # Editable by a line in a .pth file: the import hook that setuptools would install slows every start of Python.
-# torch first and pinned: what asks for any torch would bring the newest one, with gigabytes of CUDA.
+# torch first: the lock files leave out what its public build needs more than the CPU build.
 # The distribution had another name once: two of them would both own the commands.
 # A .venv that works stays: another Python's `venv` would leave one that is half its own.
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: pyproject.toml $(addprefix requirements/,build.lock torch-cpu.lock cuda.lock demo.lock)
 	$(BIN)/python -c 'import ssl' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip uninstall -qqq --yes --disable-pip-version-check fault-tolerant-pretraining-supervisor
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]' --config-settings editable_mode=compat
+	$(BIN)/python $(LOCKED) -r requirements/build.lock
+	sh requirements/torch.sh $(BIN)/python $(LOCKED)
+	$(BIN)/python $(LOCKED) -r requirements/demo.lock
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e . --config-settings editable_mode=compat
 	@touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' --config-settings editable_mode=compat
+$(VENV)/installed-dev: $(VENV)/installed requirements/dev.lock
+	$(BIN)/python $(LOCKED) -r requirements/dev.lock
 	@touch $@
+
+$(TOOLS)/installed: requirements/release.lock
+	$(PYTHON) -m venv --clear $(TOOLS)
+	$(TOOLS)/bin/python $(LOCKED) -r requirements/release.lock
+	@touch $@
+
+lock: $(TOOLS)/installed  ## write the lock files again, after a change of the dependencies; LOCK=--upgrade brings the newest of each
+	sh requirements/lock.sh $(LOCK)
+
+audit: $(TOOLS)/installed  ## nightly, with network: secrets in tracked files, known holes of what the lock files pin
+	git ls-files -z | xargs -0 $(TOOLS)/bin/detect-secrets-hook
+	sh requirements/audit.sh $(filter-out %/torch-cpu.lock,$(wildcard requirements/*.lock))
+
+wheel: install-dev $(TOOLS)/installed  ## the last commit as a wheel, with its bill of materials (CycloneDX), in dist
+	rm -rf build/wheel dist
+	mkdir -p build/wheel
+	git archive HEAD | tar -x -C build/wheel
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(TOOLS)/bin/python -m build --wheel --no-isolation --outdir dist build/wheel >/dev/null
+	PYTHONWARNINGS=ignore $(TOOLS)/bin/cyclonedx-py requirements build/wheel/requirements/demo.lock --pyproject build/wheel/pyproject.toml \
+		--output-reproducible --output-file "$$(ls dist/*.whl | sed 's/whl$$/cdx.json/')"
+	$(BIN)/python -m tests.nightly.bill_of_materials dist/*.cdx.json
 
 debian: install-dev  ## the Debian packages that the tests need, as root
 	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace faketime bindfs chromium-headless-shell \
@@ -111,4 +138,4 @@ debian: install-dev  ## the Debian packages that the tests need, as root
 		slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 
 clean:  ## remove .venv, and what was built and cached
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
