@@ -143,14 +143,21 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
     held_by = {seat.node: seat.allocation for g in known.groups.values() for seat in (*g.left, *g.seats)}
     held = {seat.node for g in known.groups.values() for seat in (*g.seats, *g.left)}
     held.add(known.lighthouse.node)
+    of_runs = mirror.derived(_granted, *(f"runs/{other}/grants" for other in runs(mirror)))
     ours = []
     for name in mirror.nodes():
         if name not in given and name not in held:
             registration = mirror.record(keys.registration(name), Registration)
-            if registration is None or registration.role != "service":
-                continue
+            if registration is None or registration.role != "service" or name in of_runs:
+                continue  # a node that an engine gave to any run is no service host, whatever it calls itself
         ours.append((name, given.get(name) or held_by.get(name, ""), hosts.get(name, "")))
     return mirror.of_each(run, ours, partial(_view, mirror, run))
+
+
+def _granted(mirror: Mirror) -> frozenset[str]:
+    """Returns the nodes that any run has."""
+    tables = (mirror.table(keys.grant(run, ""), Grant).values() for run in runs(mirror))
+    return frozenset(node for table in tables for grant in table if grant.state == "granted" for node in grant.nodes)
 
 
 def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> NodeView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -12,6 +13,9 @@ from supervisor.wire import keys
 from supervisor.wire.records import RecordError, decode
 
 T = TypeVar("T")
+
+_ADDRESS = re.compile(r"[0-9A-Za-z_.:%\[\]-]*")
+"""An address or name, with a port or without: Prometheus gets it as a target, and trainers as their gate."""
 
 _LAST = "\U0010ffff"
 """Sorts after anything that may follow a prefix."""
@@ -34,8 +38,8 @@ def _node_of(key: str) -> str:
 
 
 def _hold_to_key(key: str, record: Any) -> None:
-    """Raises RecordError for a node's record that names another node, host or run than its key: a node may write its own
-    keys with any content. Its host is called as the node is, or the node is `HOST.JOB` (Slurm's shared hosts)."""
+    """Raises RecordError for a node's record that names another node, host or run than its key, or an address that is none:
+    a node may write its own keys with any content. Its host is called as the node is, or the node is `HOST.JOB` (Slurm's shared hosts)."""
     name = _node_of(key)
     if not name:
         return
@@ -44,6 +48,8 @@ def _hold_to_key(key: str, record: Any) -> None:
         raise RecordError(f"it names the node {record.node!r}, and its key {name!r}")
     if host and host != name and not name.startswith(f"{host}."):
         raise RecordError(f"it names the host {host!r}, which is not that of node {name!r}")
+    if not _ADDRESS.fullmatch(getattr(record, "address", "")):
+        raise RecordError(f"its address {record.address!r} is none")
     if run and getattr(record, "run", run) != run:
         raise RecordError(f"it names the run {record.run!r}, and its key {run!r}")
 

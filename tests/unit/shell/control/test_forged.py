@@ -10,15 +10,15 @@ import pytest
 from hypothesis import find
 from hypothesis import strategies as st
 
-from supervisor.core.model.memory import AllocationMemory
+from supervisor.core.model.memory import AllocationMemory, Memory
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.seats import Seat
 from supervisor.shell.control import audit, cordons, observe
 from supervisor.shell.control.audit import _KINDS
 from supervisor.wire import keys
-from supervisor.wire.records import CheckResult, NodeCheck, Registration, encode
+from supervisor.wire.records import CheckResult, NodeCheck, Registration, RunRecord, encode
 from tests.helpers.reasons import STARTS
-from tests.unit.shell.records import MEMORY, mirror_of, registration, run_values
+from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
 
 OF_NODES = {
     re.sub(
@@ -50,6 +50,25 @@ def test_a_record_that_names_another_is_not_read(key: str) -> None:
             mirror = mirror_of({at: encode(replace(right, **{name: other}))})
             assert mirror.record(at, kind) is None
             assert f"it names the {name} {other!r}" in audit.audit(mirror, [at])[at]
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1/metrics?x=", "h:1,g:2", "a b", "\x1b[2J", "[fd00::1]:22/"])
+def test_an_address_that_is_none_is_not_read(address: str) -> None:
+    at = keys.registration("n1")
+    assert mirror_of(registration("n1", address=address)).record(at, Registration) is None
+    for right in ("10.0.0.1", "fd00::1", "fe80::1%eth0", "n1.example.org", ""):
+        assert mirror_of(registration("n1", address=right)).record(at, Registration) is not None
+
+
+def test_a_node_of_one_run_is_no_service_host_of_another() -> None:
+    """Its processes would be the other run's lighthouse."""
+    forged = registration("n1", role="service", allocation="")
+    other = replace(SPEC, name="other")
+    launched = {keys.spec("other"): encode(RunRecord(spec=other, run_dir="/runs/other", launched_unix_s=0.0))}
+    for state, there in (("granted", False), ("gone", True)):
+        grant = {keys.grant("run", "run-a1"): encode(Grant(key="run-a1", state=state, nodes=("n1",)))}
+        values = mirror_of({**run_values(OTHERS), **launched, **forged, **grant})
+        assert ("n1" in observe.observed(values, "other", Memory(), 0.0, 0.0).nodes) is there
 
 
 def test_a_host_of_several_nodes_is_one() -> None:
