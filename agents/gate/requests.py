@@ -6,11 +6,11 @@ HTTP/2 frames, and passes them unchanged once it knows what they ask.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import BytesValue, StringValue
 from hpack import Decoder, HPACKError
-from hyperframe.exceptions import HyperframeError
-from hyperframe.frame import ContinuationFrame, DataFrame, Frame, HeadersFrame, RstStreamFrame
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """First bytes of an HTTP/2 client (RFC 9113, 3.4)."""
@@ -25,9 +25,40 @@ MESSAGE_BYTES = 65_536
 STREAMS = 100
 """Most requests at once. A manager has one heartbeat and one quorum."""
 
+DATA, HEADERS, RST_STREAM, CONTINUATION = 0, 1, 3, 9
+"""Kinds of frames (RFC 9113, 6)."""
+END_STREAM, END_HEADERS, PADDED, PRIORITY = 0x1, 0x4, 0x8, 0x20
+"""Flags of DATA and HEADERS (6.1, 6.2)."""
+
 _HEAD = 9
+"""Bytes before a frame: 3 of its length, its kind, its flags, 4 of its stream (4.1)."""
 _PREFIX = 5
 """Bytes before a gRPC message: whether it is compressed, and its length."""
+
+
+class _Frame(NamedTuple):
+    kind: int
+    flags: int
+    stream: int
+    whole: bytes
+
+    @property
+    def body(self) -> bytes:
+        return self.whole[_HEAD:]
+
+
+def _take_frame(unread: bytearray) -> _Frame | None:
+    """Takes the first frame out, if it is whole. Raises Refused for one that is too long."""
+    if len(unread) < _HEAD:
+        return None
+    length = int.from_bytes(unread[:3])
+    if length > FRAME_BYTES:
+        raise Refused(f"a frame of {length} bytes")
+    if len(unread) < _HEAD + length:
+        return None
+    whole = bytes(unread[: _HEAD + length])
+    del unread[: _HEAD + length]
+    return _Frame(whole[3], whole[4], int.from_bytes(whole[5:_HEAD]) & 0x7FFFFFFF, whole)
 
 
 class Refused(ValueError):
@@ -54,8 +85,9 @@ class Requests:
         self._unread += data
         if not self._began and not self._begin():
             return b""
-        while (frame := self._next_frame()) is not None:
+        while (frame := _take_frame(self._unread)) is not None:
             self._read(frame)
+            self._ready += frame.whole
         if any(message for _, message in self._asks.values()):
             return b""
         ready, self._ready = bytes(self._ready), bytearray()
@@ -70,48 +102,33 @@ class Requests:
             self._began = True
         return self._began
 
-    def _next_frame(self) -> Frame | None:
-        if len(self._unread) < _HEAD:
-            return None
-        try:
-            frame, length = Frame.parse_frame_header(memoryview(bytes(self._unread[:_HEAD])))
-            if length > FRAME_BYTES:
-                raise Refused(f"a frame of {length} bytes")
-            if len(self._unread) < _HEAD + length:
-                return None
-            frame.parse_body(memoryview(bytes(self._unread[_HEAD : _HEAD + length])))
-        except HyperframeError as error:
-            raise Refused(f"a frame that cannot be read: {error}") from error
-        self._ready += self._unread[: _HEAD + length]
-        del self._unread[: _HEAD + length]
-        return frame
+    def _read(self, frame: _Frame) -> None:
+        if frame.kind in (DATA, HEADERS) and frame.flags & (PADDED | PRIORITY):
+            raise Refused("a padded frame")
+        if frame.kind == HEADERS:
+            self._open(frame)
+        elif frame.kind == CONTINUATION:
+            raise Refused("headers in several frames")
+        elif frame.kind == DATA:
+            self._take(frame.stream, frame.body)
+            if frame.flags & END_STREAM:
+                self._asks.pop(frame.stream, None)
+        elif frame.kind == RST_STREAM:
+            self._asks.pop(frame.stream, None)
 
-    def _read(self, frame: Frame) -> None:
-        match frame:
-            case HeadersFrame():
-                self._open(frame)
-            case ContinuationFrame():
-                raise Refused("headers in several frames")
-            case DataFrame():
-                self._take(frame.stream_id, frame.data)
-                if "END_STREAM" in frame.flags:
-                    self._asks.pop(frame.stream_id, None)
-            case RstStreamFrame():
-                self._asks.pop(frame.stream_id, None)
-
-    def _open(self, frame: HeadersFrame) -> None:
+    def _open(self, frame: _Frame) -> None:
         try:
-            paths = [value for name, value in self._headers.decode(frame.data, raw=True) if name == b":path"]
+            paths = [value for name, value in self._headers.decode(frame.body, raw=True) if name == b":path"]
         except HPACKError as error:
             raise Refused(f"headers that cannot be read: {error}") from error
-        if "END_HEADERS" not in frame.flags or frame.stream_id in self._asks:
+        if not frame.flags & END_HEADERS or frame.stream in self._asks:
             raise Refused("headers in several frames")
         if paths not in ([HEARTBEAT], [QUORUM]):
             raise Refused(f"it asks for {paths!r}")
         if len(self._asks) >= STREAMS:
             raise Refused(f"more than {STREAMS} requests at once")
-        if "END_STREAM" not in frame.flags:
-            self._asks[frame.stream_id] = paths[0], bytearray()
+        if not frame.flags & END_STREAM:
+            self._asks[frame.stream] = paths[0], bytearray()
 
     def _take(self, stream: int, data: bytes) -> None:
         path, message = self._asks.get(stream, (b"", bytearray()))
@@ -140,20 +157,16 @@ class Answers:
         frames are in order."""
         self._unread += data
         newest = 0
-        while len(self._unread) >= _HEAD:
-            frame, length = Frame.parse_frame_header(memoryview(bytes(self._unread[:_HEAD])))
-            if len(self._unread) < _HEAD + length:
-                break
-            if isinstance(frame, DataFrame) and frame.stream_id not in self._begun:
-                self._begun.add(frame.stream_id)
-                newest = max(newest, _quorum_id(self._unread[_HEAD + _PREFIX : _HEAD + length]))
-            if "END_STREAM" in frame.flags:
-                self._begun.discard(frame.stream_id)
-            del self._unread[: _HEAD + length]
+        while (frame := _take_frame(self._unread)) is not None:
+            if frame.kind == DATA and frame.stream not in self._begun:
+                self._begun.add(frame.stream)
+                newest = max(newest, _quorum_id(frame.body[_PREFIX:]))
+            if frame.kind in (DATA, HEADERS) and frame.flags & END_STREAM:
+                self._begun.discard(frame.stream)
         return newest
 
 
-def _quorum_id(answer: bytearray) -> int:
+def _quorum_id(answer: bytes) -> int:
     """Returns field 1 (a number) of field 1 (the quorum) of an answer that may be cut off after them; 0 if it has none."""
     try:
         if answer[0] != 0x0A:
@@ -164,7 +177,7 @@ def _quorum_id(answer: bytearray) -> int:
         return 0
 
 
-def _varint(data: bytearray, at: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         value, shift, at, more = value | (data[at] & 0x7F) << shift, shift + 7, at + 1, data[at] & 0x80

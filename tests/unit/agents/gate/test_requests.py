@@ -130,6 +130,11 @@ FORGED = {
     ),
     "a frame too long": ([Client().head(QUORUM), DataFrame(1, bytes(FRAME_BYTES + 1))], "a frame of"),
     "not UTF-8": ([*Client().asks(HEARTBEAT, message(b"\n\x02\xff\xfe"))], "cannot be read"),
+    "padded headers": (
+        [HeadersFrame(1, Encoder().encode([(b":path", HEARTBEAT)]), flags=["END_HEADERS", "PADDED"])],
+        "padded",
+    ),
+    "padded data": ([Client().head(HEARTBEAT), DataFrame(1, heartbeat(OWN), flags=["PADDED"])], "padded"),
     "headers that are none": ([HeadersFrame(1, b"\xff\xff\xff\xff\xff\xff", flags=["END_HEADERS"])], "cannot be read"),
 }
 
