@@ -165,10 +165,10 @@ class Checkpoints:
         Sets the manager's step too. Raises CheckpointLost when there should be one and none can be read, and
         CheckpointRefused.
         """
-        if why := refuse_open(self._launch.run_dir, self._launch.checkpoint):
-            raise CheckpointRefused(why)
         unread = ""
         for mark in self._agreement.choose(self._candidates()):
+            if why := refuse_open(self._launch.run_dir, mark):
+                raise CheckpointRefused(why)
             error = self._load(mark)
             if error is None:
                 return int(mark.step)

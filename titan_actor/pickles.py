@@ -40,14 +40,10 @@ PLACE = frozenset(
         "torch.Size",
         "torch._utils._rebuild_tensor_v2",
         "torch.storage._load_from_bytes",
-        *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
-        "numpy._core.numeric._frombuffer",
-        "numpy.core.numeric._frombuffer",
-        "numpy.ndarray",
-        "numpy.dtype",
     }
 )
-"""The contents of a data loader's state: plain values, tensors and arrays."""
+"""The contents of a data loader's state: plain values and tensors. None of numpy: its dtype can lay objects over any
+bytes."""
 
 
 class Refused(BaseException):
@@ -73,11 +69,12 @@ class _Unpickler(pickle.Unpickler):
         """Returns what a pickle names. Raises Refused."""
         import torch
 
-        full = f"{module}.{name}"
+        # as Python 3.13 writes it
+        full = f"{'pathlib' if module == 'pathlib._local' else module}.{name}"
         if full == "torch.storage._load_from_bytes" and full in self._known:
             return _tensors_only
         if full in self._known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
-            return super().find_class(module, name)
+            return super().find_class(full.rpartition(".")[0], name)
         for one in torch.serialization.get_safe_globals():
             value, given = one if isinstance(one, tuple) else (one, f"{one.__module__}.{one.__qualname__}")
             if given == full:

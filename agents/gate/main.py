@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.gate.etcd import Answer, Orders, OrdersWatch, Publisher
-from agents.gate.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYTES, LINKS, PING, PONG
+from agents.gate.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, LINKS, PING, PONG
 from agents.gate.lighthouse_child import FROZEN_S, GateFailed, Lighthouse
 from agents.gate.requests import Answers, Refused, Requests
 from agents.gate.state import GateState
@@ -46,6 +46,10 @@ SETTLE_S = 0.06
 HEADER_WITHIN_S = 5.0
 UNKNOWN = 256
 """Most connections without a first line. A forwarder sends its own at once."""
+REQUEST_BYTES = 4096
+"""Bytes of a manager that are looked at in one turn: at most 455 frames, in 2 ms."""
+HELD_BYTES = 1 << 16
+"""Most bytes of a manager that waits to be admitted: hours of requests that timed out."""
 NO_DESCRIPTOR_S = 0.1
 """Seconds until the next try to accept a connection."""
 VISITORS = 4 * LINKS
@@ -396,7 +400,10 @@ class Gate:
 
     async def _built(self, visitor: Visitor, line: bytes) -> None:
         replica_id = str(json.loads(line.removeprefix(BUILT))["replica_id"])
-        self._state.built(*visitor.key, replica_id, self._loop.time())
+        if not self._state.built(*visitor.key, replica_id, self._loop.time()):
+            what = "group %d generation %d is not built as %s: it has another replica id, or another group has this one"
+            log.warning(what, *visitor.key, replica_id, extra=self._about(*visitor.key))
+            return
         log.info("group %d generation %d is built: %s", *visitor.key, replica_id, extra=self._about(*visitor.key))
         self._review()
         self._tick()
@@ -422,7 +429,9 @@ class Gate:
             # connecting yielded to other tasks: what was admitted may be stale by now
             if self._passage(visitor) != "admit":
                 return
-            writer.write(asked.passing(bytes(held)))
+            for at in range(0, len(held), REQUEST_BYTES):
+                writer.write(asked.passing(bytes(held[at : at + REQUEST_BYTES])))
+                await asyncio.sleep(0)
             pumps = {
                 asyncio.create_task(self._inward(visitor, asked, writer)),
                 asyncio.create_task(self._outward(reader, visitor)),
@@ -486,12 +495,13 @@ class Gate:
 
     async def _inward(self, visitor: Visitor, asked: Requests, lighthouse: asyncio.StreamWriter) -> None:
         try:
-            while data := await visitor.reader.read(CHUNK):
+            while data := await visitor.reader.read(REQUEST_BYTES):
                 if self._passage(visitor) != "admit":
                     return
                 self._heard(visitor, data)
                 lighthouse.write(asked.passing(data))
                 await lighthouse.drain()
+                await asyncio.sleep(0)  # neither read nor drain gives others their turn while there is more
         except Refused as refused:
             self._refuse(visitor, refused)
         except OSError:

@@ -89,6 +89,8 @@ class Requests:
             self._read(frame)
             self._ready += frame.whole
         if any(message for _, message in self._asks.values()):
+            if len(self._ready) > 2 * MESSAGE_BYTES:
+                raise Refused("a message that does not end")
             return b""
         ready, self._ready = bytes(self._ready), bytearray()
         return ready

@@ -104,14 +104,20 @@ class GateState:
         if not self.is_stale(group, generation):
             self._of(group, generation).came = True
 
-    def built(self, group: int, generation: int, replica_id: str, now: float) -> None:
+    def built(self, group: int, generation: int, replica_id: str, now: float) -> bool:
+        """Notes that a generation is built under this id. Returns false if it speaks under another one, or another
+        has this: its manager could then speak for that."""
         if self.is_stale(group, generation):
-            return
+            return True
         entry = self._of(group, generation)
+        of_others = {other.replica_id for key, other in self.generations.items() if key != (group, generation)}
+        if replica_id in of_others or (entry.spoken and entry.replica_id != replica_id):
+            return False
         entry.came, entry.replica_id, entry.loss_confirmed = True, replica_id, False
         entry.hear(b"", now)
         if self.first_built_at is None:
             self.first_built_at = now
+        return True
 
     def replica_id(self, group: int, generation: int) -> str:
         """Returns the id under which the generation was built; empty if it was not."""

@@ -23,13 +23,16 @@ def folder_of(run_dir: str) -> Path:
 
 
 def refuse_open(run_dir: str, mark: CheckpointMark | None) -> str:
-    """Returns a sentence if a stranger may write into the folder of checkpoints, or into that of `mark`; empty: none may.
+    """Returns a sentence if the folder of checkpoints or that of `mark` is a stranger's, or all may write into the latter;
+    empty if not.
 
     Strangers are all but this user, root, the owner of the run's folder, and the group if it may write into the folder
-    of checkpoints. Raises OSError.
+    of checkpoints. Where all may write into that, the mode of `mark` says nothing: a mount gives it to all. Raises
+    OSError.
     """
     top = folder_of(run_dir)
-    shared = top.exists() and top.stat().st_mode & stat.S_IWGRP
+    mode = top.stat().st_mode if top.exists() else 0
+    shared = mode & (stat.S_IWGRP | stat.S_IWOTH) == stat.S_IWGRP
     for folder in (folder for folder in [top, *([Path(mark.path)] if mark is not None else [])] if folder.exists()):
         about = folder.stat()
         known = about.st_uid in (0, os.geteuid(), os.stat(run_dir).st_uid)
@@ -38,7 +41,7 @@ def refuse_open(run_dir: str, mark: CheckpointMark | None) -> str:
                 f"{folder} belongs to another user ({_name(about.st_uid)}), who so decides what is trained: remove it, "
                 "or give it by chown to the user who trains"
             )
-        if about.st_mode & stat.S_IWOTH:
+        if about.st_mode & stat.S_IWOTH and not mode & stat.S_IWOTH:
             return f"every user may write into {folder}: run `chmod o-w {folder}`, and see that its files are yours"
     return ""
 

@@ -14,8 +14,8 @@ from supervisor.core.round.view import RoundView
 QUORUM_ID_MARGIN = 100
 """Quorum ids that are skipped: a node's last report may be some quorums behind; raising by 2,000 takes 1.4 s."""
 QUORUM_IDS_UNSEEN = 10_000
-"""Quorums that ranks may report beyond the gate's own report, which a restored backup may make old. Without a limit a node
-that turned could report a number up to which no lighthouse ever gets."""
+"""Quorums that ranks may report beyond those that the gate has reported, which a restored backup may make old. Without a
+limit a node that turned could report a number up to which no lighthouse ever gets."""
 
 MARGIN_S = 1.0
 """Seconds that a gate's own timers add to their timeouts on a busy machine; they tick every 20 ms."""
@@ -172,6 +172,5 @@ def _newest_quorum(r: RoundView, seat: Lighthouse) -> int:
     """Returns the highest number of a quorum that the seat's lighthouse may have given."""
     reported = max((rank.quorum_id for node in r.observed.nodes.values() for rank in node.ranks), default=0)
     gate = _gate(r, seat)
-    if gate is None or not gate.quorum_id:
-        return reported
-    return max(gate.quorum_id, min(reported, gate.quorum_id + QUORUM_IDS_UNSEEN))
+    seen = gate.quorum_id if gate is not None else 0
+    return max(seen, min(reported, max(seen, seat.quorum_ids_above) + QUORUM_IDS_UNSEEN))

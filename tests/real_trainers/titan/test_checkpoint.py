@@ -245,14 +245,13 @@ def test_a_folder_of_another_user_or_open_to_all_is_refused(tmp_path: Path) -> N
     mark = folder(tmp_path, 5)
     above, own = tmp_path / "checkpoints", Path(mark.path)
     assert checkpoint.refuse_open(str(tmp_path), mark) == ""
-    for place in (above, own):
-        place.chmod(0o770)
+    for mode in (0o770, 0o772):
+        above.chmod(mode)
         assert checkpoint.refuse_open(str(tmp_path), mark) == ""
-        place.chmod(0o772)
-        assert f"every user may write into {place}: run `chmod o-w {place}`" in checkpoint.refuse_open(
-            str(tmp_path), mark
-        )
-        place.chmod(0o700)
+    own.chmod(0o772)
+    assert checkpoint.refuse_open(str(tmp_path), mark) == "", "as a mount gives it to all"
+    above.chmod(0o770)
+    assert f"every user may write into {own}: run `chmod o-w {own}`" in checkpoint.refuse_open(str(tmp_path), mark)
     assert checkpoint.refuse_open(str(tmp_path / "none"), None) == ""
 
 
@@ -272,12 +271,14 @@ def test_a_folder_of_another_user_is_refused_unless_the_run_is_theirs_or_a_group
     assert checkpoint.refuse_open(str(tmp_path), mark) == "", (
         "a group shares it on purpose, and another of it saved this one"
     )
+    (tmp_path / "checkpoints").chmod(0o777)
+    assert "belongs to another user (nobody)" in checkpoint.refuse_open(str(tmp_path), mark)
 
 
 @pytest.mark.trainers
 def test_a_start_from_an_open_folder_ends_with_a_sentence(groups: Groups) -> None:
     mark = folder(groups.run_dir, 5)
-    (groups.run_dir / "checkpoints").chmod(0o777)
+    Path(mark.path).chmod(0o777)
     rank = groups.start(0, groups=1, checkpoint=mark)
     assert rank.exit_code() == 1
     assert rank.progress is not None

@@ -7,11 +7,19 @@ import socket
 
 import pytest
 
+from supervisor.wire import local_peer
 from supervisor.wire.local_peer import is_ours
 
 
+@pytest.mark.parametrize("way", ["sock_diag", "proc"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.3", "::1"])
-def test_a_connection_of_our_own_is_ours_until_its_end_is_closed(host: str) -> None:
+def test_a_connection_of_our_own_is_ours_until_its_end_is_closed(
+    host: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "proc":
+        monkeypatch.setattr(local_peer, "_ask", lambda *_: None)
+    else:
+        monkeypatch.setattr(local_peer, "_listed", lambda *_: pytest.fail("this kernel has no sock_diag"))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as server:
         client = socket.create_connection(server.getsockname()[:2])

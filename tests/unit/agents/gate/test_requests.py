@@ -129,6 +129,10 @@ FORGED = {
         [Client().head(QUORUM), *(DataFrame(1, b"\0\xff\xff\xff\xff" + bytes(16_000)) for _ in range(5))],
         "no request",
     ),
+    "a message that does not end": (
+        [Client().head(QUORUM), DataFrame(1, b"\0"), *(PingFrame(0, b"12345678") for _ in range(10_000))],
+        "does not end",
+    ),
     "a frame too long": ([Client().head(QUORUM), DataFrame(1, bytes(FRAME_BYTES + 1))], "a frame of"),
     "not UTF-8": ([*Client().asks(HEARTBEAT, message(b"\n\x02\xff\xfe"))], "cannot be read"),
     "padded headers": (

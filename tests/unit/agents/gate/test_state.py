@@ -101,6 +101,18 @@ def test_a_silence_is_doubted_until_etcd_has_answered_since() -> None:
     assert gate.doubted(5.0) == ((1, 1),), "the shim's word is a loss like any other"
 
 
+def test_a_group_takes_no_id_of_another() -> None:
+    """Each sees the ids of all in every quorum."""
+    gate = state({0: 1, 1: 1})
+    alive(gate, 0, 1, 0.0)
+    alive(gate, 1, 1, 0.0)
+    assert not gate.built(0, 1, "toy_1:g1", 0.1), "it is another's"
+    assert not gate.built(0, 1, "toy_0:other", 0.1), "it speaks under its own"
+    assert not gate.built(0, 2, "toy_1:g1", 0.1)
+    assert gate.built(0, 1, "toy_0:g1", 0.1), "as the forwarder repeats it"
+    assert (gate.replica_id(0, 1), gate.replica_id(0, 2), gate.beats(0.5)) == ("toy_0:g1", "", ("toy_0:g1", "toy_1:g1"))
+
+
 def test_an_id_that_its_manager_never_used_is_not_beaten_for() -> None:
     gate = state({0: 1})
     gate.built(0, 1, "toy_0:typo", 0.0)

@@ -45,7 +45,7 @@ def test_a_lighthouse_whose_shim_says_that_it_ended_is_followed_at_once_on_the_s
 
 def test_a_node_that_reports_a_quorum_that_never_was_does_not_keep_the_next_lighthouse_from_beginning() -> None:
     """It would raise its ids for ever."""
-    for of_gate, reported, above in ((40, 2**62, 10_140), (40, 41, 141), (300, 41, 400), (0, 20_000, 20_100)):
+    for of_gate, reported, above in ((40, 2**62, 10_140), (40, 41, 141), (300, 41, 400), (0, 2**62, 10_100)):
         w = world()
         w.gate = replace(w.gate, quorum_id=of_gate)
         w.commit(1, gate="host:1", reaches_gate=True, quorum_id=reported)
