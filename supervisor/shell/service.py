@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from supervisor.ports.engine import Engine
 from supervisor.ports.errors import Fatal, PortError, Retryable
 from supervisor.ports.store import Term
-from supervisor.shell import failpoints
+from supervisor.shell import enroll, failpoints
 from supervisor.shell.control import version_guard
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.leader import keep_port, kept_port
@@ -53,9 +53,11 @@ def serve(
 ) -> None:
     """Runs a supervisor until `stop`. `metrics` is the address and port of the page and /metrics. For port 0, `_served`
     finds one, which the leader's record names. Waits for an etcd that is away. `home` is the system's folder. Raises
-    Fatal if the engine cannot work at all."""
+    Fatal if the engine cannot work at all; SecurityError if it cannot sign nodes' certificates with `signs`."""
     failpoints.armed()
     security = security or Security()
+    if security.signs:
+        enroll.check(security)
     connected = _connected(etcd, security, stop)
     if connected is None:
         return
@@ -65,6 +67,8 @@ def serve(
     try:
         built = registry.built(registry.Context(home=home, etcd=tuple(etcd), security=security.path))
         server = _served(telemetry.metrics.registry, page, metrics, security, home)
+        if security.signs:
+            enroll.serve(store, security)
         me = LeaderRecord(
             host=socket.gethostname(),
             pid=os.getpid(),

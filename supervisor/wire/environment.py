@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from supervisor.wire.enrollment import VARIABLE as ENROLL
 from supervisor.wire.programs import CONTROL_PLANE, PART
 from supervisor.wire.security import VARIABLE
 
@@ -95,7 +96,7 @@ RULES = (
     Rule(("ETCD_UNSUPPORTED_ARCH",), "kept", "etcd does not start without it on some machines", of="etcd"),
     Rule(("ETCD_*",), "removed", "etcd refuses to start where it contradicts our flags", of="etcd"),
     Rule(
-        ("SUPERVISOR_ETCD", VARIABLE, CONTROL_PLANE, PART),
+        ("SUPERVISOR_ETCD", VARIABLE, ENROLL, CONTROL_PLANE, PART),
         "removed",
         "for people and the control plane; a node's processes get arguments instead",
         of="node",

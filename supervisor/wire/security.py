@@ -32,8 +32,8 @@ VARIABLE = "SUPERVISOR_SECURITY"
 """Environment variable that stands for `--security`."""
 
 _FILES = ("ca", "cert", "key")
-_PATHS = (*_FILES, "crl", "nodes")
-_KEYS = (*_PATHS, "insecure")
+_PATHS = (*_FILES, "crl", "nodes", "signs")
+_KEYS = (*_PATHS, "enroll", "insecure")
 
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name."""
@@ -84,6 +84,10 @@ class Security:
     """PEM: the certificates that our authority has revoked, a list for each authority in `ca`. Empty: none is checked."""
     nodes: str = ""
     """Folder of the nodes' security files; empty: the folder of ours."""
+    signs: str = ""
+    """PEM: the key with which a supervisor signs certificates of nodes. It belongs to a certificate in `ca`."""
+    enroll: tuple[str, ...] = ()
+    """Addresses, IP:PORT, at which nodes ask supervisors for a certificate. Each listens at one that its machine has."""
     insecure: bool = False
     """Nothing is encrypted."""
     accepts_holes: bool = False
@@ -133,12 +137,18 @@ def load(path: str | Path) -> Security:
     named = {name: str(file.parent / body[name]) for name in _PATHS if name in body}
     insecure = body.get("insecure", False)
     security = Security(
-        insecure=insecure and not named, accepts_holes=insecure and bool(named), path=str(file), **named
+        insecure=insecure and not named,
+        accepts_holes=insecure and bool(named),
+        path=str(file),
+        enroll=tuple(body.get("enroll", ())),
+        **named,
     )
     if security.tls:
         read_certificate(security)
-        if is_open(Path(security.key).stat()):
-            raise SecurityError(f"others than its owner may use the key {security.key}: run `chmod 600 {security.key}`")
+    # a login node needs no key that signs
+    for key in (security.key, *([security.signs] if security.signs and Path(security.signs).exists() else [])):
+        if key and is_open(Path(key).stat()):
+            raise SecurityError(f"others than its owner may use the key {key}: run `chmod 600 {key}`")
     return security
 
 
@@ -177,17 +187,34 @@ def _check(file: Path, body: dict[str, Any]) -> None:
             raise SecurityError(f"{file}: there is no {name!r}; {hint}")
         if name == "insecure" and not isinstance(value, bool):
             raise SecurityError(f"{file}: insecure = {value!r}: it must be true or false")
-        if name != "insecure" and not (isinstance(value, str) and value):
+        if name == "enroll":
+            _check_enroll(file, value)
+        elif name != "insecure" and not (isinstance(value, str) and value):
             what = "a folder" if name == "nodes" else "a PEM file"
             raise SecurityError(f"{file}: {name} = {value!r}: it must be the path of {what}, in quotes")
     given = [name for name in _PATHS if name in body]
     missing = [name for name in _FILES if name not in body]
     if given and missing:
         raise SecurityError(f"{file}: {', '.join(missing)} is missing: ca, cert and key belong together")
+    if ("signs" in body) != ("enroll" in body):
+        raise SecurityError(f"{file}: signs and enroll belong together: give both, or neither")
     if not given and not body.get("insecure"):
         raise SecurityError(
             f"{file} sets nothing: give ca, cert and key (docs/SECURITY.md says how to make them), or insecure = true"
         )
+
+
+def _check_enroll(file: Path, value: Any) -> None:
+    try:
+        if not value or not isinstance(value, list):
+            raise ValueError
+        for address in value:
+            if ipaddress.ip_address(host_and_port(address)[0].strip("[]")).is_unspecified:
+                raise ValueError
+    except (ValueError, TypeError, AttributeError):
+        raise SecurityError(
+            f'{file}: enroll = {value!r}: it must be a list of IP:PORT, as in ["10.0.0.5:9101"]'
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -267,6 +294,9 @@ def _common_name(certificate: Any) -> str:
     return ""
 
 
+SUPERVISOR = "supervisor"
+"""The common name of supervisors."""
+
 ROOT = "root"
 """The common name of the person who makes etcd's users."""
 
@@ -279,9 +309,9 @@ def node_name(node: str) -> str:
     return f"node-{node}"
 
 
-def server_context(security: Security) -> ssl.SSLContext:
-    """Returns a listener's context: it shows our certificate, and requires one signed by our `ca`. Raises
-    SecurityError.
+def server_context(security: Security, anyone: bool = False) -> ssl.SSLContext:
+    """Returns a listener's context: it shows our certificate, and requires one signed by our `ca`, or none if `anyone`
+    may connect. Raises SecurityError.
 
     It checks the files at every handshake: connections after a change get the new certificate.
     """
@@ -293,6 +323,8 @@ def server_context(security: Security) -> ssl.SSLContext:
         connection.context = newest.context()
 
     context.sni_callback = renew
+    if anyone:
+        context.verify_mode = ssl.CERT_NONE  # a connection keeps that of its first context
     return context
 
 

@@ -53,9 +53,11 @@ class Listener(ThreadingHTTPServer):
         super().__init__((address.strip("[]"), port), handler)
         if security.tls:
             # In each connection's own thread: a silent client would otherwise keep all others out.
-            self.socket = server_context(security).wrap_socket(
-                self.socket, server_side=True, do_handshake_on_connect=False
-            )
+            self.socket = self.tls().wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+
+    def tls(self) -> ssl.SSLContext:
+        """Returns the context of its connections: a client shows a certificate of the authority."""
+        return server_context(self.security)
 
     def serve(self) -> None:
         """Serves in a thread."""

@@ -33,6 +33,7 @@ def test_what_an_outer_job_left_is_removed_and_what_a_user_sets_stays() -> None:
 
 def test_a_node_is_given_nothing_of_the_control_plane() -> None:
     ours = {"SUPERVISOR_ETCD": "h:1", "SUPERVISOR_SECURITY": "/s", "SUPERVISOR_CONTROL_PLANE": "{}", PART: "p"}
+    ours |= {"SUPERVISOR_ENROLL": "{}"}
     assert environment.of_node({**USERS, **OUTER_JOB, **ours}) == USERS
     assert environment.decided({**USERS, **ours}) == {**USERS, **ours}
 
