@@ -20,6 +20,7 @@ from agents.shim.settings import Settings  # noqa: E402
 from supervisor.shell import failpoints  # noqa: E402
 from supervisor.wire import address as addresses  # noqa: E402
 from supervisor.wire import command_line, logged  # noqa: E402
+from supervisor.wire import enrollment as wire_enrollment  # noqa: E402
 from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port  # noqa: E402
 from supervisor.wire.version import missing  # noqa: E402
 
@@ -58,7 +59,8 @@ def run(
         str, typer.Option(envvar=VARIABLE, help="Security file (docs/SECURITY.md). Without it: loopback only.")
     ] = "",
 ) -> None:
-    """Run a node until TERM. Exits 2 for bad input, 1 if another shim, a port or a full disk is in the way."""
+    """Run a node until TERM. Exits 2 for bad input, 1 if another shim, a port or a full disk is in the way, or if no
+    supervisor gives it a certificate."""
     process.open_standard_files()
     settings = Settings(
         node=node,
@@ -78,7 +80,10 @@ def run(
         security=str(Path(security).absolute()) if security else "",
     )
     settings = _resolved(settings)
-    problem = settings.problem() or _wrong_environment() or _not_installed()
+    problem = settings.malformed() or _wrong_environment() or _not_installed()
+    if problem is None:
+        settings = _enrolled(settings)
+        problem = settings.unsafe()
     if problem is not None:
         process.say(problem)
         raise typer.Exit(2)
@@ -147,6 +152,23 @@ def _resolved(settings: Settings) -> Settings:
     except OSError as error:
         process.say(str(error))
         raise typer.Exit(1) from None
+
+
+def _enrolled(settings: Settings) -> Settings:
+    """Gets this node a certificate if its job was given a secret for that. Prints the reason and exits 1 if none comes."""
+    given = os.environ.pop(wire_enrollment.VARIABLE, "")
+    if not given:
+        return settings
+    from agents import enrollment
+
+    try:
+        process.say(f"node {settings.node} asks for its certificate")
+        folder = settings.node_folder / "certificates"
+        file = enrollment.enroll(settings.node, settings.allocation, folder, wire_enrollment.decode(given))
+    except (enrollment.EnrollError, ValueError, OSError) as error:
+        process.say(str(error))
+        raise typer.Exit(1) from None
+    return replace(settings, security=str(file))
 
 
 def _wrong_environment() -> str | None:

@@ -35,6 +35,7 @@ from agents.agent.shim_client import ShimClient, ShimLost, ShimRefused, Watched
 from agents.agent.shim_client import record as to_record
 from agents.agent.start_queue import Starts
 from agents.agent.surroundings import StartFailed
+from agents.enrollment import Renewal
 from agents.health import exit_decoder, machine
 from agents.health.checks.node import NodeChecks, life
 from agents.health.facts import Facts, host
@@ -126,6 +127,7 @@ class Agent:
         self._tickets: dict[int, NodeObserved] = {}
         self._exporter = Exporter(settings.node, version())
         security = settings.credentials()
+        self._renewal = Renewal(settings.security)
         port = self._exporter.serve(settings.address, settings.metrics_port, security)
         registration = Registration(
             node=settings.node,
@@ -188,6 +190,7 @@ class Agent:
         self._checks.start(runs_here=bool(adopted))
         watching = asyncio.create_task(self._shim.watch(watched))
         self._reporter.start()
+        self._renewal.start()
         self._desired.start()
         self._facts.start()
         self._gpus.start(self._facts.soon)
@@ -225,6 +228,7 @@ class Agent:
         for commands in self._commands.values():
             commands.close()
         self._desired.stop()
+        self._renewal.stop()
         self._facts.stop()
         self._gpus.stop()
         self._checks.stop()

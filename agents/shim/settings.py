@@ -61,6 +61,10 @@ class Settings:
 
     def problem(self) -> str | None:
         """Returns a sentence about the first setting that is wrong, or None."""
+        return self.malformed() or self.unsafe()
+
+    def malformed(self) -> str | None:
+        """Returns what `problem` does, without a look at the security file."""
         for option, name in (("node", self.node), ("host", self.host or self.node)):
             if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", name):
                 return f"--{option} {name!r}: a name must be letters, digits, dots, dashes and underscores, 63 at most"
@@ -81,9 +85,10 @@ class Settings:
             return f"--metrics-port {self.metrics_port}: a port must be 0 (any free one) to 65535"
         if not self.address:
             return "--address is empty: give the address at which the other nodes reach this one"
-        return self._unsafe()
+        return None
 
-    def _unsafe(self) -> str | None:
+    def unsafe(self) -> str | None:
+        """Returns a sentence if this node may not listen, or reach etcd, with its security file."""
         try:
             security = checked(self.security, self.etcd, [("what this node listens on", self.address)])
             if not security.tls:
