@@ -1,4 +1,4 @@
-"""`submit` with certificates: the nodes' files are on a shared folder, and the supervisor's key is not."""
+"""`submit` with certificates: nodes get theirs by request, and no key is on a shared folder."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from supervisor.shell.etcd import connect
 from supervisor.shell.etcd.auth import init_auth
 from supervisor.shell.inspect import client, status
 from supervisor.wire import keys
+from supervisor.wire.address import free_ports
+from supervisor.wire.enrollment import secret
 from tests.helpers.tls import Certificates, TlsEtcd, tls_etcd
 
 pytestmark = [
@@ -59,7 +61,7 @@ def cluster(folder: Path) -> Iterator[tuple[Slurm, TlsEtcd, Certificates]]:
     """Yields a Slurm, and an etcd that knows its hosts."""
     certificates = Certificates(folder / "shared")
     nodes = [*HOSTS, *(f"service-{host}" for host in HOSTS)]
-    certificates.make("etcd", "root", "supervisor", *(f"node-{node}" for node in nodes))
+    certificates.make("etcd", "root", "supervisor", *(f"node-service-{host}" for host in HOSTS))
     with tls_etcd(folder / "etcd", certificates) as server, slurm(folder, len(HOSTS)) as lab:
         list(init_auth([server.endpoint], certificates.of("root"), nodes))
         try:
@@ -74,21 +76,20 @@ def _live(lab: Slurm) -> list[str]:
     return [str(job["name"]) for job in lab.jobs() if job["job_state"] in live]
 
 
-def apart(certificates: Certificates, own: Path) -> Path:
-    """Moves the supervisor's files to a folder of its own, and returns its security file there."""
+def signing(certificates: Certificates, own: Path) -> Path:
+    """Copies the files of a control-plane host to a folder of its own, and returns the supervisor's security file."""
     own.mkdir(mode=0o700)
-    for end in ("pem", "key", "toml"):
-        (certificates.folder / f"supervisor.{end}").rename(own / f"supervisor.{end}")
+    names = ("ca.pem", "ca.key", "crl.pem", "supervisor.*", "node-service-*")
+    for file in [file for name in names for file in certificates.folder.glob(name)]:
+        shutil.copy2(file, own)
     file = own / "supervisor.toml"
-    shared = certificates.folder
-    file.write_text(
-        f'ca = "{shared}/ca.pem"\ncrl = "{shared}/crl.pem"\ncert = "supervisor.pem"\nkey = "supervisor.key"\n'
-        f'nodes = "{shared}"\ninsecure = true\n'
-    )
+    (port,) = free_ports(1)
+    with file.open("a") as out:
+        out.write(f'insecure = true\nsigns = "ca.key"\nenroll = ["127.0.0.1:{port}"]\n')
     return file
 
 
-def test_the_supervisors_key_is_not_on_the_nodes_folder(tmp_path: Path) -> None:
+def test_nodes_enroll_and_no_key_is_on_a_shared_folder(tmp_path: Path) -> None:
     with cluster(tmp_path) as (lab, server, certificates):
         run = tmp_path / "run.toml"
         run.write_text(RUN.replace("FOLDER", str(lab.folder / "local")))
@@ -112,8 +113,9 @@ def test_the_supervisors_key_is_not_on_the_nodes_folder(tmp_path: Path) -> None:
         assert 'move the supervisor\'s files to a folder on its own hosts alone, and name the nodes\' folder by `nodes = "FOLDER"`' in said  # fmt: skip
         assert _live(lab) == []
 
-        own = tmp_path / "own"
-        submit(apart(certificates, own), code=0)
+        own, secrets = tmp_path / "own", [b"SUPERVISOR_ENROLL"]
+        submit(signing(certificates, own), code=0)
+        secrets += [secret((own / "ca.key").read_bytes(), f"toy-a{n}").encode() for n in (1, 2, 3)]
         with connect([server.endpoint], security=certificates.of("root")) as store:
 
             def trains() -> bool:
@@ -127,8 +129,30 @@ def test_the_supervisors_key_is_not_on_the_nodes_folder(tmp_path: Path) -> None:
         ]
         assert len(ours) == 2
         for words in ours:
-            assert f"--security={certificates.folder}/node-n".encode() in words
+            assert b"/certificates/node.toml" in words
             assert str(own).encode() not in words
+        of_nodes = [words for words in _commands() if f"SUPERVISOR_NODE_DIR={lab.folder}".encode() in words]
+        assert len(of_nodes) >= 6, "agents, warm processes, trainers"
+        assert not [words for words in (*ours, *of_nodes) if any(secret in words for secret in secrets)]
+        with_key = [file for file in _files(tmp_path) if b"PRIVATE KEY" in file.read_bytes()]
+        local = lab.folder / "local" / "nodes"
+        assert {file.parent for file in with_key} == {own, certificates.folder}, (
+            "the authority's folder, and the supervisor's"
+        )
+        assert not [file for file in with_key if file.name.startswith("node-n")]
+        assert len(list(local.glob("n*/certificates/node.pem"))) == 2
+        shown = [lab.command("scontrol", "show", "job", str(job["job_id"]), "-dd").stdout for job in lab.jobs()]
+        ends = (".log", ".json", ".jsonl")
+        logs = [file.read_text(errors="replace") for file in _files(tmp_path / "runs") if file.suffix in ends]
+        logs += [file.read_text(errors="replace") for file in _files(local) if file.suffix == ".log"]
+        assert sum(log.count("gets a certificate until") for log in logs) == 2
+        with connect([server.endpoint], security=certificates.of("root")) as store:
+            records = [item.value.decode() for item in store.list(keys.PREFIX).items]
+        assert not [text for text in (*shown, *logs, *records) if any(word.decode() in text for word in secrets)]
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file()]
 
 
 def _commands() -> Iterator[bytes]:

@@ -138,10 +138,10 @@ class Commands:
         lines = self._again("scontrol", "show", "config").splitlines()
         return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
 
-    def submit(self, options: Sequence[str], script: str) -> int:
-        """Runs sbatch once and returns the job's number. Raises Refused, without a second try: only the caller can look
+    def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> int:
+        """Runs sbatch once and returns the job's number. `more`: variables of the job beside those of `environment`. Raises Refused, without a second try: only the caller can look
         if the job exists all the same. Raises NumberUnknown."""
-        output = self._once("sbatch", "--parsable", *options, script=script).strip()
+        output = self._once("sbatch", "--parsable", *options, script=script, more=more).strip()
         numbers: list[str] = _NUMBER.findall(output)
         if not numbers:
             raise NumberUnknown(f"sbatch did not print the number of the job that it submitted: {output!r}")
@@ -205,8 +205,8 @@ class Commands:
         except Refused as words:
             raise Fatal(f"{argv[0]}: {words}") from words
 
-    def _once(self, *argv: str, script: str | None = None) -> str:
-        result = _run(argv, self._deadline_s, script)
+    def _once(self, *argv: str, script: str | None = None, more: Mapping[str, str] | None = None) -> str:
+        result = _run(argv, self._deadline_s, script, more)
         if result.returncode == 0:
             return result.stdout
         words = "; ".join(
@@ -266,12 +266,14 @@ def parse_nodes(body: Mapping[str, Any]) -> dict[str, Node]:
     return found
 
 
-def _run(argv: Sequence[str], deadline_s: float, script: str | None = None) -> subprocess.CompletedProcess[str]:
+def _run(
+    argv: Sequence[str], deadline_s: float, script: str | None = None, more: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     try:
         result = subprocess.run(
             argv,
             input=(script or "").encode(errors="surrogateescape"),
-            env=environment(),
+            env={**environment(), **(more or {})},
             cwd="/",  # sbatch makes ours the job's: it may not exist on the node
             capture_output=True,
             check=False,

@@ -30,6 +30,7 @@ from supervisor.shell.engines.slurm.grants import (
     job_state,
 )
 from supervisor.shell.engines.slurm.submission import cancelled, undone
+from supervisor.wire import enrollment
 from supervisor.wire.security import Security, SecurityError, load
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class SlurmEngine:
             options, script = self._submission(request)
             before = frozenset(job.id for job in everybodys)
             try:
-                number = self._commands.submit(options, script)
+                number = self._commands.submit(options, script, self._given(request))
             except Refused as words:
                 if words.too_many:
                     raise RequestDeferred(f"not submitted yet: {words}", after_s=TOO_MANY_S) from words
@@ -257,13 +258,22 @@ class SlurmEngine:
             raise RequestRefused(refusal)
         if security.tls and not request.spec.slurm.exclusive:
             raise RequestRefused(
-                "allocation.slurm.exclusive = false: nodes are then named HOST.JOBID, and no certificate can be made for a "
+                "allocation.slurm.exclusive = false: nodes are then named HOST.JOBID, and no user of etcd can be made for a "
                 "name that is not known in advance; set exclusive = true"
             )
         return (
             slurm_script.options(request, self._comment(request)),
             slurm_script.script(request, self._etcd, security, self._system, self._comment(request)),
         )
+
+    def _given(self, request: Request) -> dict[str, str]:
+        """Returns the job's variables for its nodes' certificates: in neither options nor script, which Slurm shows."""
+        try:
+            security = load(self._security_file)
+            made = enrollment.given(security, _keys(request)) if security.signs else None
+        except SecurityError as error:
+            raise RequestRefused(str(error)) from error
+        return {enrollment.VARIABLE: made.encode()} if made is not None else {}
 
     def _explained(self, request: Request, words: str) -> str:
         """Adds to Slurm's words each key of the run file whose removal alone makes Slurm accept the job. For a time
@@ -347,7 +357,12 @@ def _key_is_shared(security: Security) -> str:
     """Returns a sentence if the supervisor's key lies in the folder that all hosts share for the nodes; empty if not, or
     if that is accepted."""
     nodes = security.nodes_folder.resolve()
-    if not security.tls or security.accepts_holes or not Path(security.key).resolve().is_relative_to(nodes):
+    if (
+        not security.tls
+        or security.signs
+        or security.accepts_holes
+        or not Path(security.key).resolve().is_relative_to(nodes)
+    ):
         return ""
     return (
         f"the supervisor's key {security.key} lies in {nodes}, the folder of the nodes' files, where every trainer can "

@@ -162,7 +162,7 @@ def _node(request: Request, etcd: Sequence[str], security: Security, system: str
     command += f' run --node {node} --host "$SLURMD_NODENAME" --home {FOLDER} --etcd {shlex.quote(",".join(etcd))}'
     command += f" --address auto --allocation {allocation}"
     command += f" --slots {request.slots} --lease-s {request.lease_s}"
-    if security.path:
+    if security.path and not security.signs:
         command += f" --security {_security(security)}"
     # only where Slurm knows switches: elsewhere the address is the host's name alone
     command += ' ${switch:+"--switch=$switch"}'

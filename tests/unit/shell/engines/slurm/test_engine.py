@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from supervisor.shell.engines.slurm import submission
 from supervisor.shell.engines.slurm.commands import Job, Node, NumberUnknown, Refused
 from supervisor.shell.engines.slurm.engine import SlurmEngine
 from supervisor.shell.engines.slurm.script import options, script
+from supervisor.wire import enrollment
 from supervisor.wire.security import Security, SecurityError
 
 COMMENT = "supervisor/abc/a1"
@@ -43,6 +44,8 @@ class Commands:
     def __init__(self, *queue: Job) -> None:
         self.queue = list(queue)
         self.submitted = 0
+        self.given: list[tuple[str, dict[str, str]]] = []
+        """Options and script of each submission, and what its job gets beside the environment."""
         self.cancelled: list[int] = []
         self.drained: list[str] = []
         self.lists: list[Exception | None] = []
@@ -62,7 +65,8 @@ class Commands:
             raise error
         return list(self.queue)
 
-    def submit(self, options: Sequence[str], script: str) -> int:
+    def submit(self, options: Sequence[str], script: str, more: Mapping[str, str]) -> int:
+        self.given.append((f"{options} {script}", dict(more)))
         assert any(option.startswith("--comment=supervisor/abc/") for option in options)
         self.submitted += 1
         number = 100 + self.submitted
@@ -177,9 +181,9 @@ def test_one_that_was_taken_at_the_second_try_is_no_refusal() -> None:
     commands.lists = [None, None]
     real = commands.submit
 
-    def late(options: Sequence[str], script: str) -> int:
+    def late(options: Sequence[str], script: str, more: Mapping[str, str]) -> int:
         commands.done = commands.submitted == 1
-        return real(options, script)
+        return real(options, script, more)
 
     commands.submit = late  # type: ignore[method-assign]
     engine_at(commands).acquire(REQUEST)
@@ -235,8 +239,8 @@ def test_a_strangers_job_is_not_cancelled() -> None:
     commands.done = False
     real = commands.submit
 
-    def another_users(options: Sequence[str], script: str) -> int:
-        number = real(options, script)
+    def another_users(options: Sequence[str], script: str, more: Mapping[str, str]) -> int:
+        number = real(options, script, more)
         commands.queue.append(job(number, uid=os.getuid() + 1))
         return number
 
@@ -470,6 +474,30 @@ def test_a_node_gets_its_file_from_the_nodes_folder(tmp_path: Path) -> None:
     shared = of_supervisor(tmp_path, nodes=f"{tmp_path}/shared")
     assert f'--security {tmp_path}/shared/node-"$SLURMD_NODENAME".toml' in script(REQUEST, ["e:1"], shared, "abc")
     assert f"{tmp_path}/own" not in script(REQUEST, ["e:1"], shared, "abc")
+
+
+@pytest.mark.parametrize("together", [(), ("a1", "a2")])
+def test_a_job_gets_secrets_by_its_environment_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: tuple[str, ...]
+) -> None:
+    signs = of_supervisor(tmp_path, signs=str(tmp_path / "ca.key"), enroll=("10.0.0.5:9101",))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "ca.pem").write_text("the authority")
+    (tmp_path / "ca.key").write_bytes(b"the key")
+    monkeypatch.setattr(slurm, "load", lambda path: signs)
+    commands = Commands()
+    commands.comment = OF_GROUP if together else COMMENT
+    engine_at(commands).acquire(replace(REQUEST, together=together))
+    ((shown, given),) = commands.given
+    assert list(given) == ["SUPERVISOR_ENROLL"]
+    found = enrollment.decode(given["SUPERVISOR_ENROLL"])
+    assert (found.addresses, found.ca) == (("10.0.0.5:9101",), "the authority")
+    assert found.secrets == {key: enrollment.secret(b"the key", key) for key in together or ("a1",)}
+    assert not any(secret in shown for secret in found.secrets.values())
+    assert "--security" not in shown
+    (tmp_path / "ca.key").unlink()
+    with pytest.raises(RequestRefused, match=r"ca\.key cannot be read: No such file"):
+        engine_at(Commands()).acquire(REQUEST)
 
 
 @pytest.mark.parametrize("nodes", ["", "own", "."])
