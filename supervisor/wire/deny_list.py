@@ -1,4 +1,4 @@
-"""Reads when a deny list (an X.509 CRL) lapses, which Python's `ssl` does not say.
+"""Reads from when to when a deny list (an X.509 CRL) holds, which Python's `ssl` does not say.
 
 Standard library only: the shim imports this.
 """
@@ -15,17 +15,19 @@ _PEM = re.compile(r"-----BEGIN X509 CRL-----(.+?)-----END X509 CRL-----", re.DOT
 _UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
 
 
-def lapses_unix_s(pem: str) -> float:
-    """Returns when the first of the lists in a PEM file lapses; infinity if none does. OpenSSL has taken them before."""
-    return min((_next_update(base64.b64decode(found)) for found in _PEM.findall(pem)), default=math.inf)
+def holds_unix_s(pem: str) -> tuple[float, float]:
+    """Returns from when to when all lists of a PEM file hold; infinity if none lapses. OpenSSL has taken them before.
+    Raises ValueError or IndexError for what is no list."""
+    spans = [_updates(base64.b64decode(found)) for found in _PEM.findall(pem)]
+    return max((begins for begins, _ in spans), default=0.0), min((lapses for _, lapses in spans), default=math.inf)
 
 
-def _next_update(der: bytes) -> float:
+def _updates(der: bytes) -> tuple[float, float]:
     # CertificateList is a sequence, and so is its first part, in which the times are thisUpdate and nextUpdate (RFC 5280, 5.1)
     (_, whole), *_ = _parts(der)
     (_, content), *_ = _parts(whole)
     times = [_time(tag, value) for tag, value in _parts(content) if tag in (_UTC_TIME, _GENERALIZED_TIME)]
-    return times[1] if len(times) > 1 else math.inf
+    return times[0], times[1] if len(times) > 1 else math.inf
 
 
 def _parts(der: bytes) -> Iterator[tuple[int, bytes]]:

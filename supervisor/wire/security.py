@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
-from supervisor.wire.deny_list import lapses_unix_s
+from supervisor.wire.deny_list import holds_unix_s
 
 log = logging.getLogger(__name__)
 
@@ -364,8 +364,15 @@ class Reloading:
 
 
 def list_lapses(security: Security) -> float:
-    """Returns when the deny list lapses; infinity without one. Raises OSError."""
-    return lapses_unix_s(Path(security.crl).read_text()) if security.crl else math.inf
+    """Returns when the deny list lapses; infinity without one. Raises OSError, SecurityError."""
+    return _list_holds(security.crl)[1] if security.crl else math.inf
+
+
+def _list_holds(crl: str) -> tuple[float, float]:
+    try:
+        return holds_unix_s(Path(crl).read_text(errors="replace"))
+    except (ValueError, IndexError) as error:
+        raise SecurityError(f"crl = {crl} cannot be read: {error}") from error
 
 
 def lapsed(security: Security, lapses_unix_s: float) -> str:
@@ -418,6 +425,11 @@ def _deny(context: ssl.SSLContext, crl: str) -> None:
     after = context.cert_store_stats()
     if after["x509"] != before["x509"] or after["crl"] == before["crl"]:
         raise SecurityError(f"crl = {crl} must have lists of revoked certificates (X509 CRL) alone")
+    if (ahead_s := _list_holds(crl)[0] - time.time()) > 0:
+        raise SecurityError(
+            f"crl = {crl} holds only in {ahead_s:.0f} s, and refuses every connection until then: set this machine's clock, "
+            "or have the list begin an hour back"
+        )
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 

@@ -43,7 +43,7 @@ class Certificates:
         """Puts their certificates so far on the deny list."""
         subprocess.run(["sh", str(SCRIPT), str(self.folder), "--revoke", *names], check=True)
 
-    def list_again(self, seconds: float) -> None:
+    def list_again(self, seconds: float, begins_in_s: float = -3600.0) -> None:
         """Makes an empty deny list that lapses so soon."""
         config = self.folder / "list.config"
         config.write_text(
@@ -54,7 +54,13 @@ class Certificates:
         until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
         command = ["openssl", "ca", "-config", config, "-gencrl", "-out", self.folder / "crl.new"]
         command += ["-cert", self.folder / "ca.pem", "-keyfile", self.folder / "ca.key"]
-        times = ["-crl_lastupdate", "20200101000000Z", "-crl_nextupdate", until.strftime("%Y%m%d%H%M%SZ")]
+        begins = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=begins_in_s)
+        times = [
+            "-crl_lastupdate",
+            begins.strftime("%Y%m%d%H%M%SZ"),
+            "-crl_nextupdate",
+            until.strftime("%Y%m%d%H%M%SZ"),
+        ]
         subprocess.run([*command, *times], check=True, capture_output=True)
         (self.folder / "crl.new").rename(self.folder / "crl.pem")
 

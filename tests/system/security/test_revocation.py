@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import socket
 import ssl
@@ -21,7 +22,7 @@ from supervisor.ports.errors import Retryable
 from supervisor.shell.etcd import connect
 from supervisor.shell.inspect.doctor import trust
 from supervisor.shell.metrics.listener import Handler, Listener
-from supervisor.wire.security import Reloading, Security, SecurityError, load
+from supervisor.wire.security import Reloading, Security, SecurityError, list_lapses, load
 from tests.helpers.tls import Certificates, tls_etcd
 from tests.helpers.tls_client import client_context, metrics
 from tests.system.security.test_forwarder import listening, tries
@@ -106,6 +107,12 @@ def test_a_forwarder_and_a_gate_refuse_it(certificates: Certificates, capfd: pyt
     assert asyncio.run(header("node-n2")) is None
 
 
+def test_a_list_may_have_words_of_any_encoding(certificates: Certificates) -> None:
+    crl = certificates.folder / "crl.pem"
+    crl.write_bytes("Aussteller: Süd\n".encode("latin-1") + crl.read_bytes())
+    assert not math.isinf(list_lapses(certificates.of("node-n1")))
+
+
 def test_a_list_that_cannot_be_used_leaves_the_last_one(
     certificates: Certificates, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,8 +121,13 @@ def test_a_list_that_cannot_be_used_leaves_the_last_one(
     good, revoked = (client_context(certificates.of(name)) for name in ("node-n2", "node-n1"))
     certificates.revoke("node-n1")
     crl = certificates.folder / "crl.pem"
+    before = crl.read_text()
+    certificates.list_again(3600.0, begins_in_s=600.0)
+    ahead = crl.read_text()
+    crl.write_text(before)
     with serving(certificates.of("supervisor")) as port:
         for text, words in (
+            (ahead, "holds only in .* s, and refuses every connection until then: set this machine's clock"),
             ("no list", r"crl = .* cannot be used"),
             (None, "No such file"),
             ((certificates.folder / "ca.pem").read_text(), "must have lists of revoked certificates"),

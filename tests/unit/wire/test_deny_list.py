@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from supervisor.wire.deny_list import lapses_unix_s
+from supervisor.wire.deny_list import holds_unix_s
 
 UNTIL_2036 = """\
 -----BEGIN X509 CRL-----
@@ -59,4 +59,8 @@ def as_pem(der: bytes) -> str:
     ],
 )
 def test_the_end(pem: str, lapses: float) -> None:
-    assert lapses_unix_s(pem) == lapses
+    begins, ends = holds_unix_s(pem)
+    assert ends == lapses
+    assert datetime.datetime.fromtimestamp(begins, datetime.UTC) == datetime.datetime(
+        2026 if pem else 1970, 1, 1, tzinfo=datetime.UTC
+    )
