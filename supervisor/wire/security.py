@@ -6,6 +6,7 @@ Standard library only: the shim imports this.
 from __future__ import annotations
 
 import difflib
+import functools
 import ipaddress
 import logging
 import math
@@ -71,6 +72,10 @@ class SecurityError(ValueError):
     """A security file that cannot be used, or an address that it does not cover; the text says what to do."""
 
 
+Stamp = tuple[tuple[int, int, int], ...]
+"""Of each file the time of its last change in ns, its bytes and its inode."""
+
+
 @dataclass(frozen=True)
 class Security:
     """Either three files (TLS both ways), or `insecure`, or neither: then nothing leaves loopback."""
@@ -107,7 +112,7 @@ class Security:
         """Returns the command line option that passes this on; empty without a file."""
         return [f"--security={self.path}"] if self.path else []
 
-    def stamp(self) -> tuple[tuple[int, int, int], ...]:
+    def stamp(self) -> Stamp:
         """Returns a value that changes when one of the files does. Raises OSError."""
         found = []
         for path in (self.ca, self.cert, self.key, *([self.crl] if self.crl else [])):
@@ -200,7 +205,7 @@ def _check(file: Path, body: dict[str, Any]) -> None:
         raise SecurityError(f"{file}: signs and enroll belong together: give both, or neither")
     if not given and not body.get("insecure"):
         raise SecurityError(
-            f"{file} sets nothing: give ca, cert and key (docs/SECURITY.md says how to make them), or insecure = true"
+            f"{file} sets nothing: give ca, cert and key (docs/TLS.md says how to make them), or insecure = true"
         )
 
 
@@ -227,10 +232,20 @@ class Certificate:
 
 
 def read_certificate(security: Security) -> Certificate:
-    """Reads our own certificate as a peer that trusts our `ca` does, even if it has expired.
+    """Reads our own certificate as a peer that trusts our `ca` does, even if it has expired. Files that have not changed
+    since are not read again.
 
     Raises SecurityError if the files cannot be read, do not belong together, or have no common name.
     """
+    try:
+        stamp = security.stamp()
+    except OSError:
+        return _certificate_at.__wrapped__(security, ())  # reading them tells which one is missing
+    return _certificate_at(security, stamp)
+
+
+@functools.lru_cache(maxsize=64)
+def _certificate_at(security: Security, stamp: Stamp) -> Certificate:
     server, client = _context(ssl.PROTOCOL_TLS_SERVER, security), _context(ssl.PROTOCOL_TLS_CLIENT, security)
     # only the client's certificate is read, which is what etcd and the gate see of this process
     client.verify_mode = ssl.CERT_NONE

@@ -250,7 +250,7 @@ def insecure(mirror: Mirror) -> tuple[str, ...]:
     return (
         *holes,
         f"insecure = true ({', '.join(who)}): nothing is encrypted, and anyone who reaches etcd or the gate may do anything: "
-        "docs/SECURITY.md says how to make certificates",
+        "docs/TLS.md says how to make certificates",
     )
 
 

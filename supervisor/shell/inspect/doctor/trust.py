@@ -70,7 +70,7 @@ def talk(endpoints: Sequence[str], security: Security) -> Finding:
     if security.tls and all(e.strip().startswith("https://") for e in endpoints):
         return good("TLS to etcd, both ways")
     if security.insecure:
-        return note("insecure = true: nothing is encrypted", "docs/SECURITY.md says how to make certificates")
+        return note("insecure = true: nothing is encrypted", "docs/TLS.md says how to make certificates")
     return good("etcd without TLS, only on loopback")
 
 
