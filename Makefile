@@ -28,7 +28,7 @@ help:  ## list these targets
 
 test: debian check  ## everything that a developer without a GPU can run
 	LANE=light $(PYTEST) -n 5 $(BESIDE) $(LIGHT)
-	LANE=heavy $(PYTEST) -n 2 $(BESIDE) $(HEAVY)
+	LANE=heavy $(PYTEST) -n 3 $(BESIDE) $(HEAVY)
 
 test-nightly: debian  ## further cases of what `make test` shows
 	$(PYTEST) -n 2 $(BESIDE) -m long tests
@@ -41,7 +41,7 @@ check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	LANE=fast $(PYTEST) -n 2 tests/unit tests/properties tests/architecture tests/corpus
+	LANE=fast $(PYTEST) -n 3 tests/unit tests/properties tests/architecture tests/corpus
 
 chaos: debian  ## every fault that can be made here, once, with real trainers: a certificate in runs/chaos
 	rm -rf runs/chaos

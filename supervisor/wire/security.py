@@ -73,7 +73,7 @@ class SecurityError(ValueError):
 
 
 Stamp = tuple[tuple[int, int, int], ...]
-"""Of each file the time of its last change in ns, its bytes and its inode."""
+"""Time of the last change in ns, bytes and inode of each file."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield Run(made, disks, shared)
 
 
+@pytest.mark.long
 def test_of_one_node_it_is_found_and_its_group_goes_on_elsewhere(run: Run) -> None:
     bench, group = run.bench, 1
     bench.settle()

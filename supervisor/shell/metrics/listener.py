@@ -27,6 +27,9 @@ CONNECTIONS = 256
 SPEAKS_WITHIN_S = 5.0
 """Seconds for the handshake and the request: a client that says nothing soon leaves its place to a scrape."""
 
+LOOK_S = 0.1
+"""Seconds between two looks for connections that are silent for too long; so long may a stop take."""
+
 MAKES_PLACE_S = 0.2
 """Seconds for the thread of an ended connection to give its place back."""
 
@@ -61,7 +64,7 @@ class Listener(ThreadingHTTPServer):
 
     def serve(self) -> None:
         """Serves in a thread."""
-        threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(LOOK_S,), name="http", daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):

@@ -107,7 +107,11 @@ def test_groups_of_two_ranks_have_a_twin_too(groups: Groups) -> None:
     ("titan", "why"),
     [
         ({"overrides": {"parallelism.tensor_parallel_degree": 2}}, "parallelism.tensor_parallel_degree is above 1"),
-        ({"data": {"source": "folder", "path": "/nowhere"}}, "titan.data.path: /nowhere is not a folder"),
+        pytest.param(
+            {"data": {"source": "folder", "path": "/nowhere"}},
+            "titan.data.path: /nowhere is not a folder",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_cannot_be_trained_again_here_is_unknown(titan: dict[str, Any], why: str) -> None:

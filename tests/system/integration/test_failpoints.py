@@ -23,8 +23,8 @@ WHEN: dict[Scenario, list[str]] = {
     "lighthouse": ["committed", "agent.after_forward", "gate.listening", "gate.opening", "gate.open"],
 }
 ROUNDS = [(scenario, name) for scenario, names in WHEN.items() for name in names]
-EACH = [pytest.param(*round_, marks=[pytest.mark.long] if number % 12 else []) for number, round_ in enumerate(ROUNDS)]
-"""A twelfth of the rounds is in the fast lane; `make killpoints` plays them all too, and many times."""
+EACH = [pytest.param(*round_, marks=[pytest.mark.long] if number % 24 else []) for number, round_ in enumerate(ROUNDS)]
+"""A few rounds are in the fast lane; `make killpoints` plays them all too, and many times."""
 
 
 @pytest.fixture(scope="module")

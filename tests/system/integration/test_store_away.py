@@ -219,6 +219,7 @@ class TestApart:
         run.restarted(1, before, Kind.REQUESTED)
         run.restarts_as_usual("compacted beyond all watches")
 
+    @pytest.mark.long
     def test_away_for_all_nodes_but_not_for_the_supervisor(self, apart: Apart) -> None:
         """Every lease lapses, the gate's too, and no process remains that could report if it still serves."""
         with apart.run.nothing_happens("etcd away for the nodes alone"):

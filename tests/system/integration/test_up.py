@@ -69,6 +69,7 @@ def test_a_closed_terminal_ends_nothing_and_down_does(ground: Ground) -> None:
     assert (again.returncode, again.stderr) == (1, f"supervisor: nothing of a `supervisor up` runs in {ground.runs}\n")
 
 
+@pytest.mark.long
 def test_what_a_killed_up_has_left_is_ended_by_down(ground: Ground) -> None:
     ground.launch()
     ground.wait_until_it_trains(0.0)

@@ -42,12 +42,15 @@ RUN = f"""
 name = "toy"
 [titan]
 steps = 1000000
+[groups]
+GROUPS
 [allocation]
 engine = "slurm"
 nodes = 2
 spares = 0
 [allocation.slurm]
 partition = "train"
+shape = "SHAPE"
 node_folder = "FOLDER"
 drain_suspects = false
 [policy]
@@ -89,10 +92,20 @@ def signing(certificates: Certificates, own: Path) -> Path:
     return file
 
 
-def test_nodes_enroll_and_no_key_is_on_a_shared_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ("job_per_node", "count = 2"),
+        pytest.param("job_per_group", "count = 1\nnodes_per_group = 2\nranks_per_group = 2", marks=pytest.mark.long),
+    ],
+)
+def test_nodes_enroll_and_no_key_is_on_a_shared_folder(tmp_path: Path, shape: str, groups: str) -> None:
+    count = int(groups.split()[2])
     with cluster(tmp_path) as (lab, server, certificates):
         run = tmp_path / "run.toml"
-        run.write_text(RUN.replace("FOLDER", str(lab.folder / "local")))
+        run.write_text(
+            RUN.replace("FOLDER", str(lab.folder / "local")).replace("SHAPE", shape).replace("GROUPS", groups)
+        )
         programs = {"SUPERVISOR_PROGRAMS": json.dumps(TOYS), "PYTHONPATH": str(Path(__file__).parents[3])}
 
         def submit(security: Path, code: int) -> str:
@@ -121,7 +134,7 @@ def test_nodes_enroll_and_no_key_is_on_a_shared_folder(tmp_path: Path) -> None:
             def trains() -> bool:
                 mirror = Mirror(store.list(keys.PREFIX))
                 groups = status.run_status(mirror, client.choose_run(mirror, "toy")).groups
-                return len(groups) == 2 and all(group.phase == "running" and group.step > 3 for group in groups)
+                return len(groups) == count and all(group.phase == "running" and group.step > 3 for group in groups)
 
             eventually(trains, SOON_S, "both groups train")
         ours = [

@@ -346,6 +346,7 @@ def test_a_limit_that_slurm_enforces(w: Office, slurm: str, told: str, words: st
         w.lab.command("scontrol", "reconfigure")
 
 
+@pytest.mark.long
 def test_the_control_plane_as_jobs_of_the_user(tmp_path: Path) -> None:
     """`supervisor submit` with the default nodes' folder: the leader is the user's, in a job, and so are the jobs'
     files."""

@@ -101,7 +101,7 @@ def nobody_was_moved(w: World, before: list[str]) -> None:
 # --- a store ---
 
 
-@pytest.mark.parametrize("ends", [no_store, bus_error])
+@pytest.mark.parametrize("ends", [no_store, pytest.param(bus_error, marks=pytest.mark.long)])
 @pytest.mark.parametrize("minutes", [3, 20])
 def test_a_store_that_dies_and_comes_back_costs_restarts_in_place_alone(ends: Ends, minutes: int) -> None:
     w = world()

@@ -65,6 +65,7 @@ def test_what_the_breaker_holds_is_not_halted_for_how_long_it_takes() -> None:
     assert all_train(w)
 
 
+@pytest.mark.long
 def test_a_person_who_has_had_enough_has_nodes_left_and_halts_nothing() -> None:
     w = short_lived()
     play(w, 2 * SURVIVES_S, no_store)
@@ -104,7 +105,7 @@ def test_a_store_that_comes_and_goes_moves_nobody_when_no_restart_is_left() -> N
 # --- some of them ---
 
 
-@pytest.mark.parametrize("ends", [no_store, bus_error])
+@pytest.mark.parametrize("ends", [no_store, pytest.param(bus_error, marks=pytest.mark.long)])
 def test_some_whose_server_is_away_try_one_other_node_each_and_wait(ends: Ends) -> None:
     """They are too few for the breaker. Charged to the run's budgets, they would halt it, while nine train."""
     w = world()
@@ -192,7 +193,7 @@ def test_a_store_that_takes_one_after_the_other_is_one_cause_and_a_person_is_cal
     assert w.memory.breaker_since is None
 
 
-@pytest.mark.parametrize("said", [False, True])
+@pytest.mark.parametrize("said", [pytest.param(False, marks=pytest.mark.long), True])
 def test_what_the_breaker_holds_is_not_halted_for_some_of_them(said: bool) -> None:
     """Two had shown it on two hosts each before; the others end by it, or because they have no peer to heal from. The
     same holds where a person has just ordered nodes to be left."""
@@ -251,6 +252,7 @@ def test_a_store_that_takes_one_after_the_other_of_many_halts_nobody() -> None:
     assert (all_train(w), back) == (True, [])
 
 
+@pytest.mark.long
 def test_nor_when_it_stays_away() -> None:
     w = World(groups=51, spares=2).bring_up()
     w.spec = replace(w.spec, torchft=replace(w.spec.torchft, quorum_timeout_ms=200_000))

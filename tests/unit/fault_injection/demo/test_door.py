@@ -25,7 +25,7 @@ class _Page(BaseHTTPRequestHandler):
 
 def test_a_browser_outside_reaches_the_page_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     with door.made() as outside, HTTPServer(("127.0.0.1", 0), _Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         for name, value in door.environment(os.dup(outside.fileno())).items():
             monkeypatch.setenv(name, value)
         url = door.opened(f"http://127.0.0.1:{server.server_port}/")
