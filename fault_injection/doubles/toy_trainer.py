@@ -283,6 +283,7 @@ class Toy:
             from titan_actor import address
 
             address.use(launch.node_address)
+            torchft_names.listen_at_node()
             torchft_names.heal_at_node()
         store = TCPStore(launch.node_address, launch.master_port, is_master=True, wait_for_workers=False)
         value = torch.zeros(8)
