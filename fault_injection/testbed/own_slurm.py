@@ -192,10 +192,6 @@ class Slurm:
         self._processes["slurmctld"].terminate()
         eventually(lambda: not self._lives("slurmctld"), UP_WITHIN_S, "slurmctld ends")
 
-    def kill_controller(self) -> None:
-        """Kills slurmctld: the last seconds are not saved, and a running job may be pending again."""
-        self._kill("slurmctld")
-
     def start_slurmd(self, node: str, *, booted: bool = False) -> None:
         """Starts a slurmd. `booted`: it reports that its machine was booted just now."""
         command = [*self._slurmd_under, "slurmd", "-D", "-N", node, "-f", str(self.conf), *(["-b"] if booted else [])]

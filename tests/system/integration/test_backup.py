@@ -159,6 +159,8 @@ def test_real_trainers_resume_from_the_newest_checkpoint_on_disk(tmp_path: Path)
         first = min(
             line["step"] for steps in w.history(record).steps if steps.generation == again for line in steps.committed()
         )
-        assert first == resumed + 1
+        # the old ones train on until they are ended, and may complete one more checkpoint
+        assert (first - 1) % spec.titan.checkpoint_interval_steps == 0
+        assert first > resumed
         assert w.status(record).epoch > before.epoch
         w.check(record)

@@ -16,6 +16,7 @@ import pytest
 from agents.shim import process
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import World
+from supervisor.shell.engines.local import Pool
 from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from supervisor.wire.address import free_port
@@ -155,8 +156,10 @@ def test_up_starts_its_parts_again_and_leaves_nothing(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
         try:
             assert up.stdout is not None
-            endpoint = up.stdout.readline().split()[2].rstrip(",")
-            with connect([endpoint]) as store:
+            assert up.stdout.readline().startswith("up: 1 local nodes")
+            pool = Pool.load(tmp_path / ".supervisor")
+            assert pool is not None
+            with connect([pool.etcd]) as store:
 
                 def leader() -> int:
                     item = store.get(keys.LEADER)

@@ -104,7 +104,7 @@ def kill_by_chaos(started: Started) -> None:
     schedule.write_text('[[fault]]\nname = "sigkill"\nat_step = 5\ngroup = 1\n')
     command = [sys.executable, "-m", "fault_injection.chaos", "run", str(schedule), "--run", "debug"]
     done = subprocess.run(
-        [*command, "--home", str(started.home)], cwd=started.home, capture_output=True, text=True, timeout=400
+        [*command, "--home", str(started.home)], cwd=started.home, capture_output=True, text=True, timeout=800
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
