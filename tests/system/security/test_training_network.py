@@ -31,7 +31,7 @@ from torchft._torchft import LighthouseServer, ManagerServer
 from torchft.checkpointing import HTTPTransport
 
 address, second = sys.argv[1], datetime.timedelta(seconds=1)
-store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+store = dist.TCPStore(address, 20000, is_master=True, wait_for_workers=False)
 lighthouse = LighthouseServer(bind=f"{address}:0", min_replicas=1)
 port = lighthouse.address().rpartition(":")[2]
 manager = ManagerServer("g0", f"http://{address}:{port}", address, f"{address}:0", f"{address}:{store.port}", 1,
