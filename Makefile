@@ -17,7 +17,7 @@ HEAVY := tests/real_trainers
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo help test test-nightly test-bare check chaos gpu configs chaos-long killpoints ground sim bench bench-detection bench-slurm bench-nodes install install-dev lock audit wheel debian docs clean
+.PHONY: demo help test test-nightly test-bare check chaos gpu configs chaos-long killpoints upgrade ground sim bench bench-detection bench-slurm bench-nodes install install-dev lock audit wheel debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -62,6 +62,10 @@ chaos-long: debian  ## twenty seeds, each of eight faults, some at once, groups 
 killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, and 50 of groups of two nodes, about 45 minutes
 	$(BIN)/python -m tests.nightly.killpoints --results benchmarks/results/killpoints.json
 	$(BIN)/python -m tests.nightly.killpoints --rounds 50 --nodes-per-group 2 --results benchmarks/results/killpoints_nodes.json
+
+FROM ?= HEAD~100
+upgrade: debian  ## nightly: a live system of an earlier commit (FROM=HEAD~100) is upgraded in place, in plain and with certificates; two minutes
+	$(BIN)/python -m tests.nightly.upgrade --from $(FROM)
 
 ground: debian  ## nightly, the long lane of `supervisor up`: each of its parts killed, ended or frozen while nothing, a run or a recovery goes on; ten minutes
 	$(BIN)/python -m tests.nightly.ground --results benchmarks/results/ground.json

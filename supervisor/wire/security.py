@@ -117,7 +117,7 @@ class Security:
         found = []
         for path in (self.ca, self.cert, self.key, *([self.crl] if self.crl else [])):
             stat = Path(path).stat()
-            found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            found.append((stat.st_ctime_ns, stat.st_size, stat.st_ino))
         return tuple(found)
 
 

@@ -18,20 +18,39 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.decide import machine
 from fault_injection.testbed.waiting import eventually
-from fault_injection.testbed.world import TORCHFT, World, toy_spec, world
-from supervisor.core.model.spec import TitanSpec
+from fault_injection.testbed.world import LEASE_S, World, world
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
-from tests.system.security.world import tls_world
+from tests.system.security.world import TlsWorld, authed_etcd
 
 REPOSITORY = Path(__file__).parents[2]
 RESULTS = REPOSITORY / "benchmarks/results/upgrade.json"
 ARMS = ("plain", "certificates")
+RUN = f"""
+name = "toy"
+[titan]
+steps = 1000000
+checkpoint_interval_steps = 1000000
+[titan.overrides]
+"toy.mode" = "torchft"
+[groups]
+count = 2
+[allocation]
+nodes = 2
+spares = 1
+[torchft]
+heartbeat_timeout_ms = 1000
+join_timeout_ms = 5000
+process_group_timeout_ms = 5000
+[policy]
+node_lease_s = {LEASE_S}
+term_grace_s = 1.0
+"""
 
 
 class Installed:
@@ -79,7 +98,7 @@ def gates(w: World) -> list[str]:
 
 
 def step_together(w: World, record: RunRecord) -> None:
-    """Returns once both groups have committed a step with each other that began after now."""
+    """Returns once both groups have committed a step with each other after now."""
     since = time.time()
 
     def groups() -> set[int]:
@@ -101,20 +120,30 @@ def upgrade(arm: str, revision: str) -> dict[str, float]:
         installed = Installed(folder, revision)
         os.environ.update(installed.environment)  # the system's processes get ours
         stack.callback(lambda: [os.environ.pop(name) for name in installed.environment])
-        made = world(folder / "w", nodes=3) if arm == "plain" else tls_world(folder / "w")
-        w = stack.enter_context(made)
-        for file in (folder / "w/certificates").glob("*.toml"):
-            # an earlier revision may not know the deny list
-            file.write_text("".join(line for line in file.read_text().splitlines(True) if not line.startswith("crl")))
+        if arm == "plain":
+            w = stack.enter_context(world(folder / "w", nodes=3))
+        else:
+            etcd = stack.enter_context(authed_etcd(folder / "w"))
+            for file in (folder / "w/certificates").glob("*.toml"):
+                # an earlier revision may not know the deny list
+                lines = file.read_text().splitlines(True)
+                file.write_text("".join(line for line in lines if not line.startswith("crl")))
+            w = TlsWorld(folder / "w", etcd)
+            stack.callback(w.close)
         old = w.supervisor()
-        spec = toy_spec()
-        titan = TitanSpec(steps=spec.titan.steps, overrides={"toy.mode": "torchft"})
-        record = w.launch(replace(spec, titan=titan, torchft=TORCHFT))
+        eventually(w.led, 30, "the old one leads")
+        run = folder / "toy.toml"
+        run.write_text(RUN)
+        ours = ["--etcd", w.etcd.endpoint, "--home", str(w.runs), *(["--security", w.security] if w.security else [])]
+        launch = [sys.executable, "-m", "supervisor.cli", "launch", str(run), *ours]
+        subprocess.run(launch, env=w.environment, check=True, capture_output=True, text=True)
+        record = client.choose_run(w.mirror(), "toy")
         eventually(w.running(record, 1, 1), 60, "both groups run")
         step_together(w, record)
         nodes = ["host", *(group.node for group in w.status(record).groups)]
         shims, agents = {node: w.shim_pid(node) for node in nodes}, {node: agent_of(w, node) for node in nodes}
-        trainers = [w.trainer(record, group).pid for group in (0, 1)]
+        trainers, before = [w.trainer(record, group).pid for group in (0, 1)], gates(w)
+        assert all(agents.values()), agents
 
         def part(what: str, wanted: Callable[[], object]) -> None:
             began = time.monotonic()
@@ -137,6 +166,7 @@ def upgrade(arm: str, revision: str) -> dict[str, float]:
         assert {node: w.shim_pid(node) for node in agents} == shims
         assert [w.trainer(record, group).pid for group in (0, 1)] == trainers, "a trainer was started again"
         assert w.running(record, 1, 1)(), "a group was built again"
+        assert gates(w) == before, "the gate was started again"
         w.kill_trainer(record, 1)
         part("recovery from SIGKILL", w.running(record, 1, 2))
         (gate,) = gates(w)

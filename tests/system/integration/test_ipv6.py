@@ -1,4 +1,5 @@
-"""Every part at IPv6 alone: etcd, supervisor, agents, gate and lighthouse, and the toys' quorum."""
+"""All that others reach is at IPv6: etcd, agents, gate, the toys' managers and stores. Gloo takes the first address of its
+interface, and the forwarder listens at 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def together(w: World, record: RunRecord, generation: int) -> bool:
 
 @pytest.mark.etcd
 @pytest.mark.long
-def test_a_killed_trainer_and_a_lost_node_come_back_where_there_is_no_other_address(tmp_path: Path) -> None:
+def test_a_killed_trainer_and_a_lost_node_come_back(tmp_path: Path) -> None:
     server = start_etcd(tmp_path / "etcd", host=HERE)
     try:
         environment = {"SUPERVISOR_PROGRAMS": json.dumps(TOYS)}

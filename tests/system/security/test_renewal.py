@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,9 @@ from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import toy_spec
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.shell.etcd import EtcdStore, connect
-from supervisor.wire import keys
+from supervisor.wire import keys, security
 from supervisor.wire.records import LeaderRecord, NodeObserved, Registration
-from supervisor.wire.security import read_certificate
+from supervisor.wire.security import SecurityError, read_certificate
 from tests.helpers.tls import Certificates, TlsEtcd, tls_etcd
 from tests.helpers.tls_client import serial
 from tests.system.security.world import NODES, TlsWorld, authed_etcd, gate_address
@@ -43,6 +44,31 @@ def works(store: EtcdStore) -> bool:
     except Retryable:
         return False
     return True
+
+
+def test_files_are_read_again_when_they_have_changed_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = Certificates(tmp_path)
+    certificates.make("reader", "supervisor")
+    ours = certificates.of("reader")
+    made: list[object] = []
+    context = security._context
+
+    def counted(*arguments: Any) -> Any:
+        made.append(arguments)
+        return context(*arguments)
+
+    monkeypatch.setattr(security, "_context", counted)
+    assert read_certificate(ours) == read_certificate(ours)
+    assert made == []
+    for end in ("pem", "key"):
+        (tmp_path / f"supervisor.{end}").rename(tmp_path / f"reader.{end}")
+    assert read_certificate(ours).name == "supervisor"
+    assert made
+    (tmp_path / "reader.key").unlink()
+    with pytest.raises(SecurityError, match=r"reader\.key cannot be read"):
+        read_certificate(ours)
 
 
 @contextmanager

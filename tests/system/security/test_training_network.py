@@ -20,8 +20,10 @@ pytestmark = pytest.mark.root
 REPOSITORY = Path(__file__).parents[3]
 OTHER = pwd.getpwnam("daemon")
 TRAINER, PEER, STRANGER = 0, 1, 3
-NETWORK = f"{netns.SUBNET}.0/30"
+HOSTS = f"{netns.SUBNET}.1 {netns.SUBNET}.2"
 """The trainer and its peer; the stranger is another machine of the same link."""
+HERE_6 = "::1"
+"""The store listens there too."""
 
 # what a rank of a real trainer opens: the group's store, its manager, and the server of its weights
 RANK = """
@@ -98,14 +100,17 @@ def test_others_reach_no_port_of_a_trainer(net: netns.Network) -> None:
             everywhere = [(TRAINER, ENTRY.pw_uid), (TRAINER, OTHER.pw_uid), (PEER, ENTRY.pw_uid), (STRANGER, 0)]
             for node, uid in everywhere:
                 assert reached(net, node, uid, ports, address) == ["reached"] * 3, (node, uid)
-            script = f"set -e\nTRAINS={NAME} NETWORK={NETWORK}\n{the_filter()}"
+            assert reached(net, TRAINER, OTHER.pw_uid, {"store": ports["store"]}, HERE_6) == ["reached"]
             for node in (TRAINER, PEER):
-                subprocess.run([*inside(net, node), "sh", "-c", script], check=True, capture_output=True, text=True)
+                for hosts, program in ((HOSTS, "iptables"), ("fe80::/10", "ip6tables")):
+                    script = f"TRAINS={NAME} HOSTS='{hosts}'\n{the_filter().replace('iptables', program)}"
+                    subprocess.run([*inside(net, node), "sh", "-c", script], check=True, capture_output=True, text=True)
 
             def now(node: int, uid: int) -> list[str]:
                 return reached(net, node, uid, ports, address)
 
             assert now(TRAINER, ENTRY.pw_uid) == now(PEER, ENTRY.pw_uid) == now(PEER, 0) == ["reached"] * 3
+            assert reached(net, TRAINER, OTHER.pw_uid, {"store": ports["store"]}, HERE_6) == ["refused"]
             assert now(TRAINER, OTHER.pw_uid) == now(PEER, OTHER.pw_uid) == now(STRANGER, 0) == ["refused"] * 3
         finally:
             rank.stdin.close()
