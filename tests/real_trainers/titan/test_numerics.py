@@ -34,6 +34,7 @@ def ended(rank: Rank) -> tuple[str, str]:
     return progress.numerics, progress.error
 
 
+@pytest.mark.long
 def test_one_group_whose_weights_are_spoilt_is_told_from_the_other(groups: Groups) -> None:
     ranks = [groups.start(group, steps=1000, recipe=RECIPE) for group in (0, 1)]
     for rank in ranks:

@@ -107,6 +107,7 @@ def test_of_a_parameter_that_is_distributed_it_changes_its_own_part(tmp_path: Pa
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.trainers
 @pytest.mark.timeout(300)
 def test_a_rank_that_leaves_out_a_collective_takes_its_group_with_it(groups: Groups) -> None:

@@ -54,7 +54,12 @@ def test_cuda_is_asked_for_by_another_process_and_known_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "code"), [("os.kill(os.getpid(), 9)", -9), ("1 / 0", 2), ("time.sleep(60)", -signal.SIGALRM)]
+    ("answer", "code"),
+    [
+        pytest.param("os.kill(os.getpid(), 9)", -9, marks=pytest.mark.long),
+        ("1 / 0", 2),
+        ("time.sleep(60)", -signal.SIGALRM),
+    ],
 )
 def test_where_nobody_knows_there_are_no_warm_starts(answer: str, code: int) -> None:
     """Forked trainers would train on a processor, beside others on GPUs."""
