@@ -63,7 +63,7 @@ killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, and 50 
 	$(BIN)/python -m tests.nightly.killpoints --results benchmarks/results/killpoints.json
 	$(BIN)/python -m tests.nightly.killpoints --rounds 50 --nodes-per-group 2 --results benchmarks/results/killpoints_nodes.json
 
-# The earliest that takes `insecure = true` beside certificates, which the etcds of distributions need.
+# One that takes `insecure = true` beside certificates, which the etcds of distributions need.
 FROM ?= e357da10
 upgrade: debian  ## nightly: a live system of an earlier commit (FROM=COMMIT) is upgraded in place, in plain and with certificates; two minutes
 	$(BIN)/python -m tests.nightly.upgrade --from $(FROM)

@@ -495,12 +495,12 @@ def refuse_plain(what: str, host: str, security: Security) -> str | None:
 
 
 def refuse_listener(what: str, host: str, security: Security) -> str | None:
-    """As `refuse_plain`, for our own listeners: they use TLS wherever there are certificates."""
+    """Returns what `refuse_plain` does, for our own listeners: they use TLS wherever there are certificates."""
     return None if security.tls else refuse_plain(what, host, security)
 
 
 def refuse_endpoint(endpoint: str, security: Security) -> str | None:
-    """As `refuse_plain`, for an etcd endpoint. Also refuses malformed ones, and `https://` without certificates."""
+    """Returns what `refuse_plain` does, for an etcd endpoint. Refuses malformed ones too, and `https://` without certificates."""
     try:
         host, _ = host_and_port(endpoint)
     except ValueError as error:

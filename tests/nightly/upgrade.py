@@ -182,7 +182,10 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     resolve = ["git", "-C", str(REPOSITORY), "rev-parse", f"{options.revision}^{{commit}}"]
-    commit = subprocess.run(resolve, capture_output=True, text=True, check=True).stdout.strip()
+    found = subprocess.run(resolve, capture_output=True, text=True, check=False)
+    if found.returncode:
+        parser.error(f"--from {options.revision}: git knows no such commit here (a shallow clone has the newest alone)")
+    commit = found.stdout.strip()
     seconds = {}
     for arm in ARMS:
         print(f"{arm}, from {commit[:8]}:", flush=True)
