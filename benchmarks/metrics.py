@@ -129,7 +129,7 @@ class Node:
     """An agent's metrics, with RANKS ranks."""
 
     def __init__(self, number: int, metrics: Metrics | None = None) -> None:
-        self.exporter, self._number = Exporter(f"n{number}", "0", metrics), number
+        self.exporter, self._number = Exporter(f"n{number}", "0", metrics=metrics), number
         self._view = View(Settings(node=f"n{number}", home=Path("/nowhere"), etcd=("127.0.0.1:1",)))
         for rank in range(RANKS):
             self._view.put(ProcessRecord(name=self._name(rank), pid=1, start_ticks=1, folder="/nowhere"))

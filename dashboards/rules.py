@@ -14,6 +14,7 @@ from typing import Any
 from dashboards.expressions import checked, since
 from supervisor.core.evidence.checkpoint_lag import BEHIND
 from supervisor.core.policy.cordons import REPEATED_S
+from supervisor.shell.inspect.doctor.trust import SOON_S
 from supervisor.shell.web.calls import AWAY_S, CALLS, STILL_S, Level
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
@@ -26,6 +27,9 @@ STORE_SLOW_S = 0.5
 
 STORE_LARGE_BYTES = int(0.75 * 2 * 1024**3)
 """Three quarters of etcd's default quota, 2 GiB. 1,000 agents need tens of MB."""
+
+NODE_EXPIRES_S = 4 * HOUR_S
+"""Half of the eight hours in which an agent renews a certificate of a day."""
 
 LOOP_SILENT_S = 30.0
 """Seconds. The loop turns, and asks etcd's watch, every second. The bound is twice what a change of etcd's leaders and
@@ -166,6 +170,14 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             "unless on (run) max by (run) (agent_gate_groups) >= 0",
             for_s=AWAY_S,
             summary="no node reports a gate of run {{ $labels.run }}: without a lighthouse no group steps",
+        ),
+        Alert(
+            name="CertificateExpires",
+            expression=f"min(supervisor_certificate_expiry_timestamp_seconds) - time() < {SOON_S:.0f}\n"
+            f"or min by (node) (agent_certificate_expiry_timestamp_seconds) - time() < {NODE_EXPIRES_S:.0f}",
+            for_s=5 * MINUTE_S,
+            summary="{{ with $labels.node }}node {{ . }}{{ else }}a supervisor{{ end }}: the first of its certificate, "
+            "its authorities and its deny list expires in {{ $value | humanizeDuration }}",
         ),
         Alert(
             name="AgentVersionSkew",

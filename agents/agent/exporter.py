@@ -11,6 +11,7 @@ from agents.agent.reporter import Standing
 from agents.health import exit_decoder
 from supervisor.shell.metrics.catalogue import CATALOGUE, CAUSES
 from supervisor.shell.metrics.registry import Metrics, serve
+from supervisor.wire.expiry import first_expiry_unix_s
 from supervisor.wire.records import Health, ProcessRecord, Progress
 from supervisor.wire.security import Security
 
@@ -41,11 +42,15 @@ _COUNTED = {"trainer_commits_total": "commits", "trainer_failed_commits_total": 
 class Exporter:
     """Sets the metrics of the catalogue from the agent's state."""
 
-    def __init__(self, node: str, version: str = "", metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, node: str, version: str = "", security: Security | None = None, metrics: Metrics | None = None
+    ) -> None:
         """`metrics`: a registry that several nodes share, in the benchmark."""
         self._node = node
         self._metrics = metrics if metrics is not None else Metrics()
         self._metrics.gauge("agent_info", node=node, version=version).set(1)
+        expiry = self._metrics.gauge("agent_certificate_expiry_timestamp_seconds", node=node)
+        expiry.set_function(lambda: first_expiry_unix_s(security or Security()))
         for name, values in _FROM_0.items():  # so that the first one shows as an increase
             for chosen in itertools.product(*values.values()):
                 self._metrics.counter(name, node=node, **dict(zip(values, chosen, strict=True)))

@@ -125,8 +125,8 @@ class Agent:
         self._last_report: tuple[object, float] = (None, float("-inf"))
         self._last_health: tuple[object, float] = (None, float("-inf"))
         self._tickets: dict[int, NodeObserved] = {}
-        self._exporter = Exporter(settings.node, version())
         security = settings.credentials()
+        self._exporter = Exporter(settings.node, version(), security)
         self._renewal = Renewal(settings.security)
         port = self._exporter.serve(settings.address, settings.metrics_port, security)
         registration = Registration(

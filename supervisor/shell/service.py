@@ -62,7 +62,7 @@ def serve(
     if connected is None:
         return
     store, first, open_holes = connected
-    page, telemetry = Page(store, alarms=lambda: store_watch.alarms), Telemetry()
+    page, telemetry = Page(store, alarms=lambda: store_watch.alarms), Telemetry(security)
     store_watch = StoreWatch(store, telemetry.metrics, lambda: page.silent_s)
     try:
         built = registry.built(registry.Context(home=home, etcd=tuple(etcd), security=security.path))

@@ -330,8 +330,8 @@ def server_context(security: Security, anyone: bool = False) -> ssl.SSLContext:
 
     It checks the files at every handshake: connections after a change get the new certificate.
     """
-    context = _context(ssl.PROTOCOL_TLS_SERVER, security)
     newest = Reloading(security, ssl.PROTOCOL_TLS_SERVER)
+    context = newest.context()
 
     def renew(connection: ssl.SSLObject, server_name: str | None, _: ssl.SSLContext) -> None:
         # OpenSSL takes certificate and authorities of this one connection from the context that is set here
@@ -343,39 +343,64 @@ def server_context(security: Security, anyone: bool = False) -> ssl.SSLContext:
     return context
 
 
-class Reloading:
-    """A context that is rebuilt when the files change. Threads may share it."""
+class CurrentFiles:
+    """Follows the files of certificates, which a renewal replaces. Threads may share it."""
 
-    def __init__(self, security: Security, protocol: int = ssl.PROTOCOL_TLS_CLIENT) -> None:
+    def __init__(self, security: Security) -> None:
         self._security = security
-        self._protocol = protocol
         self._lock = threading.Lock()
         self._stamp = security.stamp()
-        self._context, self._lapses_unix_s = _context(protocol, security), list_lapses(security)
         self._trouble = ""
+        self._lapses_unix_s = math.inf
+        self._read()
 
-    def context(self) -> ssl.SSLContext:
-        """Returns the context for the next connection. Files that do not belong together (yet) leave the last good ones
-        in use.
-
-        A client's context checks no host name: the caller checks the `common_name`.
-        """
+    def stamp(self) -> Stamp:
+        """Returns the stamp of the files in use. Files that do not belong together (yet) leave the last good ones in use."""
         with self._lock:
-            try:
-                stamp = self._security.stamp()
-                if stamp != self._stamp:
-                    read_certificate(self._security)
-                    fresh, lapses = _context(self._protocol, self._security), list_lapses(self._security)
-                    self._context, self._lapses_unix_s, self._stamp = fresh, lapses, stamp
-                self._note(lapsed(self._security, self._lapses_unix_s))
-            except (OSError, SecurityError) as error:
-                self._note(f"going on with the files that were read before: {error}")
-            return self._context
+            self._follow()
+            return self._stamp
+
+    def _read(self) -> None:
+        """Takes the files into use. Raises OSError, SecurityError."""
+        self._lapses_unix_s = list_lapses(self._security)
+
+    def _follow(self) -> None:
+        try:
+            stamp = self._security.stamp()
+            if stamp != self._stamp:
+                read_certificate(self._security)
+                self._read()
+                self._stamp = stamp
+            self._note(lapsed(self._security, self._lapses_unix_s))
+        except (OSError, SecurityError) as error:
+            self._note(f"going on with the files that were read before: {error}")
 
     def _note(self, trouble: str) -> None:
         if trouble and trouble != self._trouble:
             log.warning("%s", trouble)
         self._trouble = trouble
+
+
+class Reloading(CurrentFiles):
+    """A context that is rebuilt when the files change."""
+
+    def __init__(self, security: Security, protocol: int = ssl.PROTOCOL_TLS_CLIENT) -> None:
+        self._protocol = protocol
+        super().__init__(security)
+
+    def context(self) -> ssl.SSLContext:
+        """Returns the context for the next connection, of the files in use.
+
+        A client's context checks no host name: the caller checks the `common_name`.
+        """
+        with self._lock:
+            self._follow()
+            return self._context
+
+    def _read(self) -> None:
+        fresh = _context(self._protocol, self._security)
+        super()._read()
+        self._context = fresh
 
 
 def list_lapses(security: Security) -> float:

@@ -18,7 +18,7 @@ from supervisor.shell.etcd.errors import MUTE, code_of, raise_port_error
 from supervisor.shell.etcd.stubs import etcd3
 from supervisor.wire.security import (
     UNIX,
-    Reloading,
+    CurrentFiles,
     Security,
     SecurityError,
     host_and_port,
@@ -68,11 +68,11 @@ class Connection:
             if refusal:
                 raise Fatal(refusal)
         self.timeout_s = timeout_s
-        self._files: Reloading | None = None
+        self._files: CurrentFiles | None = None
         self._user = ""
         if any(self._https):
             self._files, self._user = _credentials(self.security)
-        self._certificate = self._files.context() if self._files is not None else None
+        self._stamp = self._files.stamp() if self._files is not None else None
         self._looked = time.monotonic()
         self._lock = threading.Lock()
         # a thousand agents must not all use the first member
@@ -137,21 +137,21 @@ class Connection:
         self._retired = [(since, old) for since, old in self._retired if old not in over]
         return over
 
-    def _renew(self, files: Reloading) -> None:
+    def _renew(self, files: CurrentFiles) -> None:
         """Opens a new channel if the certificate's files have changed. Streams on the old one move over when it is
         closed."""
         with self._lock:
             self._looked = time.monotonic()
             if self._closed:
                 return
-            certificate = files.context()
-            if certificate is not self._certificate:
+            stamp = files.stamp()
+            if stamp != self._stamp:
                 try:
                     fresh = self._open()
                 except OSError:
                     return  # replaced again just now: the next check is in a second
                 self._retired.append((time.monotonic(), self._client))
-                self._client, self._certificate = fresh, certificate
+                self._client, self._stamp = fresh, stamp
             over = self._over()
         for old in over:
             old.close()
@@ -191,10 +191,10 @@ def _socket_folders(endpoints: Sequence[str]) -> dict[int, int]:
     return found
 
 
-def _credentials(security: Security) -> tuple[Reloading, str]:
+def _credentials(security: Security) -> tuple[CurrentFiles, str]:
     """Returns a follower of the files, and the name in the certificate."""
     try:
-        return Reloading(security), read_certificate(security).name
+        return CurrentFiles(security), read_certificate(security).name
     except (SecurityError, OSError) as error:
         raise Fatal(str(error)) from error
 

@@ -106,6 +106,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("supervisor_store_alarms", "alarms", (), "Alarms that etcd has raised: out of space, or corrupt data."),
     _gauge("supervisor_watch_silent_seconds", "seconds", (), "Time since the page of this process last heard from etcd's watch, which it asks every second."),
     _gauge("supervisor_loop_silent_seconds", "seconds", (), "Time since the leading loop last heard from etcd, or last took a turn; 0 if this process does not lead."),
+    _gauge("supervisor_certificate_expiry_timestamp_seconds", "seconds", (), "Unix time at which the first of this process's certificate, its authorities and its deny list expires; +Inf without certificates, 0 if they cannot be used."),
     # --- a run: the leader alone ---
     _gauge("supervisor_run_phase", "bool", ("run", ("phase", RUN_PHASES)), "1 for the current phase of the run."),
     _gauge("supervisor_run_launched_timestamp_seconds", "seconds", ("run",), "Unix time of the launch, by the launcher's clock."),
@@ -150,6 +151,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("agent_disk_free_bytes", "bytes", ("node",), "Free space below the home folder."),
     _gauge("agent_memory_available_bytes", "bytes", ("node",), "Memory available without swapping."),
     _gauge("agent_problems", "problems", ("node",), "Problems that the agent reports about itself and its machine."),
+    _gauge("agent_certificate_expiry_timestamp_seconds", "seconds", ("node",), "As supervisor_certificate_expiry_timestamp_seconds, for this agent."),
     _gauge("agent_gate_groups", "groups", ("node", "run", ("hearing", _one_of(GateGroup, "hearing"))), "Groups at the gate of this node, by what the gate hears from them."),
     # --- a group, as its rank 0 reports; all its ranks report the same ---
     _gauge("trainer_committed_steps", "steps", _GROUP, "Committed steps, from the TorchFT manager."),

@@ -24,7 +24,9 @@ from supervisor.core.round.view import RoundView
 from supervisor.shell.metrics.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RECOVERY, RUN_PHASES, RUNGS
 from supervisor.shell.metrics.live_goodput import Accounts, Told
 from supervisor.shell.metrics.registry import Metrics
+from supervisor.wire.expiry import first_expiry_unix_s
 from supervisor.wire.records import Account
+from supervisor.wire.security import Security
 from supervisor.wire.version import version
 
 OVER = ("finished", "stopped")
@@ -89,7 +91,7 @@ class _Run:
 class Telemetry:
     """The metrics of one supervisor process."""
 
-    def __init__(self) -> None:
+    def __init__(self, security: Security | None = None) -> None:
         self.metrics = Metrics()
         self._runs: dict[str, _Run] = {}
         self._closed: dict[str, set[tuple[str, bool]]] = {}
@@ -100,6 +102,8 @@ class Telemetry:
         self._heard_at: float | None = None
         """When the leading loop last heard from etcd, by time.monotonic(). None if this process does not lead."""
         self.metrics.gauge("supervisor_loop_silent_seconds").set_function(self._loop_silent_s)
+        expiry = self.metrics.gauge("supervisor_certificate_expiry_timestamp_seconds")
+        expiry.set_function(lambda: first_expiry_unix_s(security or Security()))
 
     def leading(self, epoch: int | None) -> None:
         """Begins a term, or ends it (None): then other supervisors export the runs."""

@@ -29,6 +29,7 @@ CALLS: Mapping[str, Level] = {
     "StoreOutOfSpace": "now",
     "StoreLarge": "soon",
     "LighthouseAway": "now",
+    "CertificateExpires": "soon",
     "AgentVersionSkew": "soon",
     "SupervisorBlind": "now",
     "BreakerOpen": "now",

@@ -364,6 +364,33 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary="etcd's database is 1.676GiB large: at its quota it accepts no writes",
         ),
     ),
+    "CertificateExpires": (
+        Case(
+            series={
+                # a day is 1,440 minutes: ten days are 864,000 s; in the third hour another one is put there
+                'supervisor_certificate_expiry_timestamp_seconds{instance="a"}': "867600+0x120 3456000+0x60",
+                'supervisor_certificate_expiry_timestamp_seconds{instance="b"}': "3456000+0x180",
+                # a node's is renewed by itself
+                'agent_certificate_expiry_timestamp_seconds{node="n1"}': "86400+60x180",
+            },
+            quiet=64,
+            fires=67,
+            over=122,
+            summary="a supervisor: the first of its certificate, its authorities and its deny list expires in 9d 23h 53m 0s",
+        ),
+        Case(
+            series={
+                'agent_certificate_expiry_timestamp_seconds{node="n1"}': "28800+0x300 104400+0x60",
+                'agent_certificate_expiry_timestamp_seconds{node="n2"}': "28800+60x360",
+                'agent_certificate_expiry_timestamp_seconds{node="plain"}': "+Inf+0x360",
+            },
+            quiet=244,
+            fires=247,
+            over=302,
+            labels={"node": "n1"},
+            summary="node n1: the first of its certificate, its authorities and its deny list expires in 3h 53m 0s",
+        ),
+    ),
     "LighthouseAway": (
         Case(
             series={

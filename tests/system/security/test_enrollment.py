@@ -4,6 +4,7 @@ ones."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,8 @@ from supervisor.wire.address import free_ports
 from supervisor.wire.records import NodeObserved, Registration, decode, encode
 from supervisor.wire.security import Security, load, read_certificate
 from tests.helpers.tls import TlsEtcd
-from tests.helpers.tls_client import serial
+from tests.helpers.tls_client import client_context, serial
+from tests.helpers.tls_client import metrics as exposed
 from tests.system.security.world import authed_etcd
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]
@@ -177,6 +179,9 @@ def test_a_node_goes_on_with_renewed_certificates(etcd: TlsEtcd, store: EtcdStor
             assert after is not None
             assert after.agent_pid == first.agent_pid
             assert serial(metrics, etcd.certificates.of("root")) != before
+            exported = exposed(first.metrics_port, client_context(etcd.certificates.of("root")))
+            (until,) = re.findall(r'agent_certificate_expiry_timestamp_seconds\{node="n1"\} (\S+)', exported)
+            assert float(until) > expires
             assert shim.poll() is None
     finally:
         listener.shutdown()

@@ -22,6 +22,7 @@ from supervisor.ports.errors import Retryable
 from supervisor.shell.etcd import connect
 from supervisor.shell.inspect.doctor import trust
 from supervisor.shell.metrics.listener import Handler, Listener
+from supervisor.wire.expiry import first_expiry_unix_s
 from supervisor.wire.security import Reloading, Security, SecurityError, list_lapses, load
 from tests.helpers.tls import Certificates, tls_etcd
 from tests.helpers.tls_client import client_context, metrics
@@ -156,6 +157,7 @@ def test_a_list_that_lapses_refuses_all_until_there_is_another(
     with serving(certificates.of("supervisor")) as port:
         assert reads(port, context)
         assert "is valid for 0 more days" in findings(certificates)["note"]
+        assert first_expiry_unix_s(certificates.of("supervisor")) == list_lapses(certificates.of("supervisor"))
         eventually(lambda: not reads(port, context), 15, "the list has lapsed")
         assert time.time() > until - 1
         assert caplog.text.count("has lapsed, so every new connection is refused: renew it, no restart is needed") == 1

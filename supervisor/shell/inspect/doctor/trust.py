@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import ssl
 import time
 from collections.abc import Collection, Iterator, Sequence
 
@@ -16,7 +15,8 @@ from supervisor.shell.etcd.errors import code_of
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.shell.inspect.doctor.finding import Finding, bad, good, note
 from supervisor.wire import keys
-from supervisor.wire.security import ROOT, Security, SecurityError, list_lapses, load, read_certificate, socket_of
+from supervisor.wire.expiry import expiries
+from supervisor.wire.security import ROOT, Security, SecurityError, load, read_certificate, socket_of
 
 SOON_S = 10 * 86400.0
 """A third of the life of the certificates that deploy/certificates.sh makes."""
@@ -32,12 +32,8 @@ def certificates(security: Security, now: float) -> Iterator[Finding]:
     if not security.tls:
         return
     try:
-        own = read_certificate(security)
-        yield expiry(f"our certificate {security.cert} ({own.name})", own.not_after_unix_s, now)
-        for until in _authorities(security.ca):
-            yield expiry(f"the authority {security.ca}", until, now)
-        if security.crl:
-            yield expiry(f"the deny list {security.crl}", list_lapses(security), now)
+        for what, until in expiries(security):
+            yield expiry(what, until, now)
     except (SecurityError, OSError) as error:
         yield bad(str(error), RENEW)
     for path in sorted(security.nodes_folder.glob("node-*.toml")):
@@ -57,12 +53,6 @@ def expiry(what: str, not_after_unix_s: float, now: float) -> Finding:
         return bad(f"{what} has expired", RENEW)
     said = f"{what} is valid for {left / 86400:.0f} more days"
     return note(said, RENEW) if left < SOON_S else good(said)
-
-
-def _authorities(ca: str) -> list[float]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(cafile=ca)
-    return [float(ssl.cert_time_to_seconds(str(c["notAfter"]))) for c in context.get_ca_certs()]
 
 
 def talk(endpoints: Sequence[str], security: Security) -> Finding:

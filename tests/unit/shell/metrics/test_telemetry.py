@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from supervisor.shell.etcd.metrics import StoreWatch
 from supervisor.shell.etcd.status import StoreStatus
 from supervisor.shell.metrics.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RUNGS
 from supervisor.shell.metrics.telemetry import FAULTS, OVER_S, Records, Telemetry
+from supervisor.wire.security import Security
 from supervisor.wire.version import version
 from tests.unit.core.world import World
 from tests.unit.shell.records import INCIDENT, MEMORY
@@ -285,6 +288,12 @@ def test_all_of_the_control_planes_metrics_are_set_with_their_labels() -> None:
     assert value(world.telemetry, "supervisor_watch_silent_seconds") == 1.5
     assert value(world.telemetry, "supervisor_store_size_bytes") == 4096
     assert value(world.telemetry, "supervisor_store_alarms") == 1
+    assert value(world.telemetry, "supervisor_certificate_expiry_timestamp_seconds") == math.inf
+
+
+def test_certificates_that_cannot_be_used_are_exported_as_expired(tmp_path: Path) -> None:
+    telemetry = Telemetry(Security(ca=str(tmp_path / "ca.pem"), cert="mistyped", key="mistyped"))
+    assert value(telemetry, "supervisor_certificate_expiry_timestamp_seconds") == 0.0
 
 
 def test_a_store_that_says_nothing_is_down() -> None:
