@@ -107,7 +107,7 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-MAX_OPERATIONS = 100
+MAX_OPERATIONS = 120
 """Most operations of one transaction; etcd's default limit is 128 (--max-txn-ops)."""
 
 __all__ = ["MAX_OPERATIONS", "Changes", "Expect", "Item", "Lease", "Snapshot", "Store", "Watch"]

@@ -84,13 +84,17 @@ class TrainerSpec:
         return self.reports == "output"
 
 
+MAX_NODES_PER_GROUP = 32
+"""One transaction of etcd must hold all that is decided about a group: three records for each of its nodes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupsSpec:
     """The replica groups."""
 
     count: int = setting(2, "two is the fewest with which training survives the loss of one")
     ranks_per_group: int = setting(1, "one process, unless the model is too large for it")
-    nodes_per_group: int = setting(1, "one node, unless the model is too large for its GPUs")
+    nodes_per_group: int = setting(1, "at most 32; one node, unless the model is too large for its GPUs")
     ranks_per_node: int = setting(0, "0: ranks_per_group / nodes_per_group; a run file may give either")
     min_groups: int = setting(
         1, "fewest groups that may step together; with 1, training goes on until the last group is lost"

@@ -22,7 +22,7 @@ from supervisor.core.round.draft import Round
 from supervisor.core.round.view import RoundView, trains
 
 ASKED_A_ROUND = 15
-"""Successors that one round asks for: each takes two operations beside what placing costs, a transaction holds 100."""
+"""Successors that one round asks for: each takes two operations beside what placing costs, a transaction holds 120."""
 
 
 SUCCESSORS_A_NODE = 6

@@ -9,7 +9,7 @@ from supervisor.core.model.reason import Code, Reason
 from supervisor.core.round.draft import Round
 
 GROUPS_A_ROUND = 40
-"""Groups that one round resets: one operation each; a transaction holds 100."""
+"""Groups that one round resets: one operation each; a transaction holds 120."""
 
 
 def fresh_group(group: GroupMemory, now: float, raise_by: int) -> GroupMemory:

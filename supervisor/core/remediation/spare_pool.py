@@ -14,7 +14,7 @@ from supervisor.core.round.draft import Round
 from supervisor.core.round.view import RoundView
 
 RENEWED_A_ROUND = 10
-"""Allocations that one round renews: two operations each; a transaction holds 100."""
+"""Allocations that one round renews: two operations each; a transaction holds 120."""
 
 
 def renew(r: Round) -> None:

@@ -156,7 +156,7 @@ class Round(RoundView):
             exclude=tuple(sorted(unheard | self.cordons.keys() | self._barred_for_all.keys())),
             instead_of=instead_of,
         )
-        self._renewed += 1
+        self._records += 1
         self.act("acquire", f"acquire:{key}", reason, rung=rung)
         return key
 
@@ -168,7 +168,7 @@ class Round(RoundView):
         allocation = self.allocations.get(key)
         if allocation is not None and allocation.state == "wanted":
             self.allocations[key] = replace(allocation, state="released", since=self.now)
-            self._renewed += 1
+            self._records += 1
             if self._candidates is not None:
                 nodes = self.observed.nodes
                 self._candidates = [name for name in self._candidates if nodes[name].allocation != key]
@@ -177,6 +177,7 @@ class Round(RoundView):
     def cordon(self, host: str, node: str, incident: Incident) -> None:
         """Holds an incident against a host. Further groups of the run that fail there count as the same trouble."""
         if host not in self.cordons:
+            self._records += 1
             self.suspicions.append(
                 Suspicion(host=host, run=self.spec.name, incident=incident.id, kind=incident.kind, at=self.now)
             )
@@ -199,6 +200,7 @@ class Round(RoundView):
         held = _held(incident, kind)
         if self.cordons.get(host, held) != held:
             return
+        self._records += 1
         self.acquitted.append((host, incident))
         if self.cordons.pop(host, None) is not None:
             about = Reason.of(Code.NOT_TO_BLAME, host=host, was=held, why=why)

@@ -21,9 +21,9 @@ from supervisor.core.policy.ladder import Choice, Means, choose
 
 MAX_CHANGES = 15
 """Groups that one round may change."""
-MAX_RECORDS = 90
+MAX_RECORDS = 105
 """Records that the changes of one round may take: a group and its incident, and for each of its nodes the allocation
-that is given back and the new one. They are written at once, and a transaction holds 100."""
+that is given back, the new one and the suspicion of its host. They are written at once, and a transaction holds 120."""
 
 MAY_COME_BACK = that_are(Is.MAY_COME_BACK)
 
@@ -57,8 +57,8 @@ class RoundView:
         self.waits: dict[str, Reason] = {}
         self._wake: list[float] = []
         self._touched: set[int] = set()
-        self._renewed = 0
-        """Allocations asked for or given back in this round."""
+        self._records = 0
+        """Records about nodes in this round: allocations asked for or given back, hosts suspected or cleared."""
         self._arrived: set[str] | None = None
         self._candidates: list[str] | None = None
         self._ill: dict[str, str] | None = None
@@ -93,7 +93,7 @@ class RoundView:
         """Returns true if this round may change no further group; the next round follows at once."""
         if group in self._touched or not self._touched:
             return False
-        records = 2 * (len(self._touched) + 1) + self._renewed + 2 * self.spec.groups.nodes_per_group
+        records = 2 * (len(self._touched) + 1) + self._records + 3 * self.spec.groups.nodes_per_group
         if len(self._touched) < MAX_CHANGES and records <= MAX_RECORDS:
             return False
         self.look_again(self.now)

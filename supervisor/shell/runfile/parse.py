@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from supervisor.core.model.measured import NOTHING, Measured
-from supervisor.core.model.spec import KEYS, AllocationSpec, GroupsSpec, RunSpec, TitanSpec
+from supervisor.core.model.spec import KEYS, MAX_NODES_PER_GROUP, AllocationSpec, GroupsSpec, RunSpec, TitanSpec
 from supervisor.core.timeouts import solver as timeouts
 from supervisor.core.timeouts.bound import Row
 from supervisor.shell.engines import registry
@@ -86,6 +86,11 @@ def _with_ranks(groups: GroupsSpec, given: Any) -> GroupsSpec:
 def _seats(groups: GroupsSpec, allocation: AllocationSpec) -> Iterator[str]:
     """Yields sentences about nodes and ranks that do not agree."""
     ranks, nodes, here = groups.ranks_per_group, groups.nodes_per_group, groups.ranks_per_node
+    if nodes > MAX_NODES_PER_GROUP:
+        yield (
+            f"groups.nodes_per_group = {nodes}: at most {MAX_NODES_PER_GROUP}, since what is decided about a group must fit "
+            "into one transaction of etcd"
+        )
     if here and here * nodes != ranks:
         yield (
             f"groups.ranks_per_group = {ranks} is not groups.nodes_per_group x groups.ranks_per_node = {nodes} x {here} "

@@ -16,6 +16,7 @@ from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import ControlView, CordonView, GpuFact, StuckView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
+from supervisor.core.model.spec import MAX_NODES_PER_GROUP
 from supervisor.core.remediation.restore import restored
 from supervisor.core.round.draft import Round
 from supervisor.ports.store import MAX_OPERATIONS
@@ -280,22 +281,27 @@ def test_a_group_whose_peers_are_lost_before_it_healed_restarts_where_it_is(size
         w.start_again(0)
 
 
-@pytest.mark.parametrize(("size", "moved"), [(1, 15), (4, 9), (16, 2), (48, 1)])
+@pytest.mark.parametrize(("size", "moved"), [(1, 15), (4, 7), (16, 2), (MAX_NODES_PER_GROUP, 1)])
 def test_one_round_moves_no_more_groups_than_a_transaction_holds(size: int, moved: int) -> None:
-    """Seed 0 of 200 groups of four: 15 groups moved at once, with 120 records of allocations."""
+    """Seeds of 200 groups of four. 0: 15 groups moved at once, with 120 records of allocations. 33: twelve, with 64 of
+    allocations and 32 of suspected hosts."""
     w = wide(groups=20, spares=0, size=size).bring_up()
     r, before = Round(w.observed(), w.spec, w.memory), w.memory
     for group in before.groups.values():
         if r.full(group.group):
             break
-        r.incident_for(group, Failure(Kind.STALLED, ()), 0)
+        incident = r.incident_for(group, Failure(Kind.STALLED, ()), 0)
         for seat in group.seats:
+            r.cordon(r.host_of(seat.node), seat.node, incident)
             r.release(seat.allocation, Reason.of(Code.RUN_STARTS))
             r.acquire(Reason.of(Code.RUN_STARTS))
     changed = [g for g in r.groups.values() if g != before.groups[g.group]]
     renewed = [a for a in r.allocations.values() if a != before.allocations.get(a.key)]
     assert (len(changed), len(renewed)) == (moved, 2 * size * moved)
-    assert len(changed) + len(r.changed) + len(renewed) < MAX_OPERATIONS
+    of_the_run = 3  # its own, the decision's digest, the account
+    records = of_the_run + len(changed) + len(r.changed) + len(renewed) + len(r.suspicions)
+    assert len(r.suspicions) == size * moved
+    assert records <= MAX_OPERATIONS
 
 
 def exited(w: World) -> None:

@@ -323,6 +323,11 @@ def test_toml_values_that_json_lacks_are_refused_too(tmp_path: Path, value: str)
             "groups.ranks_per_group = 3 cannot be shared out over groups.nodes_per_group = 2: a multiple of 2, or give groups.ranks_per_node",
         ),
         (
+            {"nodes_per_group": 33},
+            66,
+            "groups.nodes_per_group = 33: at most 32, since what is decided about a group must fit into one transaction of etcd",
+        ),
+        (
             {"nodes_per_group": 2},
             3,
             "allocation.nodes = 3 is fewer than groups.count x groups.nodes_per_group = 4: each group needs 2 nodes, at least 4",
