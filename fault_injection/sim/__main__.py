@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from fault_injection.sim.faults import PLANNED, Fault
-from fault_injection.sim.lane import Kept, LaneError, Part, commit, play
+from fault_injection.sim.lane import Kept, LaneError, Part, command, commit, play
 from fault_injection.sim.run import Result, run
 from fault_injection.sim.shrink import shrunk
 
@@ -184,9 +184,7 @@ def failure(result: Result, plan: Path | None = None) -> str:
     ]
     lines += [f"  {json.dumps(fault.told())}" for fault in least.plan]
     lines += [f"  {sentence}" for sentence in least.broken]
-    also = f" --nodes-per-group {result.nodes_per_group}" if result.nodes_per_group > 1 else ""
-    also += f" --plan {plan}" if plan is not None else ""
-    lines.append(f"  again: python -m fault_injection.sim --seed {result.seed} --nodes {result.nodes}{also}")
+    lines.append(f"  again: {command(result)}" + (f" --plan {plan}" if plan is not None else ""))
     return "\n".join(lines)
 
 

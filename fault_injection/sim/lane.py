@@ -71,6 +71,12 @@ def _one(seed: int, nodes: int, nodes_per_group: int) -> tuple[Result, float]:
     return result, time.process_time() - began
 
 
+def command(result: Result) -> str:
+    """Returns the command that plays this seed."""
+    size = f" --nodes-per-group {result.nodes_per_group}" if result.nodes_per_group > 1 else ""
+    return f"python -m fault_injection.sim --seed {result.seed} --nodes {result.nodes}{size}"
+
+
 @dataclass
 class Part:
     """Seeds that were played one after another by one commit."""
@@ -97,9 +103,10 @@ class Part:
         self.recovered += result.recovered_s is not None
         self.asked.update(asdict(result.asked))
         if result.broken:
-            again = f"python -m fault_injection.sim --seed {result.seed} --nodes {result.nodes}"
             plan = [fault.told() for fault in result.plan]
-            self.broken.append({"seed": result.seed, "plan": plan, "says": list(result.broken), "again": again})
+            self.broken.append(
+                {"seed": result.seed, "plan": plan, "says": list(result.broken), "again": command(result)}
+            )
 
     def told(self) -> dict[str, Any]:
         each = max(self.seeds, 1)
