@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from fault_injection.sim import __main__ as command
-from fault_injection.sim import faults
+from fault_injection.sim import faults, lane
 from fault_injection.sim.__main__ import read_plan
 from fault_injection.sim.faults import KINDS, Fault
 from fault_injection.sim.judge import KINDS_OF, SEEN_S, Struck, recorded
-from fault_injection.sim.lane import Kept, LaneError, Part, command, commit
+from fault_injection.sim.lane import Kept, LaneError, Part, commit
 from fault_injection.sim.leaders import Killed
 from fault_injection.sim.nodes import Node
 from fault_injection.sim.run import Result, run
@@ -399,7 +399,7 @@ def test_a_process_that_is_killed_ends_the_lane_and_costs_nothing_that_was_playe
 def test_a_violation_is_kept_with_what_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part, kept = Part(8, NODES, 1), Kept(tmp_path / "kept.json", NODES, go_on=False)
     found = replace(run(0, NODES, []), seed=8, broken=("at 1.00 s: owners: two",))
-    assert command(replace(found, nodes_per_group=2)) == f"{command(found)} --nodes-per-group 2"
+    assert lane.command(replace(found, nodes_per_group=2)) == f"{lane.command(found)} --nodes-per-group 2"
     part.add(found, 0.5)
     kept.keep(part, at_once=True)
     body = json.loads(kept.path.read_text())
