@@ -88,6 +88,7 @@ class LiveRun:
         self.run, self.run_dir = record.spec.name, record.run_dir
         self.allocation = record.spec.allocation
         self._made: dict[str, int] | None = None
+        self._telling = threading.Lock()
 
     # --- runner.Live ---
 
@@ -150,7 +151,8 @@ class LiveRun:
     def _tell_what_was_made(self) -> None:
         while True:
             try:
-                self._store.put(keys.faults(self.run), encode(FaultsMade(made=dict(self._made or {}))))
+                with self._telling:  # or an older count would be put after a newer one
+                    self._store.put(keys.faults(self.run), encode(FaultsMade(made=dict(self._made or {}))))
                 return
             except Retryable as error:
                 time.sleep(error.after_s)

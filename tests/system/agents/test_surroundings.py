@@ -151,7 +151,8 @@ def test_a_hook_that_fails_is_a_failed_start(nodes: Nodes, store: Store) -> None
         assert end.exit_code == code
         assert end.error_file.startswith("hook before of run toy failed on node n0: ")
         assert said in end.error_file
-        assert spawned(node)[-2:] == [BEFORE, f"toy.0.{generation}.0"]
+        wanted = [BEFORE, f"toy.0.{generation}.0"]
+        eventually(lambda wanted=wanted: spawned(node)[-2:] == wanted, 5, "the shim's history follows what it does")
     desire(store, "n0", trainer(generation=9))
     running(store, node, 9)
 

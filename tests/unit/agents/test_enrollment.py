@@ -194,7 +194,7 @@ def test_there_is_one_path_and_it_takes_small_requests(
 
 
 def test_a_request_that_never_ends_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "SPEAKS_WITHIN_S", 0.3)
+    monkeypatch.setattr(base, "SPEAKS_WITHIN_S", 2.0)
     with ended(site.serve()) as served:
         connection = http.client.HTTPSConnection(
             "127.0.0.1", served.server_port, timeout=10.0, context=without_certificate()

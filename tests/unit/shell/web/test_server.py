@@ -108,6 +108,7 @@ def served(world: ToldWorld) -> Iterator[Site]:
         page.stop()
         server.shutdown()
         server.server_close()
+        eventually(lambda: not any("process_request" in t.name for t in threading.enumerate()), SOON_S, "no one reads")
 
 
 def test_the_page_and_its_parts_need_nothing_from_elsewhere(site: Site) -> None:
