@@ -253,6 +253,7 @@ def result(found: dict[str, list[Any]]) -> dict[str, Any]:
             f"others stall at most {stall_s:g} s": max(found["others_stall_s"]) <= stall_s,
         },
         "load": os.getloadavg(),
+        "scratch": tempfile.gettempdir(),
         "machine": machine(),
     }
 
