@@ -43,6 +43,7 @@ STEPS = 200
 KILLS = 3
 AT_ONCE = 4
 """Agents that start together, on two processors."""
+NAMES = tuple(f"a{n}" for n in range(AT_ONCE))
 
 Seconds = dict[str, list[float]]
 """By measurement, one number for each time."""
@@ -103,48 +104,50 @@ def plain_etcd(folder: Path) -> Iterator[tuple[str, None]]:
 @contextmanager
 def locked_etcd(folder: Path) -> Iterator[tuple[str, Certificates]]:
     certificates = Certificates(folder / "certificates")
-    names = [f"a{n}" for n in range(AT_ONCE)]
-    certificates.make("etcd", "root", "supervisor", *(f"node-{name}" for name in names))
+    certificates.make("etcd", "root", "supervisor", *(f"node-{name}" for name in NAMES))
     with tls_etcd(folder / "etcd", certificates) as server:
-        list(init_auth([server.endpoint], certificates.of("root"), names))
+        list(init_auth([server.endpoint], certificates.of("root"), NAMES))
         yield server.endpoint, certificates
 
 
-def start_agents(folder: Path, endpoint: str, certificates: Certificates | None, count: int) -> list[float]:
-    """Returns the seconds that each batch of AT_ONCE took, from the start of their processes until all are registered."""
-    ours = certificates.of("supervisor") if certificates is not None else Security()
-    found = []
-    with connect([endpoint], security=ours) as store:
+def start_agents(folder: Path, count: int) -> dict[str, Seconds]:
+    """Starts `count` agents in each of the two, a batch of AT_ONCE here and a batch there. Returns, by arm, the seconds
+    that each batch took, from the start of its processes until all are registered."""
+    found: dict[str, Seconds] = {arm: {"start of agents": []} for arm in ARMS}
+    with plain_etcd(folder / "plain") as plain, locked_etcd(folder / "locked") as locked:
+        etcds = dict(zip(ARMS, (plain, locked), strict=True))
         for batch in range(count // AT_ONCE):
-            with contextlib.ExitStack() as started:
-                began = time.monotonic()
-                for n in range(AT_ONCE):
-                    name = f"a{n}"
-                    security = [f"--security={certificates.file(f'node-{name}')}"] if certificates is not None else []
-                    command = [sys.executable, "-m", "agents.cli", "run", "--node", name, "--etcd", endpoint]
-                    home = folder / f"agents{batch}"
-                    home.mkdir(exist_ok=True)
-                    with (home / f"{name}.log").open("wb") as log:
-                        agent = subprocess.Popen(
-                            [*command, "--home", str(home), "--cold", *security], stdout=log, stderr=log
-                        )
-                    started.callback(agent.wait)
-                    started.callback(os.kill, agent.pid, signal.SIGTERM)
-                eventually(lambda: all(store.get(keys.registration(f"a{n}")) for n in range(AT_ONCE)), 60, "registered")
-                found.append(time.monotonic() - began)
-            eventually(lambda: not any(store.get(keys.registration(f"a{n}")) for n in range(AT_ONCE)), 60, "gone")
+            for arm in ARMS if batch % 2 == 0 else reversed(ARMS):
+                home = folder / f"{arm}{batch}"
+                home.mkdir()
+                found[arm]["start of agents"].append(batch_of_agents(home, *etcds[arm]))
     return found
 
 
-def one(arm: str, agents: int) -> Seconds:
+def batch_of_agents(home: Path, endpoint: str, certificates: Certificates | None) -> float:
+    """Returns the seconds until AT_ONCE agents are registered, and ends them."""
+    ours = certificates.of("supervisor") if certificates is not None else Security()
+    with connect([endpoint], security=ours) as store, contextlib.ExitStack() as started:
+        began = time.monotonic()
+        for name in NAMES:
+            security = [f"--security={certificates.file(f'node-{name}')}"] if certificates is not None else []
+            command = [sys.executable, "-m", "agents.cli", "run", "--node", name, "--etcd", endpoint]
+            with (home / f"{name}.log").open("wb") as log:
+                agent = subprocess.Popen([*command, "--home", str(home), "--cold", *security], stdout=log, stderr=log)
+            started.callback(agent.wait)
+            started.callback(os.kill, agent.pid, signal.SIGTERM)
+        eventually(lambda: all(store.get(keys.registration(name)) for name in NAMES), 60, "registered")
+        took = time.monotonic() - began
+        started.close()
+        eventually(lambda: not any(store.get(keys.registration(name)) for name in NAMES), 60, "gone")
+    return took
+
+
+def trained(arm: str) -> Seconds:
     with tempfile.TemporaryDirectory(prefix="cost") as folder:
         system = world(Path(folder) / "world", nodes=3) if arm == "plain" else tls_world(Path(folder) / "world")
         with system as w:
-            found = train(w)
-        etcd = plain_etcd(Path(folder)) if arm == "plain" else locked_etcd(Path(folder))
-        with etcd as (endpoint, certificates):
-            found["start of agents"] = start_agents(Path(folder), endpoint, certificates, agents)
-    return found
+            return train(w)
 
 
 def report(found: dict[str, Seconds], options: argparse.Namespace) -> dict[str, object]:
@@ -171,15 +174,22 @@ def report(found: dict[str, Seconds], options: argparse.Namespace) -> dict[str, 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.nightly.security_cost", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--agents", type=int, default=1000, help="starts in each of the two, over all rounds")
+    parser.add_argument("--agents", type=int, default=1000, help="starts in each of the two, in turn")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     found: dict[str, Seconds] = {arm: {} for arm in ARMS}
+
+    def keep(arm: str, more: Seconds) -> None:
+        for what, times in more.items():
+            found[arm].setdefault(what, []).extend(times)
+            print(f"{arm}, {what}: median {statistics.median(times):.3f} s", flush=True)
+
     for n in range(options.rounds):
         for arm in ARMS if n % 2 == 0 else reversed(ARMS):
-            for what, times in one(arm, options.agents // options.rounds).items():
-                found[arm].setdefault(what, []).extend(times)
-                print(f"round {n + 1}, {arm}, {what}: median {statistics.median(times):.3f} s", flush=True)
+            keep(arm, trained(arm))
+    with tempfile.TemporaryDirectory(prefix="cost") as folder:
+        for arm, more in start_agents(Path(folder), options.agents).items():
+            keep(arm, more)
     made = report(found, options)
     options.results.write_text(json.dumps(made, indent=1) + "\n")
     print(json.dumps({what: row["ratio"] for what, row in made["rows"].items()}))  # type: ignore[attr-defined]

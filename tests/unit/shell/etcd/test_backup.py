@@ -27,6 +27,7 @@ from supervisor.core.model.spec import (
 )
 from supervisor.core.remediation.restore import DECISIONS, GENERATIONS
 from supervisor.ports.errors import Fatal, Retryable
+from supervisor.ports.store import MAX_OPERATIONS
 from supervisor.shell.control import cordons, journal, observe, projection
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.control.version_guard import why_not
@@ -463,8 +464,9 @@ def test_a_supervisor_that_comes_in_between_stops_the_restore(tmp_path: Path) ->
 
 
 def test_chunks_are_transactions_by_number_and_by_size() -> None:
-    small = backup._chunks({f"k{n}": b"x" for n in range(250)} | {keys.spec("r"): b"s"})
-    assert [len(part) for part in small] == [99, 99, 53]
+    most = MAX_OPERATIONS - 1
+    small = backup._chunks({f"k{n}": b"x" for n in range(2 * most + 52)} | {keys.spec("r"): b"s"})
+    assert [len(part) for part in small] == [most, most, 53]
     assert keys.spec("r") in small[-1]
     large = backup._chunks({f"k{n}": b"x" * 400_000 for n in range(5)})
     assert [len(part) for part in large] == [2, 2, 1]
