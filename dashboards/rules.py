@@ -17,7 +17,7 @@ from supervisor.core.policy.cordons import REPEATED_S
 from supervisor.shell.inspect.doctor.trust import SOON_S
 from supervisor.shell.web.calls import AWAY_S, CALLS, STILL_S, Level
 
-MINUTE_S, HOUR_S = 60.0, 3600.0
+MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0
 
 ETTR_BOUND = 0.9
 """Least ETTR. Llama 3 405B trained for more than 90% of its time on 16,384 GPUs (The Llama 3 Herd of Models, 3.3.4)."""
@@ -173,10 +173,12 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         ),
         Alert(
             name="CertificateExpires",
-            expression=f"min(supervisor_certificate_expiry_timestamp_seconds) - time() < {SOON_S:.0f}\n"
+            expression=f"min by (instance) (supervisor_certificate_expiry_timestamp_seconds) - time() < {SOON_S:.0f}\n"
+            # one that a node asks for never lives as long as two days
+            f"or (min by (node) (agent_certificate_expiry_timestamp_seconds) - time() < {SOON_S:.0f}) > {2 * DAY_S:.0f}\n"
             f"or min by (node) (agent_certificate_expiry_timestamp_seconds) - time() < {NODE_EXPIRES_S:.0f}",
             for_s=5 * MINUTE_S,
-            summary="{{ with $labels.node }}node {{ . }}{{ else }}a supervisor{{ end }}: the first of its certificate, "
+            summary="{{ with $labels.node }}node {{ . }}{{ else }}the supervisor at {{ $labels.instance }}{{ end }}: the first of its certificate, "
             "its authorities and its deny list expires in {{ $value | humanizeDuration }}",
         ),
         Alert(

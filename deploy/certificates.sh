@@ -112,5 +112,6 @@ for name in "$@"; do
     # each is replaced whole; who reads between the two goes on with the old pair until both are there
     mv "$work/key" "$dir/$name.key"
     mv "$work/cert" "$dir/$name.pem"
-    printf 'ca = "ca.pem"\ncrl = "crl.pem"\ncert = "%s.pem"\nkey = "%s.key"\n' "$name" "$name" >"$dir/$name.toml"
+    # a site adds lines to it, as `signs`
+    [ -f "$dir/$name.toml" ] || printf 'ca = "ca.pem"\ncrl = "crl.pem"\ncert = "%s.pem"\nkey = "%s.key"\n' "$name" "$name" >"$dir/$name.toml"
 done

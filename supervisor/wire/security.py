@@ -344,12 +344,16 @@ def server_context(security: Security, anyone: bool = False) -> ssl.SSLContext:
 
 
 class CurrentFiles:
-    """Follows the files of certificates, which a renewal replaces. Threads may share it."""
+    """Follows the files of certificates, which a renewal replaces. Threads may share it. Raises SecurityError if they
+    cannot be used at first."""
 
     def __init__(self, security: Security) -> None:
         self._security = security
         self._lock = threading.Lock()
-        self._stamp = security.stamp()
+        try:
+            self._stamp = security.stamp()
+        except OSError as error:
+            raise SecurityError(f"{error.filename} cannot be read: {error.strerror}") from error
         self._trouble = ""
         self._lapses_unix_s = math.inf
         self._read()

@@ -36,8 +36,9 @@ class Certificates:
             environment["NOT_AFTER"] = until.strftime("%Y%m%d%H%M%SZ")
         subprocess.run(["sh", str(SCRIPT), str(self.folder), *names], check=True, env=environment)
         for name in names if self.accepts_holes else ():
-            with self.file(name).open("a") as file:
-                file.write("insecure = true\n")
+            if "insecure" not in self.file(name).read_text():
+                with self.file(name).open("a") as file:
+                    file.write("insecure = true\n")
 
     def revoke(self, *names: str) -> None:
         """Puts their certificates so far on the deny list."""

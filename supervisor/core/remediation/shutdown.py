@@ -83,11 +83,12 @@ def _wind_up(r: Round) -> None:
     end: RunPhase = "finished" if r.phase != "stopping" else "halted" if halted else "stopped"
     open_ = list(r.incidents.values())
     held = [a.key for a in r.allocations.values() if a.state == "wanted"]
-    for incident in open_[:MAX_GIVEN_BACK]:
+    most = min(MAX_GIVEN_BACK, max(0, r.room) // 2)
+    for incident in open_[:most]:
         r.set_incident(replace(incident, state="halted"))
-    for key in held[:MAX_GIVEN_BACK]:
+    for key in held[:most]:
         r.release(key, Reason.of(Code.RUN_ENDS, end=end))
-    if len(open_) > MAX_GIVEN_BACK or len(held) > MAX_GIVEN_BACK:
+    if len(open_) > most or len(held) > most:
         r.look_again(r.now)
     elif not _still_taking_back(r):
         r.draft = replace(r.draft, phase=end)

@@ -148,27 +148,28 @@ class Round(RoundView):
         unheard = {
             h for a in self.allocations.values() if a.unheard and self.now - a.since < window_s for h in a.unheard
         }
-        self.allocations[key] = AllocationMemory(
-            key=key,
-            state="wanted",
-            since=self.now,
-            reason=reason,
-            exclude=tuple(sorted(unheard | self.cordons.keys() | self._barred_for_all.keys())),
-            instead_of=instead_of,
+        self.set_allocation(
+            AllocationMemory(
+                key=key,
+                state="wanted",
+                since=self.now,
+                reason=reason,
+                exclude=tuple(sorted(unheard | self.cordons.keys() | self._barred_for_all.keys())),
+                instead_of=instead_of,
+            )
         )
-        self._records += 1
         self.act("acquire", f"acquire:{key}", reason, rung=rung)
         return key
 
     def set_allocation(self, allocation: AllocationMemory) -> None:
+        self._records.add(allocation.key)
         self.allocations[allocation.key] = allocation
 
     def release(self, key: str, reason: Reason) -> None:
         """Gives an allocation back; a second time does nothing."""
         allocation = self.allocations.get(key)
         if allocation is not None and allocation.state == "wanted":
-            self.allocations[key] = replace(allocation, state="released", since=self.now)
-            self._records += 1
+            self.set_allocation(replace(allocation, state="released", since=self.now))
             if self._candidates is not None:
                 nodes = self.observed.nodes
                 self._candidates = [name for name in self._candidates if nodes[name].allocation != key]
@@ -177,7 +178,7 @@ class Round(RoundView):
     def cordon(self, host: str, node: str, incident: Incident) -> None:
         """Holds an incident against a host. Further groups of the run that fail there count as the same trouble."""
         if host not in self.cordons:
-            self._records += 1
+            self._records.add(f"{host} {incident.id}")
             self.suspicions.append(
                 Suspicion(host=host, run=self.spec.name, incident=incident.id, kind=incident.kind, at=self.now)
             )
@@ -200,7 +201,7 @@ class Round(RoundView):
         held = _held(incident, kind)
         if self.cordons.get(host, held) != held:
             return
-        self._records += 1
+        self._records.add(f"{host} {incident}")
         self.acquitted.append((host, incident))
         if self.cordons.pop(host, None) is not None:
             about = Reason.of(Code.NOT_TO_BLAME, host=host, was=held, why=why)

@@ -57,8 +57,8 @@ class RoundView:
         self.waits: dict[str, Reason] = {}
         self._wake: list[float] = []
         self._touched: set[int] = set()
-        self._records = 0
-        """Records about nodes in this round: allocations asked for or given back, hosts suspected or cleared."""
+        self._records: set[str] = set()
+        """Records about nodes in this round, by names of their own: allocations, hosts suspected or cleared."""
         self._arrived: set[str] | None = None
         self._candidates: list[str] | None = None
         self._ill: dict[str, str] | None = None
@@ -91,13 +91,19 @@ class RoundView:
 
     def full(self, group: int) -> bool:
         """Returns true if this round may change no further group; the next round follows at once."""
-        if group in self._touched or not self._touched:
+        if not self._touched and not self._records:
             return False
-        records = 2 * (len(self._touched) + 1) + self._records + 3 * self.spec.groups.nodes_per_group
-        if len(self._touched) < MAX_CHANGES and records <= MAX_RECORDS:
+        # one that only its phase has touched so far may still be moved: that is three records for each of its nodes
+        more = group not in self._touched
+        if len(self._touched) + more <= MAX_CHANGES and self.room >= 2 * more + 3 * self.spec.groups.nodes_per_group:
             return False
         self.look_again(self.now)
         return True
+
+    @property
+    def room(self) -> int:
+        """Records that this round may still write, below 0 if it has taken more than that."""
+        return MAX_RECORDS - 2 * len(self._touched) - len(self._records)
 
     @property
     def quiet(self) -> bool:

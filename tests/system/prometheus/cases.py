@@ -376,7 +376,16 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=64,
             fires=67,
             over=122,
-            summary="a supervisor: the first of its certificate, its authorities and its deny list expires in 9d 23h 53m 0s",
+            labels={"instance": "a"},
+            summary="the supervisor at a: the first of its certificate, its authorities and its deny list expires in 9d 23h 53m 0s",
+        ),
+        Case(
+            series={'agent_certificate_expiry_timestamp_seconds{node="by-hand"}': "867600+0x120 3456000+0x60"},
+            quiet=64,
+            fires=67,
+            over=122,
+            labels={"node": "by-hand"},
+            summary="node by-hand: the first of its certificate, its authorities and its deny list expires in 9d 23h 53m 0s",
         ),
         Case(
             series={

@@ -148,6 +148,15 @@ def test_a_list_that_cannot_be_used_leaves_the_last_one(
                 Reloading(certificates.of("node-n2"))
 
 
+def test_a_renewed_certificate_leaves_the_sites_own_lines(certificates: Certificates) -> None:
+    file, pem = certificates.file("supervisor"), certificates.folder / "supervisor.pem"
+    file.write_text(file.read_text() + 'enroll = ["10.0.0.5:7100"]\n')
+    before = file.read_text(), pem.read_bytes()
+    certificates.make("supervisor")
+    assert file.read_text() == before[0]
+    assert pem.read_bytes() != before[1]
+
+
 def test_a_list_that_lapses_refuses_all_until_there_is_another(
     certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:

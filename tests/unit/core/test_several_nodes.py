@@ -24,7 +24,11 @@ from supervisor.shell.control import projection
 from supervisor.shell.web.verdicts import of_groups
 from supervisor.wire.records import NodeDesired, TrainerDesired
 from tests.helpers.reasons import codes, values
-from tests.unit.core.world import World
+from tests.unit.core.test_decide_scale import size as size_of
+from tests.unit.core.world import LOCAL_WORD_S, World
+
+OF_THE_RUN = 2
+"""Records beside those of the memory: the decision's digest, and the account."""
 
 
 def wide(groups: int = 2, spares: int = 2, size: int = 2) -> World:
@@ -298,10 +302,32 @@ def test_one_round_moves_no_more_groups_than_a_transaction_holds(size: int, move
     changed = [g for g in r.groups.values() if g != before.groups[g.group]]
     renewed = [a for a in r.allocations.values() if a != before.allocations.get(a.key)]
     assert (len(changed), len(renewed)) == (moved, 2 * size * moved)
-    of_the_run = 3  # its own, the decision's digest, the account
-    records = of_the_run + len(changed) + len(r.changed) + len(renewed) + len(r.suspicions)
+    records = 1 + OF_THE_RUN + len(changed) + len(r.changed) + len(renewed) + len(r.suspicions)
     assert len(r.suspicions) == size * moved
     assert records <= MAX_OPERATIONS
+
+
+@pytest.mark.parametrize(("groups", "size"), [(3, MAX_NODES_PER_GROUP), (7, 8)])
+def test_groups_that_lose_all_other_nodes_before_they_are_fenced_fit_into_transactions(groups: int, size: int) -> None:
+    """A row loses power: each group loses a node, and the others before the gate has shut out the old ranks."""
+    w = wide(groups=groups, spares=groups, size=size).bring_up()
+    hit = range(groups - 1)
+    lose(w, *(int(w.group(g).first_node[1:]) for g in hit))
+    w.round(LOCAL_WORD_S + 0.01)
+    assert {w.group(g).phase for g in hit} == {"fencing"}, [w.group(g) for g in hit]
+    for g in hit:
+        for node in w.group(g).nodes:
+            w.nodes[node] = replace(w.nodes[node], registered=False)
+        w.admit(g)
+    w.now += LOCAL_WORD_S + 10.0
+    sizes = []
+    for _ in range(3 * groups):
+        before = w.memory
+        w.round(0.1)
+        sizes.append(size_of(w, before) + len(w.last.suspicions) + len(w.last.acquitted) + OF_THE_RUN)
+    assert not any(w.group(g).nodes for g in hit), "they hold none of the lost nodes any more"
+    assert max(sizes) > size, sizes
+    assert max(sizes) <= MAX_OPERATIONS, sizes
 
 
 def exited(w: World) -> None:
