@@ -1,7 +1,7 @@
 #!/bin/sh
 # certificates.sh DIR NAME...: an authority (DIR/ca.pem, made once) and for each NAME a certificate with that common name:
 # DIR/NAME.pem, DIR/NAME.key and the security file DIR/NAME.toml. For trying it out; a company has an authority of its own.
-# A NAME that has a certificate gets a new one (renewal).
+# A NAME that has a certificate gets a new one (renewal); its security file stays as it is.
 # certificates.sh DIR --revoke NAME...: puts all certificates that each NAME got so far on the deny list, DIR/crl.pem. The
 # security files name it; copy it to every host. DIR/crl.der is the same for etcd.
 #   SANS  more subject alternative names, with commas: SANS=IP:10.0.0.1,DNS:etcd-0.lan
