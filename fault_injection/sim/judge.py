@@ -196,10 +196,16 @@ class Struck:
     def _done(
         self, number: int, struck: _Struck, group: int, kinds: Sequence[Kind], clear: bool, over: float | None
     ) -> FaultDone:
+        node, echoes = struck.groups.get(group, ""), (Kind.PEERS_GONE, *MAY_HAVE.get(struck.fault.kind, ()))
+        if self.world.spec.groups.nodes_per_group > 1:
+            if Kind.NODE_LOST in kinds and struck.fault.kind != "node_lost":
+                node = ""  # the group is silent as a whole: any of its nodes whose agent is away seems lost
+            if struck.fault.kind == "split":
+                echoes += (Kind.ERROR,)  # ranks on both sides lose each other, while the gate hears all their nodes
         return FaultDone(
-            number=number, name=struck.fault.kind, group=group, rank=0, generation=0, node=struck.groups.get(group, ""), step=0, began=struck.began,
+            number=number, name=struck.fault.kind, group=group, rank=0, generation=0, node=node, step=0, began=struck.began,
             made=struck.began, evidence=struck.fault.kind, healed=over, over=over, kinds=tuple(kinds) if group != NOBODY else (),
-            echoes=(Kind.PEERS_GONE, *MAY_HAVE.get(struck.fault.kind, ())) if clear else tuple(Kind), within_s=0.0, others_within_s=0.0,
+            echoes=echoes if clear else tuple(Kind), within_s=0.0, others_within_s=0.0,
         )  # fmt: skip
 
 
