@@ -17,7 +17,7 @@ HEAVY := tests/real_trainers
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo help test test-nightly test-bare check chaos gpu configs chaos-long killpoints upgrade ground sim bench bench-detection bench-slurm bench-nodes install install-dev lock audit wheel debian docs clean
+.PHONY: demo help test test-nightly test-bare test-torch check chaos gpu configs chaos-long killpoints upgrade ground sim bench bench-detection bench-slurm bench-nodes install install-dev lock audit wheel debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -32,6 +32,14 @@ test: debian check  ## everything that a developer without a GPU can run
 
 test-nightly: debian  ## further cases of what `make test` shows
 	$(PYTEST) -n 2 $(BESIDE) -m long tests
+
+# The newest that pyproject.toml takes; the lock files pin another. Its public build brings gigabytes of CUDA.
+TORCH ?= 2.14.1
+OTHER := .venv-torch
+test-torch: debian  ## nightly, with network: the tests of real trainers with another torch of the range (TORCH=VERSION), in a .venv of its own
+	$(MAKE) VENV=$(OTHER) install-dev
+	$(OTHER)/bin/python $(PIP) torch==$(TORCH)
+	PATH="$(CURDIR)/$(OTHER)/bin:$$PATH" $(OTHER)/bin/python -m pytest -n 3 $(BESIDE) $(HEAVY)
 
 test-bare: install-dev  ## nightly: `make check` in a bare Debian made by debootstrap, as root and as an ordinary user; BARE=DIR keeps it
 	@sh tests/bare.sh

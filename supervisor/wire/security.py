@@ -228,7 +228,14 @@ class Certificate:
 
     name: str
     """The common name."""
-    not_after_unix_s: float
+    not_after: str
+    """When it expires, as Python's ssl gives it."""
+
+    @property
+    def not_after_unix_s(self) -> float:
+        return float(
+            ssl.cert_time_to_seconds(self.not_after)
+        )  # its first call imports for 2 ms: most only want the name
 
 
 def read_certificate(security: Security) -> Certificate:
@@ -278,7 +285,7 @@ def _certificate_at(security: Security, stamp: Stamp) -> Certificate:
     name = _common_name(found)
     if not name:
         raise SecurityError(f"{security.cert} has no common name: its owner cannot be identified")
-    return Certificate(name, float(ssl.cert_time_to_seconds(str(found["notAfter"]))))
+    return Certificate(name, str(found["notAfter"]))
 
 
 def trouble(security: Security) -> str:

@@ -22,7 +22,7 @@ from supervisor.core.model.observed import Observed
 from supervisor.core.remediation.restore import ENDED
 from supervisor.core.report.notifications import Notice, due, notices
 from supervisor.core.report.words import said, say
-from supervisor.ports.errors import Fatal, Fenced, Retryable
+from supervisor.ports.errors import Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
 from supervisor.shell.control import cordons, observe, projection, version_guard
 from supervisor.shell.control.audit import audit
@@ -48,7 +48,7 @@ from supervisor.wire.records import (
 log = logging.getLogger(__name__)
 
 INVARIANT = "invariant"
-"""Subject of a log record about a decision that breaks an invariant."""
+"""Subject of a log record about a decision that breaks an invariant, or that no transaction holds."""
 
 IDLE_S = 0.5
 """Longest sleep in seconds: lost leadership is seen within this."""
@@ -72,6 +72,10 @@ LAST_WORDS_S = 2.0
 """Seconds for which the end of a term waits for slow disks, for all journals together."""
 SILENCE_S = 2.0
 """A watch that is silent for longer is a store outage: progress is requested every second."""
+
+
+class TooLarge(ValueError):
+    """A decision has more records than a transaction holds."""
 
 
 class Allocator(Protocol):
@@ -282,7 +286,11 @@ class Loop:
             sentence = f"run {run}: refusing a decision that breaks an invariant: {broken}"
             self._report(f"{INVARIANT}:{run}", sentence, run, about=INVARIANT)
             return
-        self._commit(run, record, memory, observed, decision)
+        try:
+            self._commit(run, record, memory, observed, decision)
+        except TooLarge as error:  # of this run: the supervisor goes on with the others
+            self._report(f"{INVARIANT}:{run}", f"run {run}: refusing {error}", run, about=INVARIANT)
+            return
         self._notify(run, record, memory, decision)
 
     def _notify(self, run: str, record: RunRecord, memory: Memory, decision: Decision) -> None:
@@ -449,7 +457,7 @@ class Loop:
 
         puts = {k: v for k, v in memory.items() if differs(k, v)}
         if len(puts) > at_most:
-            raise Fatal(f"run {run}: a decision of {len(puts)} records is more than a transaction holds")
+            raise TooLarge(f"a decision of {len(puts)} records: a transaction holds {at_most}")
         # A node on which nothing is wanted any more gets an empty record: a missing key has no meaning (a wiped etcd).
         told = [key for key in self._mirror.keys(keys.DESIRED) if key.endswith(f"/{run}")]
         # So does a node that runs a part of it without a record: it came after the backup that was restored.

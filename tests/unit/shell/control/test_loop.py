@@ -157,6 +157,35 @@ def test_all_nodes_are_told_in_the_turn_that_decides(store: MemoryStore) -> None
     assert all(len(puts) <= MAX_OPERATIONS for puts in made)
 
 
+def test_a_decision_that_no_transaction_holds_stops_its_own_run_alone(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.put(
+        keys.spec("other"),
+        encode(RunRecord(spec=replace(SPEC, name="other"), run_dir=str(tmp_path), launched_unix_s=1.0)),
+    )
+    many = {
+        f"run-a{n}": AllocationMemory(key=f"run-a{n}", state="wanted", since=0.0, reason=STARTS)
+        for n in range(MAX_OPERATIONS + 1)
+    }
+
+    def too_many(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
+        allocations = many if spec.name == "run" else {}
+        return Decision(memory=replace(memory, decisions=memory.decisions + 1, allocations=allocations))
+
+    monkeypatch.setattr(loop, "decide", too_many)
+    turned = _loop(store)
+    before = len(store.commits)
+    for _ in range(2):
+        turned.step()
+    written = {key for puts in store.commits[before:] for key in puts}
+    assert keys.memory("other", "run") in written
+    assert keys.memory("run", "run") not in written
+    assert [r.getMessage() for r in caplog.records if "refusing a decision of" in r.getMessage()] == [
+        f"run run: refusing a decision of {MAX_OPERATIONS + 2} records: a transaction holds {MAX_OPERATIONS}"
+    ]
+
+
 def test_the_epoch_goes_on_where_the_restored_etcds_ended(store: MemoryStore) -> None:
     store.put(keys.EPOCHS_BEFORE, encode(EpochsBefore(count=1000)))
     loop = _loop(store)
