@@ -31,6 +31,9 @@ STORE_LARGE_BYTES = int(0.75 * 2 * 1024**3)
 NODE_EXPIRES_S = 4 * HOUR_S
 """Half of the eight hours in which an agent renews a certificate of a day."""
 
+TERMS, TERMS_S = 3, 15 * MINUTE_S
+"""Changes of the leader within that time that an upgrade of three supervisors explains."""
+
 LOOP_SILENT_S = 30.0
 """Seconds. The loop turns, and asks etcd's watch, every second. The bound is twice what a change of etcd's leaders and
 a busy etcd take together."""
@@ -75,13 +78,18 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
     steps = "(max by (run) (supervisor_committed_steps) > 0)"
     recent_s = 5 * MINUTE_S
     recent = window(recent_s)
+    # of a command that reports only its output no step is known
+    never = f"unless on (run) max by (run) (last_over_time(supervisor_reports_steps[{recent}])) == 0\n"
     hour = window(HOUR_S)
+    certificate = "agent_certificate_expiry_timestamp_seconds"
     group_seconds = "supervisor_group_seconds_total"
     return (
         Alert(
             name="RunNotProgressing",
-            expression='max by (run) (supervisor_run_phase{phase=~"running|resuming|stopping|halted"}) == 1\n'
-            "and on (run) max by (run) (supervisor_generation) > 0\n"
+            # a change of leader, which drops the series for a moment, does not begin the wait again
+            expression=f'max by (run) (last_over_time(supervisor_run_phase{{phase=~"running|resuming|stopping|halted"}}[{recent}])) == 1\n'
+            f"and on (run) max by (run) (last_over_time(supervisor_generation[{recent}])) > 0\n"
+            f"{never}"
             # repeated steps after a crash are some progress; only old ones for an hour, after another reset, are none
             f"unless on (run) (max_over_time({steps}[{recent}:]) > min_over_time({steps}[{recent}:])\n"
             f"unless on (run) (resets({steps}[{hour}:]) > 0\n"
@@ -90,11 +98,17 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             summary="run {{ $labels.run }} does not progress: no step for 15 minutes, or only repeated steps for an hour",
         ),
         Alert(
+            name="RunUndecided",
+            expression="max by (run) (supervisor_undecided) == 1",
+            for_s=AWAY_S,
+            summary="run {{ $labels.run }}: its memory cannot be read, or its decision was refused: its failures are not repaired",
+        ),
+        Alert(
             name="EttrLow",
             expression=f'sum by (run) (increase({group_seconds}{{cause="productive"}}[{hour}]))\n'
             f"/ sum by (run) (increase({group_seconds}[{hour}])) < {ETTR_BOUND}\n"
             # its first groups started an hour ago: time in a queue before that is no time in which it should train
-            f"and on (run) max_over_time((max by (run) (supervisor_generation))[{recent}:] offset {hour}) > 0",
+            f"and on (run) max_over_time((max by (run) (supervisor_generation))[{recent}:] offset {hour}) > 0\n{never.rstrip()}",
             for_s=30 * MINUTE_S,
             summary="run {{ $labels.run }} trained for only {{ $value | humanizePercentage }} of the last hour",
         ),
@@ -136,6 +150,13 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             summary="supervisors run, but none leads: failures are not repaired",
         ),
         Alert(
+            name="LeaderFlapping",
+            # a process that has not led yet exports 0
+            expression=f"max_over_time(max(supervisor_epoch)[{window(TERMS_S)}:]) - min_over_time((max(supervisor_epoch) > 0)[{window(TERMS_S)}:]) > {TERMS}",
+            for_s=0,
+            summary="the leader changed {{ $value }} times within a quarter of an hour: failures are repaired late or not at all",
+        ),
+        Alert(
             name="StoreAway",
             expression="max(supervisor_store_up) == 0",
             for_s=AWAY_S,
@@ -153,7 +174,8 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         ),
         Alert(
             name="StoreOutOfSpace",
-            expression="max(supervisor_store_alarms) > 0",
+            # one that is cut off still shows what it saw last
+            expression="max(supervisor_store_alarms and on (instance) supervisor_store_up == 1) > 0",
             for_s=0,
             summary="etcd has raised an alarm: it accepts no writes until a person clears it",
         ),
@@ -174,9 +196,10 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         Alert(
             name="CertificateExpires",
             expression=f"min by (instance) (supervisor_certificate_expiry_timestamp_seconds) - time() < {SOON_S:.0f}\n"
-            # one that a node asks for never lives as long as two days
-            f"or (min by (node) (agent_certificate_expiry_timestamp_seconds) - time() < {SOON_S:.0f}) > {2 * DAY_S:.0f}\n"
-            f"or min by (node) (agent_certificate_expiry_timestamp_seconds) - time() < {NODE_EXPIRES_S:.0f}",
+            # what a node asks for lives for a day, and is renewed within it
+            f"or min by (node) ({certificate}) - time() < {SOON_S:.0f}\n"
+            f"and min by (node) ({certificate}) == min by (node) ({certificate} offset {window(DAY_S)})\n"
+            f"or min by (node) ({certificate}) - time() < {NODE_EXPIRES_S:.0f}",
             for_s=5 * MINUTE_S,
             summary="{{ with $labels.node }}node {{ . }}{{ else }}the supervisor at {{ $labels.instance }}{{ end }}: the first of its certificate, "
             "its authorities and its deny list expires in {{ $value | humanizeDuration }}",
@@ -190,7 +213,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         Alert(
             name="SupervisorBlind",
             # if all of etcd is silent the lease is lost and no supervisor leads: StoreAway and NoLeader cover that
-            expression=f"absent(supervisor_leader)\nor max(supervisor_loop_silent_seconds) > {LOOP_SILENT_S:g}",
+            expression=f"absent(supervisor_leader)\nor max by (instance) (supervisor_loop_silent_seconds) > {LOOP_SILENT_S:g}",
             for_s=MINUTE_S,
             summary="no supervisor answers Prometheus, or the leader keeps its lease but does nothing",
         ),

@@ -263,6 +263,7 @@ class Loop:
             memory = observe.memory(self._mirror, run)
         except observe.Unreadable as error:
             self._report(f"memory:{run}", str(error), run)
+            self._telemetry.undecided(run, True)
             return
         self._note_policy(run, record)
         stable, now = self._monotonic() - self._stable_since, self.now()
@@ -285,12 +286,15 @@ class Loop:
             self._journal(run, record).event("invariant", violations=broken)
             sentence = f"run {run}: refusing a decision that breaks an invariant: {broken}"
             self._report(f"{INVARIANT}:{run}", sentence, run, about=INVARIANT)
+            self._telemetry.undecided(run, True)
             return
         try:
             self._commit(run, record, memory, observed, decision)
         except TooLarge as error:  # of this run: the supervisor goes on with the others
             self._report(f"{INVARIANT}:{run}", f"run {run}: refusing {error}", run, about=INVARIANT)
+            self._telemetry.undecided(run, True)
             return
+        self._telemetry.undecided(run, False)
         self._notify(run, record, memory, decision)
 
     def _notify(self, run: str, record: RunRecord, memory: Memory, decision: Decision) -> None:

@@ -14,7 +14,7 @@ from supervisor.core.evidence.group_failure import node_verdict
 from supervisor.core.goodput.causes import Cause
 from supervisor.core.model.decision import Decision
 from supervisor.core.model.incident import Incident
-from supervisor.core.model.kinds import PLANNED, Rung
+from supervisor.core.model.kinds import PLANNED, Kind, Rung
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Observed, Verdict
 from supervisor.core.model.spec import RunSpec
@@ -43,6 +43,9 @@ _DROPS = (
     (OVER_S, tuple(m.name for m in CATALOGUE if "run" in m.labels and m.name not in _STAYS)),
     (cordons.REPEATED_S, FOR_A_DAY),
 )
+
+_NOT_THE_NODES = PLANNED | cordons.OF_THE_PROGRAM | {Kind.ALLOCATION_LOST}
+"""Kinds of incidents that accuse no node."""
 
 FAULTS = 64
 """Most kinds of injected faults exported: more than there are."""
@@ -121,6 +124,11 @@ class Telemetry:
         self._closed.pop(run, None)
         self.metrics.drop("supervisor_", run=run)
 
+    def undecided(self, run: str, so: bool) -> None:
+        """Notes whether nothing can be decided about a run."""
+        if not self._is_over(run):
+            self.metrics.gauge("supervisor_undecided", run=run).set(so)
+
     def turned(self, silent_s: float) -> None:
         """Notes a turn of the leading loop, whose watch has been silent for `silent_s`. The lease has its own thread:
         without turns, this process would keep leading, and no one would replace it."""
@@ -178,6 +186,7 @@ class Telemetry:
         run, m = spec.name, self.metrics
         m.gauge("supervisor_paused", run=run).set(observed.control.paused)
         m.gauge("supervisor_observe", run=run).set(spec.policy.mode == "observe")
+        m.gauge("supervisor_reports_steps", run=run).set(not spec.trainer.plain)
         m.gauge("supervisor_incidents_open", run=run).set(sum(not i.shadow for i in memory.incidents.values()))
         m.gauge("supervisor_breaker_held", run=run).set(memory.breaker_since is not None)
         if memory.checkpoint is not None:
@@ -250,7 +259,7 @@ class Telemetry:
             return
         kind = incident.kind.value
         m.counter("supervisor_incidents_total", run=run, kind=kind, rung=rung).inc(exemplar=about)
-        if incident.node and incident.kind not in PLANNED:
+        if incident.node and incident.kind not in _NOT_THE_NODES and not (incident.outside or incident.followed):
             m.counter("supervisor_node_incidents_total", run=run, node=incident.node).inc(exemplar=about)
         known = self._runs.get(run)
         stood = known.stood if known is not None else ()

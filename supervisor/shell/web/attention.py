@@ -198,7 +198,7 @@ def _of_the_system(seen: Seen) -> Iterable[Sign]:
 
 def _of_the_run(seen: Seen) -> Iterable[Sign]:
     run, memory = seen.status.run, seen.memory
-    if _could_step(seen) and seen.lasts.still_s >= STILL_S:
+    if _could_step(seen) and not seen.spec.trainer.plain and seen.lasts.still_s >= STILL_S:
         newest = f", `supervisor explain {[*memory.incidents][-1]} --run {run}` why" if memory.incidents else ""
         yield (
             CALLS["RunNotProgressing"],

@@ -18,12 +18,14 @@ new place takes seconds."""
 
 CALLS: Mapping[str, Level] = {
     "RunNotProgressing": "now",
+    "RunUndecided": "now",
     "EttrLow": "soon",
     "BudgetNearlySpent": "soon",
     "NoSpares": "soon",
     "CheckpointsBehind": "soon",
     "FlappingNode": "soon",
     "NoLeader": "now",
+    "LeaderFlapping": "soon",
     "StoreAway": "now",
     "StoreSlow": "soon",
     "StoreOutOfSpace": "now",

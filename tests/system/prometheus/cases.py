@@ -81,6 +81,23 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary="run r does not progress: no step for 15 minutes, or only repeated steps for an hour",
         ),
         Case(
+            # another supervisor leads every eight minutes; and a command that reports only its output has no steps
+            series={
+                _ON: "1+0x20 1+0x7 stale _x40",
+                _STARTED: "1+0x20 1+0x7 stale _x40",
+                _STEPS: "0+10x20 200+0x7 stale _x40",
+                'supervisor_run_phase{run="r",phase="running",instance="b"}': "_x30 1+0x6 stale 1+0x20",
+                'supervisor_generation{run="r",group="0",instance="b"}': "_x30 1+0x6 stale 1+0x20",
+                'supervisor_run_phase{run="output",phase="running"}': "1+0x60",
+                'supervisor_generation{run="output",group="0"}': "1+0x60",
+                'supervisor_reports_steps{run="output"}': "0+0x60",
+            },
+            quiet=34,
+            fires=37,
+            labels={"run": "r"},
+            summary=_STILL,
+        ),
+        Case(
             # another supervisor leads after a minute without a leader: another process exports the steps, and they go
             # on
             series={
@@ -116,6 +133,19 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             over=143,
             labels={"run": "r"},
             summary=_STILL,
+        ),
+    ),
+    "RunUndecided": (
+        Case(
+            series={
+                'supervisor_undecided{run="r",instance="a"}': "0+0x10 1+0x10 0+0x10",
+                'supervisor_undecided{run="other",instance="a"}': "0+0x30",
+            },
+            quiet=11,
+            fires=13,
+            over=22,
+            labels={"run": "r"},
+            summary="run r: its memory cannot be read, or its decision was refused: its failures are not repaired",
         ),
     ),
     "EttrLow": (
@@ -314,6 +344,20 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary="supervisors run, but none leads: failures are not repaired",
         ),
     ),
+    "LeaderFlapping": (
+        Case(
+            series={
+                # three supervisors are restarted for an upgrade; later one ends and comes back again and again
+                'supervisor_epoch{instance="a"}': "4+0x20 _x1 0+0x21 7 _x1 8 9 _x1 10 11+0x40",
+                'supervisor_epoch{instance="b"}': "3+0x22 5 _x1 0+0x80",
+                'supervisor_epoch{instance="c"}': "0+0x25 6+0x16 _x1 0+0x60",
+            },
+            quiet=42,
+            fires=51,
+            over=65,
+            summary="the leader changed 5 times within a quarter of an hour: failures are repaired late or not at all",
+        ),
+    ),
     "StoreAway": (
         Case(
             series={
@@ -348,7 +392,13 @@ CASES: Mapping[str, tuple[Case, ...]] = {
     ),
     "StoreOutOfSpace": (
         Case(
-            series={'supervisor_store_alarms{instance="a"}': "0+0x10 1+0x5 0+0x10"},
+            series={
+                'supervisor_store_alarms{instance="a"}': "0+0x10 1+0x5 0+0x10",
+                'supervisor_store_up{instance="a"}': "1+0x30",
+                # one that was cut off while the alarm stood
+                'supervisor_store_alarms{instance="b"}': "0+0x10 1+0x20",
+                'supervisor_store_up{instance="b"}': "1+0x12 0+0x20",
+            },
             quiet=10,
             fires=11,
             over=17,
@@ -380,12 +430,16 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary="the supervisor at a: the first of its certificate, its authorities and its deny list expires in 9d 23h 53m 0s",
         ),
         Case(
-            series={'agent_certificate_expiry_timestamp_seconds{node="by-hand"}': "867600+0x120 3456000+0x60"},
-            quiet=64,
-            fires=67,
-            over=122,
+            # by hand: two days are left when it is first seen, one when it is known that no one renews it
+            series={
+                'agent_certificate_expiry_timestamp_seconds{node="by-hand"}': "180000+0x2000 3456000+0x60",
+                'agent_certificate_expiry_timestamp_seconds{node="n1"}': "86400+60x2060",
+            },
+            quiet=1443,
+            fires=1447,
+            over=2003,
             labels={"node": "by-hand"},
-            summary="node by-hand: the first of its certificate, its authorities and its deny list expires in 9d 23h 53m 0s",
+            summary="node by-hand: the first of its certificate, its authorities and its deny list expires in 1d 1h 53m 0s",
         ),
         Case(
             series={
@@ -455,6 +509,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=11,
             fires=13,
             over=22,
+            labels={"instance": "a"},
             summary="no supervisor answers Prometheus, or the leader keeps its lease but does nothing",
         ),
     ),

@@ -174,10 +174,16 @@ def test_a_decision_that_no_transaction_holds_stops_its_own_run_alone(
         return Decision(memory=replace(memory, decisions=memory.decisions + 1, allocations=allocations))
 
     monkeypatch.setattr(loop, "decide", too_many)
-    turned = _loop(store)
+    telemetry = Telemetry()
+    turned = Loop(store, Term(store), EngineDriver(store, Engine()), telemetry)  # type: ignore[arg-type]
     before = len(store.commits)
     for _ in range(2):
         turned.step()
+    undecided = telemetry.metrics.registry.get_sample_value
+    assert [undecided("supervisor_undecided", {"run": run}) for run in ("run", "other")] == [1.0, 0.0]
+    store.put(keys.memory("other", "run"), b"{")
+    turned.step()
+    assert undecided("supervisor_undecided", {"run": "other"}) == 1.0
     written = {key for puts in store.commits[before:] for key in puts}
     assert keys.memory("other", "run") in written
     assert keys.memory("run", "run") not in written

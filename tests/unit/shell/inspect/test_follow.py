@@ -86,15 +86,16 @@ def test_a_run_that_is_not_there_and_one_that_is_removed_meanwhile() -> None:
 def test_a_run_that_is_followed_is_told_once_and_to_its_end() -> None:
     store, lines = store_at("running"), list[str]()
     recovered = encode(replace(INCIDENT, state="recovered", recovered=9.0))
-    timers = [
-        threading.Timer(0.1, lambda: store.put(keys.incident("run", "i1"), recovered)),
-        threading.Timer(0.8, turned(store, "finished")),
-    ]
-    for timer in timers:
-        timer.start()
-    assert follow.follow(store, "run", lines.append, pytest.fail) == "finished"
-    for timer in timers:
-        timer.join()
+    happens = {
+        "step 7 of 1000": lambda: store.put(keys.incident("run", "i1"), recovered),
+        "incident i1: node_lost of group 1 on n9 (recovered)": turned(store, "finished"),
+    }
+
+    def heard(line: str) -> None:
+        lines.append(line)
+        happens.get(line, lambda: None)()
+
+    assert follow.follow(store, "run", heard, pytest.fail) == "finished"
     assert len(lines) == len(set(lines))
     wanted = [
         "group 0: running on n1, generation 1",

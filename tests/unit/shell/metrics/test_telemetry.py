@@ -47,6 +47,7 @@ class Told(World):
         records = Records(incidents=lambda: before, faults=lambda: self.faults, launched_unix_s=1.7e9)
         self.telemetry.round(self.spec, self.observed(), decision, 0.002, records)
         self.telemetry.committed(self.spec.name, decision, 0.004)
+        self.telemetry.undecided(self.spec.name, False)
 
 
 def value(telemetry: Telemetry, name: str, **labels: object) -> float | None:

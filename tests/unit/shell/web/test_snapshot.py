@@ -37,6 +37,11 @@ def world(**about: Any) -> ToldWorld:
 def look(w: ToldWorld, **live: Any) -> dict[str, Any]:
     """The snapshot, as a browser gets it."""
     w.tell()
+    return seen(w, **live)
+
+
+def seen(w: ToldWorld, **live: Any) -> dict[str, Any]:
+    """The same of what the store has."""
     mirror = Mirror(w.store.list(keys.PREFIX))
     record = observe.runs(mirror)["run"]
     known = {"now": CLOCK_AT + w.now, "clock_at": {"run": CLOCK_AT}, "clocks": {"run": w.now}, **live}
@@ -356,6 +361,12 @@ def mute(w: ToldWorld) -> dict[str, Any]:
     return look(w, unlit_s=AWAY_S + 1)
 
 
+def unreadable(w: ToldWorld) -> dict[str, Any]:
+    w.tell()
+    w.store.put(keys.memory("run", "run"), b"{")
+    return seen(w)
+
+
 def full(w: ToldWorld) -> dict[str, Any]:
     return look(w, alarms=(NOSPACE_MEND,))
 
@@ -372,6 +383,7 @@ def broken(w: ToldWorld) -> dict[str, Any]:
 
 FAULTS = {
     "RunNotProgressing": (without_a_step, no_group_left, waits_for_nodes, halts),
+    "RunUndecided": (unreadable,),
     "NoLeader": (leaderless,),
     "StoreAway": (blind,),
     "StoreOutOfSpace": (full,),
