@@ -128,7 +128,7 @@ def _follow(store: EtcdStore, run: str) -> None:
 
 
 @commands.command(
-    epilog="Example: supervisor submit run.toml --etcd etcd-0:2379,etcd-1:2379,etcd-2:2379 --home /shared/runs"
+    epilog="Example: supervisor submit run.toml --etcd https://etcd-0:2379,https://etcd-1:2379 --home /shared/runs --security /local/certs/supervisor.toml"
 )
 def submit(
     file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file (docs/RUN_FILE.md).")],

@@ -185,7 +185,14 @@ def init_auth_command(
             help="Node whose user goes: its certificate opens etcd no more. Repeat the option for more nodes."
         ),
     ] = None,
-    etcd: Etcd = "",
+    etcd: Annotated[
+        str,
+        typer.Option(
+            envvar="SUPERVISOR_ETCD",
+            callback=endpoints_option,
+            help="https://HOST:PORT of etcd; separate several by commas. Default: 127.0.0.1:2379.",
+        ),
+    ] = "",
     security: Annotated[
         str, typer.Option("--security", envvar=VARIABLE, help="Security file with the certificate of `root`.")
     ] = "",

@@ -157,7 +157,9 @@ class AllocationSpec:
     engine: EngineName = setting(
         "local", "local: processes on this machine, for a first run; slurm: jobs, one for each node or each group"
     )
-    nodes: int = setting(2, "groups.count x groups.nodes_per_group: a node for each seat")
+    nodes: int = setting(
+        2, "at least groups.count x groups.nodes_per_group, a node for each seat; not computed: set it with them"
+    )
     spares: int = setting(1, "one node can be lost without waiting for the engine")
     wait_for_all: bool = setting(
         False,

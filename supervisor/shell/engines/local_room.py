@@ -20,16 +20,18 @@ def lacks(spec: RunSpec, system: Path) -> str:
     wanted, free = spec.allocation.nodes + spec.allocation.spares, engine.free()
     if free >= wanted:
         return ""
-    count, least, patience = spec.groups.count, max(1, spec.groups.min_groups), spec.policy.allocation_timeout_s
-    if free >= count:
+    groups, patience = spec.groups, spec.policy.allocation_timeout_s
+    least, starts = max(1, groups.min_groups), free // groups.nodes_per_group
+    if starts >= groups.count:
         until = f"the run starts without {wanted - free} of its spares"
     elif spec.allocation.wait_for_all:
-        until = f"nothing starts until all groups have one, for at most {patience:g} s (policy.allocation_timeout_s)"
-    elif free >= least:
+        until = f"nothing starts until all groups have theirs, for at most {patience:g} s (policy.allocation_timeout_s)"
+    elif starts >= least:
         until = (
-            f"{free} of {count} groups start at once, the others join when there are more (--wait: all start together)"
+            f"{starts} of {groups.count} groups start at once, the others join when there are more "
+            "(--wait: all start together)"
         )
     else:
         until = f"nothing starts before groups.min_groups = {least} is met"
-    size = f"nodes in the pool: {len(pool.nodes)}, free: {free}, wanted: {wanted} ({count} for groups, {wanted - count} more)"
+    size = f"nodes in the pool: {len(pool.nodes)}, free: {free}, wanted: {wanted} ({groups.nodes} for groups, {wanted - groups.nodes} more)"
     return f"{size}; {until}. {pool.raised_to(engine.held() + wanted)}"

@@ -105,7 +105,7 @@ def from_arguments(module: str, config: str, arguments: Sequence[str], name: str
     found.body.setdefault("name", nearest_name(name))
     groups, allocation = found.body.get("groups", {}), found.body.setdefault("allocation", {})
     if "count" in groups and "nodes" not in allocation:
-        allocation["nodes"] = groups["count"]
+        allocation["nodes"] = groups["count"] * groups.get("nodes_per_group", 1)
     return found
 
 

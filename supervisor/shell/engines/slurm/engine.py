@@ -367,7 +367,7 @@ def _key_is_shared(security: Security) -> str:
     return (
         f"the supervisor's key {security.key} lies in {nodes}, the folder of the nodes' files, where every trainer can "
         "read it: move the supervisor's files to a folder on its own hosts alone, and name the nodes' folder by "
-        f'`nodes = "FOLDER"` in {security.path} (docs/SLURM.md); or write `insecure = true` there'
+        f'`nodes = "FOLDER"` in {security.path} (docs/TLS.md); or write `insecure = true` there'
     )
 
 

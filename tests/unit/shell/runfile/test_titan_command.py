@@ -77,6 +77,13 @@ def test_a_command_line_of_torchtitan() -> None:
     assert made.lines == ["training.steps = 1000: titan.steps"]
 
 
+def test_the_nodes_of_a_command_line_are_those_of_all_groups() -> None:
+    given = ["groups.count=2", "groups.nodes_per_group=2", "groups.ranks_per_group=2"]
+    made = from_arguments("llama3", "llama3_8b", given)
+    assert made.body["allocation"] == {"nodes": 4}
+    assert parse.parse(made.body).groups.slots == 1
+
+
 def test_an_older_job_file_with_the_five_arguments_of_the_tutorials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
