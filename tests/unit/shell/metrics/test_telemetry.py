@@ -240,11 +240,15 @@ def test_a_spare_is_one_on_which_a_group_would_be_placed(about: dict[str, Any]) 
     assert len(Round(world.observed(), world.spec, world.memory).spares()) == 1
 
 
-@pytest.mark.parametrize("kind", [Kind.REQUESTED, Kind.LEAVING])
-def test_what_was_planned_is_nothing_that_a_node_had(kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "outside"),
+    [(Kind.REQUESTED, False), (Kind.LEAVING, False), (Kind.ERROR, False), (Kind.ALLOCATION_LOST, False), (Kind.CRASH, True)],
+)  # fmt: skip
+def test_what_was_planned_or_is_of_the_program_or_from_outside_accuses_no_node(kind: Kind, outside: bool) -> None:
     t = Told().bring_up().telemetry
-    for number, one in enumerate((kind, Kind.CRASH)):
+    for number, one in enumerate((kind, Kind.OOM)):
         over = replace(INCIDENT, id=f"i{number}", kind=one, state="recovered", rung=Rung.RESTART, recovered=9.0)
+        over = replace(over, outside=outside and one == kind)
         t.committed("run", Decision(memory=MEMORY, incidents=(over,)), 0.001)
         assert value(t, "supervisor_incidents_total", run="run", kind=one.value, rung="restart") == 1
     assert value(t, "supervisor_node_incidents_total", run="run", node=INCIDENT.node) == 1
