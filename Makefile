@@ -35,7 +35,7 @@ test-nightly: debian  ## further cases of what `make test` shows
 
 # The newest that pyproject.toml takes; the lock files pin another. Its public build brings gigabytes of CUDA.
 TORCH ?= 2.14.1
-OTHER := .venv-torch
+OTHER := .venv-other
 test-torch: debian  ## nightly, with network: the tests of real trainers with another torch of the range (TORCH=VERSION), in a .venv of its own
 	$(MAKE) VENV=$(OTHER) install-dev
 	$(OTHER)/bin/python $(PIP) torch==$(TORCH)
@@ -150,5 +150,5 @@ debian: install-dev  ## the Debian packages that the tests need, as root
 		prometheus prometheus-alertmanager \
 		slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 
-clean:  ## remove .venv, and what was built and cached
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+clean:  ## remove .venv, that of test-torch, and what was built and cached
+	rm -rf $(VENV) $(OTHER) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -79,7 +79,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
     recent_s = 5 * MINUTE_S
     recent = window(recent_s)
     # of a command that reports only its output no step is known
-    never = f"unless on (run) max by (run) (last_over_time(supervisor_reports_steps[{recent}])) == 0\n"
+    stepless = f"last_over_time(supervisor_reports_steps[{recent}])"
     hour = window(HOUR_S)
     certificate = "agent_certificate_expiry_timestamp_seconds"
     group_seconds = "supervisor_group_seconds_total"
@@ -89,7 +89,8 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             # a change of leader, which drops the series for a moment, does not begin the wait again
             expression=f'max by (run) (last_over_time(supervisor_run_phase{{phase=~"running|resuming|stopping|halted"}}[{recent}])) == 1\n'
             f"and on (run) max by (run) (last_over_time(supervisor_generation[{recent}])) > 0\n"
-            f"{never}"
+            f"unless on (run) (max by (run) ({stepless}) == 0\n"
+            'unless on (run) max by (run) (supervisor_run_phase{phase="halted"}) == 1)\n'
             # repeated steps after a crash are some progress; only old ones for an hour, after another reset, are none
             f"unless on (run) (max_over_time({steps}[{recent}:]) > min_over_time({steps}[{recent}:])\n"
             f"unless on (run) (resets({steps}[{hour}:]) > 0\n"
@@ -108,7 +109,8 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             expression=f'sum by (run) (increase({group_seconds}{{cause="productive"}}[{hour}]))\n'
             f"/ sum by (run) (increase({group_seconds}[{hour}])) < {ETTR_BOUND}\n"
             # its first groups started an hour ago: time in a queue before that is no time in which it should train
-            f"and on (run) max_over_time((max by (run) (supervisor_generation))[{recent}:] offset {hour}) > 0\n{never.rstrip()}",
+            f"and on (run) max_over_time((max by (run) (supervisor_generation))[{recent}:] offset {hour}) > 0\n"
+            f"unless on (run) max by (run) ({stepless}) == 0",
             for_s=30 * MINUTE_S,
             summary="run {{ $labels.run }} trained for only {{ $value | humanizePercentage }} of the last hour",
         ),
@@ -151,8 +153,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         ),
         Alert(
             name="LeaderFlapping",
-            # a process that has not led yet exports 0
-            expression=f"max_over_time(max(supervisor_epoch)[{window(TERMS_S)}:]) - min_over_time((max(supervisor_epoch) > 0)[{window(TERMS_S)}:]) > {TERMS}",
+            expression=f"changes(max(supervisor_epoch and on (instance) supervisor_leader == 1)[{window(TERMS_S)}:]) > {TERMS}",
             for_s=0,
             summary="the leader changed {{ $value }} times within a quarter of an hour: failures are repaired late or not at all",
         ),
@@ -175,7 +176,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         Alert(
             name="StoreOutOfSpace",
             # one that is cut off still shows what it saw last
-            expression="max(supervisor_store_alarms and on (instance) supervisor_store_up == 1) > 0",
+            expression=f"max(supervisor_store_alarms and on (instance) max_over_time(supervisor_store_up[{window(2 * MINUTE_S)}]) == 1) > 0",
             for_s=0,
             summary="etcd has raised an alarm: it accepts no writes until a person clears it",
         ),
@@ -198,7 +199,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             expression=f"min by (instance) (supervisor_certificate_expiry_timestamp_seconds) - time() < {SOON_S:.0f}\n"
             # what a node asks for lives for a day, and is renewed within it
             f"or min by (node) ({certificate}) - time() < {SOON_S:.0f}\n"
-            f"and min by (node) ({certificate}) == min by (node) ({certificate} offset {window(DAY_S)})\n"
+            f"and min by (node) ({certificate}) == min by (node) (last_over_time({certificate}[{hour}] offset {window(DAY_S)}))\n"
             f"or min by (node) ({certificate}) - time() < {NODE_EXPIRES_S:.0f}",
             for_s=5 * MINUTE_S,
             summary="{{ with $labels.node }}node {{ . }}{{ else }}the supervisor at {{ $labels.instance }}{{ end }}: the first of its certificate, "

@@ -93,6 +93,8 @@ class _Struck:
     """True if all was well, and nothing of another fault still showed."""
     spare: bool = False
     """True if a node was free."""
+    cut: frozenset[int] = frozenset()
+    """The groups with nodes on both sides of a split."""
     unwell: float = 0.0
     """When all was last seen not to be well."""
     over: float | None = None
@@ -135,7 +137,8 @@ class Struck:
             return False
         known = world.checks.memory.groups
         groups = {g: node if known[g].holds(node) else known[g].first_node for g, node in world.victims[before:]}
-        self.all.append(_Struck(fault, now, groups, clear, spare, unwell=now))
+        cut = frozenset(g for g, m in known.items() if 0 < sum(n in world.island for n in m.nodes) < len(m.nodes))
+        self.all.append(_Struck(fault, now, groups, clear, spare, cut, unwell=now))
         return True
 
     def done(self, over: float | None) -> list[FaultDone]:
@@ -198,9 +201,10 @@ class Struck:
     ) -> FaultDone:
         node, echoes = struck.groups.get(group, ""), (Kind.PEERS_GONE, *MAY_HAVE.get(struck.fault.kind, ()))
         if self.world.spec.groups.nodes_per_group > 1:
-            if Kind.NODE_LOST in kinds and struck.fault.kind != "node_lost":
+            seen = self.world.checks.incidents.values()
+            if struck.fault.kind != "node_lost" and any((i.group, i.kind) == (group, Kind.NODE_LOST) for i in seen):
                 node = ""  # the group is silent as a whole: any of its nodes whose agent is away seems lost
-            if struck.fault.kind == "split":
+            if struck.cut and {i.group for i in seen if i.kind == Kind.ERROR} <= struck.cut:
                 echoes += (Kind.ERROR,)  # ranks on both sides lose each other, while the gate hears all their nodes
         return FaultDone(
             number=number, name=struck.fault.kind, group=group, rank=0, generation=0, node=node, step=0, began=struck.began,

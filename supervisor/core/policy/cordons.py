@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from supervisor.core.model.incident import Suspicion
-from supervisor.core.model.kinds import Is, that_are
+from supervisor.core.model.incident import Incident, Suspicion
+from supervisor.core.model.kinds import PLANNED, Is, Kind, that_are
 from supervisor.core.model.observed import Observed
 from supervisor.core.model.reason import Reason
 
@@ -15,6 +15,15 @@ REPEATED_S = 86_400.0
 
 OF_THE_PROGRAM = that_are(Is.OF_THE_PROGRAM)
 """Kinds that a program reports of itself. They bar a host for its own run only, or a bug would cordon a cluster."""
+
+_ACCUSES_NONE = PLANNED | OF_THE_PROGRAM | {Kind.ALLOCATION_LOST}
+
+
+def accuses(incident: Incident) -> bool:
+    """Returns true if an incident is held against its node: not what was planned, nor what the program, its engine or
+    someone outside did."""
+    from_outside = incident.outside or incident.followed
+    return bool(incident.node) and incident.kind not in _ACCUSES_NONE and not from_outside
 
 
 TOGETHER_S = 60.0

@@ -77,9 +77,7 @@ def memory(mirror: Mirror, run: str) -> Memory:
     own = (prefix, keys.allocation(run, ""), keys.policy(run), *needed)
     bad = [f"{key}: {why}" for key, why in mirror.unreadable.items() if key.startswith(own)]
     if bad:
-        raise Unreadable(
-            f"run {run} is left alone, its memory cannot be read (`supervisor doctor` says what to do): {'; '.join(bad)}"
-        )
+        raise Unreadable(f"run {run} is left alone, its memory cannot be read: {'; '.join(bad)}")
     open_ = {i.id: i for i in incidents if i.state in ("open", "acting")}
     return replace(base or Memory(), groups=groups, allocations=allocations, incidents=open_)
 

@@ -14,7 +14,7 @@ from supervisor.core.evidence.group_failure import node_verdict
 from supervisor.core.goodput.causes import Cause
 from supervisor.core.model.decision import Decision
 from supervisor.core.model.incident import Incident
-from supervisor.core.model.kinds import PLANNED, Kind, Rung
+from supervisor.core.model.kinds import Rung
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Observed, Verdict
 from supervisor.core.model.spec import RunSpec
@@ -43,9 +43,6 @@ _DROPS = (
     (OVER_S, tuple(m.name for m in CATALOGUE if "run" in m.labels and m.name not in _STAYS)),
     (cordons.REPEATED_S, FOR_A_DAY),
 )
-
-_NOT_THE_NODES = PLANNED | cordons.OF_THE_PROGRAM | {Kind.ALLOCATION_LOST}
-"""Kinds of incidents that accuse no node."""
 
 FAULTS = 64
 """Most kinds of injected faults exported: more than there are."""
@@ -259,7 +256,7 @@ class Telemetry:
             return
         kind = incident.kind.value
         m.counter("supervisor_incidents_total", run=run, kind=kind, rung=rung).inc(exemplar=about)
-        if incident.node and incident.kind not in _NOT_THE_NODES and not (incident.outside or incident.followed):
+        if cordons.accuses(incident):
             m.counter("supervisor_node_incidents_total", run=run, node=incident.node).inc(exemplar=about)
         known = self._runs.get(run)
         stood = known.stood if known is not None else ()

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from supervisor.core.model.incident import Incident
-from supervisor.core.model.kinds import PLANNED, Kind, Rung
+from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Observed
 from supervisor.core.model.spec import RunSpec
+from supervisor.core.policy import cordons
 from supervisor.core.policy.cordons import REPEATED_S
 from supervisor.core.remediation import suspended_groups
 from supervisor.core.report.words import say
@@ -275,7 +276,7 @@ def _of_incidents(seen: Seen) -> Iterable[Sign]:
                     "says why"
                 ),
             )
-    failed = [i for i in seen.incidents if i.node and not i.shadow and i.kind not in PLANNED]
+    failed = [i for i in seen.incidents if not i.shadow and cordons.accuses(i)]
     recent = [i for i in failed if seen.now - i.opened <= REPEATED_S]
     for node, times in Counter(i.node for i in recent if i.state == "recovered").items():
         host = seen.observed.nodes[node].machine if node in seen.observed.nodes else node

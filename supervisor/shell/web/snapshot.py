@@ -88,7 +88,7 @@ def snapshot(mirror: Mirror, record: RunRecord | None, live: Live) -> dict[str, 
         bad = {"level": "bad", "text": "The state of this run cannot be read, so nothing is decided."}
         return {
             **head, "run": record.spec.name, "letters": dict(LETTERS), "headline": bad,
-            "get_up": _get_up(attention.GetUp(level="now", why=(str(error),))),
+            "get_up": _get_up(attention.GetUp(level="now", why=(f"{error}; `supervisor doctor` says what to do",))),
         }  # fmt: skip
 
 

@@ -98,6 +98,19 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary=_STILL,
         ),
         Case(
+            # a command that reports only its output is halted
+            series={
+                'supervisor_run_phase{run="r",phase="running"}': "1+0x20 0+0x40",
+                'supervisor_run_phase{run="r",phase="halted"}': "0+0x20 1+0x40",
+                _STARTED: "1+0x60",
+                'supervisor_reports_steps{run="r"}': "0+0x60",
+            },
+            quiet=30,
+            fires=33,
+            labels={"run": "r"},
+            summary=_STILL,
+        ),
+        Case(
             # another supervisor leads after a minute without a leader: another process exports the steps, and they go
             # on
             series={
@@ -348,9 +361,13 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         Case(
             series={
                 # three supervisors are restarted for an upgrade; later one ends and comes back again and again
-                'supervisor_epoch{instance="a"}': "4+0x20 _x1 0+0x21 7 _x1 8 9 _x1 10 11+0x40",
-                'supervisor_epoch{instance="b"}': "3+0x22 5 _x1 0+0x80",
-                'supervisor_epoch{instance="c"}': "0+0x25 6+0x16 _x1 0+0x60",
+                # an epoch is the revision of etcd at which it began
+                'supervisor_epoch{instance="a"}': "400+0x20 _x1 0+0x21 700 _x1 800 9000 _x1 10000 11000+0x40",
+                'supervisor_leader{instance="a"}': "1+0x20 _x1 0+0x21 1 _x1 1 1 _x1 1 1+0x40",
+                'supervisor_epoch{instance="b"}': "300+0x21 50000 _x1 0+0x80",
+                'supervisor_leader{instance="b"}': "0+0x21 1 _x1 0+0x80",
+                'supervisor_epoch{instance="c"}': "0+0x24 60000+0x17 _x1 0+0x60",
+                'supervisor_leader{instance="c"}': "0+0x24 1+0x17 _x1 0+0x60",
             },
             quiet=42,
             fires=51,

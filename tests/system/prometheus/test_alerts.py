@@ -60,8 +60,9 @@ LATER_S = 75.0
 SAVED_STEPS = 40
 """Two seconds of a toy's steps."""
 
-UNTESTED = {"StoreLarge", "CertificateExpires"}
-"""The first takes 1.5 GiB of etcd, the other days: only promtool tests them."""
+UNTESTED = {"StoreLarge", "CertificateExpires", "RunUndecided", "LeaderFlapping"}
+"""The first takes 1.5 GiB of etcd, the second days, the third a damaged record or a bug, the last four changes of leader
+within seconds: only promtool tests them."""
 
 NOT_OF_TOYS = {
     "Newest checkpoint",

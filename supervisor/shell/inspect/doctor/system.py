@@ -27,6 +27,7 @@ def examine(mirror: Mirror) -> Iterator[Finding]:
     why = version_guard.why_not(mirror, mirror.items)
     if why:
         yield bad(why, "a supervisor of this version stands by until then")
+    of_runs = ""
     yield _leader(mirror)
     for node in status.node_status(mirror):
         for problem in node.problems:
@@ -35,7 +36,8 @@ def examine(mirror: Mirror) -> Iterator[Finding]:
         try:
             memory = observe.memory(mirror, name)
         except observe.Unreadable as error:
-            yield bad(str(error), "use a supervisor of the version that wrote it")
+            yield bad(str(error), "delete nothing, or its numbers are used again: docs/runbooks/run-undecided.md")
+            of_runs += str(error)
             continue
         if memory.halt_reason:
             yield bad(
@@ -48,7 +50,8 @@ def examine(mirror: Mirror) -> Iterator[Finding]:
             yield from webhook(mirror, record)
             yield from timeouts.examine(mirror, record, memory)
     for key, reason in unreadable.items():
-        yield bad(f"{key} cannot be read: {reason}", "it is left alone; delete it if no one needs it")
+        if key not in of_runs:
+            yield bad(f"{key} cannot be read: {reason}", "it is left alone; delete it if no one needs it")
 
 
 def _leader(mirror: Mirror) -> Finding:

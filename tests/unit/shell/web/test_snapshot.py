@@ -414,8 +414,8 @@ def test_what_an_alert_leaves_for_the_morning_the_page_does_too() -> None:
     assert up["level"] == "soon", "BudgetNearlySpent"
     assert "a budget is nearly spent (restart of group 1: 1 of 2 left)" in up["why"][0]
     w = world()
-    for error in ("ValueError: one", "OSError: another"):
-        w.fail(1, error=error)
+    for signal in (11, 9):
+        w.crash(1, signal=signal)
         w.round(100.0)
         w.recover(1, step=w.step)
     up = look(w)["get_up"]
@@ -426,8 +426,8 @@ def test_what_an_alert_leaves_for_the_morning_the_page_does_too() -> None:
 def test_what_was_long_ago_is_told_no_more_though_nothing_has_changed_since() -> None:
     """A healthy run's memory, and the clock in it, are seldom written."""
     w = world(budget={"restart": 2})
-    for error in ("ValueError: one", "OSError: another"):
-        w.fail(1, error=error)
+    for signal in (11, 9):
+        w.crash(1, signal=signal)
         w.round(100.0)
         w.recover(1, step=w.step)
     assert {"what": "restart", "group": "1", "left": 0, "of": 2} in look(w)["budgets"]
