@@ -196,10 +196,10 @@ class World:
         assert seen is not None
         return next(t for t in seen.trainers if (t.group, t.generation, t.rank) == (group, state.generation, 0))
 
-    def kill_trainer(self, record: RunRecord, group: int) -> int:
+    def kill_trainer(self, record: RunRecord, group: int, by: signal.Signals = signal.SIGKILL) -> int:
         pid = self.trainer(record, group).pid
         assert pid > 0, "it does not run"
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, by)
         return pid
 
     def shim_pid(self, node: str) -> int:

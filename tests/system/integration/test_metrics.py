@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def test_each_number_is_told_once_whoever_leads(tmp_path: Path) -> None:
             there = {n for n in nodes if w.mirror().record(keys.registration(n), Registration)}
             addresses = {url.removeprefix("http://").rstrip("/") for url in pages}
             eventually(lambda: p.up() == there | addresses, 40, "all are scraped")
-            w.kill_trainer(record, 1)
+            w.kill_trainer(record, 1, by=signal.SIGSEGV)  # SIGKILL comes from outside, and accuses no node
             eventually(lambda: p.value("sum(supervisor_incidents_total)") == 1, 60, "the incident is told")
             # a target whose page a scrape did not get in time is missing until the next one
             before = eventually(lambda: p.value("sum(supervisor_recovery_seconds_sum{phase='total'})"), 30)

@@ -126,10 +126,10 @@ class Watched:
         said = cli(*arguments, world=self.w)
         assert said.returncode == 0, said.stdout + said.stderr
 
-    def crash(self, record: RunRecord, group: int) -> None:
+    def crash(self, record: RunRecord, group: int, by: signal.Signals = signal.SIGKILL) -> None:
         """Kills a rank of the group, and waits until it is back."""
         before = self.w.status(record).groups[group].generation
-        self.w.kill_trainer(record, group)
+        self.w.kill_trainer(record, group, by)
         eventually(
             lambda: self.w.status(record).groups[group].generation > before and self.w.running(record)(),
             60,
@@ -209,8 +209,8 @@ def _faults_of_runs(watched: Watched, path: str) -> None:
         os.kill(pid, signal.SIGSTOP)
     w.kill_trainer(watched.shadow, 0)
     node = w.status(watched.toy).groups[1].node
-    for _ in range(2):
-        watched.crash(watched.toy, 1)
+    for by in (signal.SIGSEGV, signal.SIGBUS):  # not from outside, and not the same twice
+        watched.crash(watched.toy, 1, by)
     a.fire(
         [*each("toy", "BudgetNearlySpent", "NoSpares"), f"FlappingNode {node}", "BreakerOpen held",
          "ShadowWouldHaveKilled shadow", "AgentVersionSkew"],
