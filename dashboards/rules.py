@@ -90,7 +90,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             expression=f'max by (run) (last_over_time(supervisor_run_phase{{phase=~"running|resuming|stopping|halted"}}[{recent}])) == 1\n'
             f"and on (run) max by (run) (last_over_time(supervisor_generation[{recent}])) > 0\n"
             f"unless on (run) (max by (run) ({stepless}) == 0\n"
-            'unless on (run) max by (run) (supervisor_run_phase{phase="halted"}) == 1)\n'
+            f'unless on (run) max by (run) (last_over_time(supervisor_run_phase{{phase="halted"}}[{recent}])) == 1)\n'
             # repeated steps after a crash are some progress; only old ones for an hour, after another reset, are none
             f"unless on (run) (max_over_time({steps}[{recent}:]) > min_over_time({steps}[{recent}:])\n"
             f"unless on (run) (resets({steps}[{hour}:]) > 0\n"

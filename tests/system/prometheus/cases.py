@@ -98,10 +98,11 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary=_STILL,
         ),
         Case(
-            # a command that reports only its output is halted
+            # a command that reports only its output is halted; then another supervisor leads
             series={
-                'supervisor_run_phase{run="r",phase="running"}': "1+0x20 0+0x40",
-                'supervisor_run_phase{run="r",phase="halted"}': "0+0x20 1+0x40",
+                _ON: "1+0x20 0+0x5 stale _x40",
+                'supervisor_run_phase{run="r",phase="halted",instance="a"}': "0+0x20 1+0x5 stale _x40",
+                'supervisor_run_phase{run="r",phase="halted",instance="b"}': "_x28 1+0x40",
                 _STARTED: "1+0x60",
                 'supervisor_reports_steps{run="r"}': "0+0x60",
             },
