@@ -264,8 +264,11 @@ def _chats_not_here(loader: Any) -> Problem | None:
         return Problem(f"{place}.load_dataset_kwargs.data_files", files, why) if missing else None
     if Path(loader.dataset_path).exists() or not _offline():
         return None
-    why = "is of the Hugging Face hub, and ranks use no network: set it to a folder, or load_dataset_kwargs.data_files"
-    return Problem(f"{place}.dataset_path", loader.dataset_path, f"{loader.dataset_path!r} {why} to your file")
+    why = (
+        "is of the Hugging Face hub, and ranks use no network: set it to a folder; or for a file of yours set it to "
+        '"json", and "dataloader.load_dataset_kwargs" to { data_files = "/PATH", split = "train" }'
+    )
+    return Problem(f"{place}.dataset_path", loader.dataset_path, f"{loader.dataset_path!r} {why}")
 
 
 def _files(files: Any) -> Iterator[str]:

@@ -65,7 +65,7 @@ def problems(config: Any, titan: TitanSpec, groups: GroupsSpec, files: Collectio
         found += filter(None, (empty_share(config, titan.data, groups.count, groups.ranks_per_group),))
     if not found:
         found += _model(config)
-    return [*found, *filter(None, (vocabulary_problem(config),))]
+    return [*found, *filter(None, (tokenizer_problem(config),))]
 
 
 def _has_wandb_key(files: Collection[str]) -> bool:
@@ -239,17 +239,26 @@ def _batch(config: Any, groups: GroupsSpec) -> Iterator[Problem]:
         yield Problem("titan.overrides.training.global_batch_size", whole, message)
 
 
-def vocabulary_problem(config: Any) -> Problem | None:
-    """Returns a problem if the tokenizer gives tokens that the model has no row for."""
+def tokenizer_problem(config: Any) -> Problem | None:
+    """Returns a problem if the tokenizer gives tokens that the model has no row for, or cannot write conversations that
+    the data are made of."""
+    import jinja2
+    from torchtitan.hf_datasets.text_datasets import ChatDataLoader, InterleavedChatDataLoader
+
+    message = ""
     try:
         tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
-    except OSError as error:
-        return Problem("titan.overrides.hf_assets_path", config.hf_assets_path, str(error))
-    size, rows = tokenizer.get_vocab_size(), config.model_spec.model.vocab_size
-    if size <= rows:
-        return None
-    message = f"the tokenizer has {size} tokens, the model {rows} rows"
-    return Problem("titan.overrides.hf_assets_path", config.hf_assets_path, message)
+        if isinstance(config.dataloader, ChatDataLoader.Config | InterleavedChatDataLoader.Config):
+            tokenizer.apply_chat_template([{"role": "user", "content": "1 + 1?"}], add_generation_prompt=True)
+    except (OSError, jinja2.TemplateError) as error:
+        message = str(error)
+    except ValueError:  # it has no template
+        message = "conversations need a chat template: put the model's chat_template.jinja beside tokenizer_config.json"
+    else:
+        size, rows = tokenizer.get_vocab_size(), config.model_spec.model.vocab_size
+        if size > rows:
+            message = f"the tokenizer has {size} tokens, the model {rows} rows"
+    return Problem("titan.overrides.hf_assets_path", config.hf_assets_path, message) if message else None
 
 
 def empty_share(config: Any, spec: DataSpec, groups: int, ranks_per_group: int) -> Problem | None:

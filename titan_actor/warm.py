@@ -118,7 +118,7 @@ def _touch() -> None:
     from supervisor.core.model.spec import TitanSpec
     from titan_actor import config, fit
 
-    fit.vocabulary_problem(config.from_spec(TitanSpec()))
+    fit.tokenizer_problem(config.from_spec(TitanSpec()))
     launch = TrainerLaunch(
         run="", group=0, generation=0, rank=0, world_size=1, groups=1, min_groups=1, node="", node_address="",
         master_port=0, lighthouse="", run_dir="", rank_dir="",

@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import json
 import pkgutil
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -43,20 +44,39 @@ WITHIN_S = 600.0
 """Patience for a part of the training: with a vocabulary of 152,000 tokens a step takes seconds, and 20 steps some 300 s on
 two processors with nothing beside them."""
 
+CHAT_TEMPLATE = """\
+{% for message in messages %}{{ message.role }}: {{ message.content }}
+{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
+
 EXPERIMENTS = "torchtitan.experiments.torchft.llama3.config_registry"
 
 
-def keeps(recipe: str) -> dict[str, Any]:
-    """The settings with which a config is trained here."""
-    return {"recipe": recipe, "overrides": SMALL, "data": DataSpec(source="python-stdlib"), "steps": STEPS}
+def settings(recipe: str, folder: Path) -> TitanSpec:
+    """Returns the settings with which a config is trained here. A recipe for conversations gets some, in `folder`."""
+    if ":sft_" not in recipe:
+        return TitanSpec(recipe=recipe, overrides=SMALL, data=DataSpec(source="python-stdlib"), steps=STEPS)
+    # TorchTitan's wheel has neither its conversations nor a tokenizer with a chat template
+    tokenizer, conversations = folder / "tokenizer", folder / "conversations.jsonl"
+    shutil.copytree(TOKENIZER, tokenizer, dirs_exist_ok=True)
+    (tokenizer / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    sums = ({"question": f"What is {a} plus {b}?", "answer": f"{a + b}."} for a in range(20) for b in range(20))
+    conversations.write_text("".join(json.dumps(one) + "\n" for one in sums))
+    ours = {
+        "dataloader.dataset_path": "json",
+        "dataloader.load_dataset_kwargs": {"data_files": str(conversations), "split": "train"},
+        "hf_assets_path": str(tokenizer),
+        "metrics.enable_wandb": False,
+    }
+    return TitanSpec(recipe=recipe, overrides={**SMALL, **ours}, steps=STEPS)
 
 
-def train(groups: Groups, recipe: str) -> int:
+def train(groups: Groups, titan: TitanSpec) -> int:
     """Trains two groups, kills one in the middle, and returns how many steps it took with the other once it was back."""
-    survivor, lost = groups.start(0, **keeps(recipe)), groups.start(1, **keeps(recipe))
+    keeps = {name: getattr(titan, name) for name in ("recipe", "overrides", "data", "steps")}
+    survivor, lost = groups.start(0, **keeps), groups.start(1, **keeps)
     lost.reached(5, commits=2, within_s=WITHIN_S)
     lost.kill()
-    back = groups.start(1, generation=2, resume="peers", **keeps(recipe))
+    back = groups.start(1, generation=2, resume="peers", **keeps)
     assert [survivor.exit_code(WITHIN_S), back.exit_code(WITHIN_S)] == [0, 0], (
         survivor.log()[-1500:] + back.log()[-1500:]
     )
@@ -94,17 +114,18 @@ def names() -> Iterator[tuple[str, Any]]:
                 yield f"{name}:{function}", config
 
 
-def looked_at(recipe: str, config: Any) -> dict[str, Any]:
+def looked_at(recipe: str, config: Any, folder: Path) -> dict[str, Any]:
     """Returns what `launch --check` says to a config."""
     from titan_actor import check
 
     if isinstance(config, Exception):
         missing = getattr(config, "name", None) or ("torchao" if "torchao" in str(config) else "")
         return {"outcome": "needs", "what": missing or str(config)}
-    debug = "debug" in recipe
-    # of a larger model its own tokenizer is not in the wheel, and it is for nodes of eight GPUs
-    overrides = SMALL if debug else {**SMALL, "hf_assets_path": str(TOKENIZER), "training.seq_len": 8192}
-    spec = TitanSpec(recipe=recipe, overrides=overrides, data=DataSpec(source="python-stdlib"))
+    debug, spec = "debug" in recipe, settings(recipe, folder)
+    if not debug:
+        # its own tokenizer is not in the wheel, and it is for nodes of eight GPUs
+        larger = {"hf_assets_path": str(TOKENIZER), **spec.overrides, "training.seq_len": 8192}
+        spec = dataclasses.replace(spec, overrides=larger)
     problems, changes, _ = check.looked_at(spec, GroupsSpec(ranks_per_group=1 if debug else 8), here=debug)
     if problems:
         return {"outcome": "refused", "what": "; ".join(f"{one['key']}: {one['message']}" for one in problems)}
@@ -123,13 +144,14 @@ def main() -> None:
     for recipe, config in names():
         if not any(part in recipe for part in given.only):
             continue
-        entry = looked_at(recipe, config)
-        if entry["outcome"] == "checked" and "debug" in recipe:
-            with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
+            entry = looked_at(recipe, config, Path(folder))
+            if entry["outcome"] == "checked" and "debug" in recipe:
                 lighthouse = Lighthouse()
                 groups = Groups(Path(folder), warm, lighthouse)
+                titan = settings(recipe, Path(folder))
                 try:
-                    entry |= {"outcome": "trained", "joint_steps_after_the_kill": train(groups, recipe)}
+                    entry |= {"outcome": "trained", "joint_steps_after_the_kill": train(groups, titan)}
                 except AssertionError as error:
                     entry |= {"outcome": "fails", "what": last_line(str(error))}
                 finally:

@@ -172,9 +172,9 @@ def test_tokenizer_larger_than_the_model() -> None:
     from titan_actor import fit
 
     made = built()
-    assert fit.vocabulary_problem(made) is None
+    assert fit.tokenizer_problem(made) is None
     made.model_spec.model.vocab_size = 100
-    problem = fit.vocabulary_problem(made)
+    problem = fit.tokenizer_problem(made)
     assert problem is not None
     assert "2048 tokens" in problem.message
 
@@ -391,6 +391,8 @@ def test_data_of_the_network_is_refused_before_a_start(monkeypatch: pytest.Monke
 def test_conversations_that_no_rank_can_read_are_refused_before_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from titan_actor import fit
+
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     chats, kwargs = "torchtitan.models.llama3.config_registry:sft_debugmodel", "dataloader.load_dataset_kwargs"
     missing = "tests/assets/sft_test/data.json"
@@ -402,7 +404,10 @@ def test_conversations_that_no_rank_can_read_are_refused_before_a_start(
     assert "'openai/gsm8k' is of the Hugging Face hub, and ranks use no network" in problem.message
     mine = tmp_path / "chats.json"
     mine.write_text('[{"question": "1 + 1?", "answer": "2"}]')
-    built(recipe=chats, overrides={f"{kwargs}.data_files": str(mine)})
+    made = built(recipe=chats, overrides={f"{kwargs}.data_files": str(mine)})
+    without_template = fit.tokenizer_problem(made)
+    assert without_template is not None
+    assert "put the model's chat_template.jinja beside" in without_template.message
 
 
 def test_a_tokenizer_beside_the_recipe_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.real_trainers.titan.groups import Groups
-from tests.real_trainers.titan.stock_configs import EXPERIMENTS, train
+from tests.real_trainers.titan.stock_configs import EXPERIMENTS, settings, train
 
 MODELS = "torchtitan.models"
 DAY = (
@@ -22,6 +22,7 @@ NIGHT = (
     f"{MODELS}.qwen3.config_registry:qwen3_debugmodel_moe_param_groups",
     f"{MODELS}.muse_glimmer.config_registry:muse_glimmer_debugmodel",
     f"{MODELS}.deepseek_v3.config_registry:deepseek_v3_debugmodel",
+    f"{MODELS}.llama3.config_registry:sft_debugmodel",
 )
 """Vocabularies of 152,000 tokens make steps long, as do experts; Muse Glimmer takes the backend spmd_types alone."""
 
@@ -29,4 +30,4 @@ NIGHT = (
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("recipe", [*DAY, *(pytest.param(name, marks=pytest.mark.long) for name in NIGHT)])
 def test_a_stock_config_trains_through_a_kill(groups: Groups, recipe: str) -> None:
-    train(groups, recipe)
+    train(groups, settings(recipe, groups.top))
