@@ -641,6 +641,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         log.error("%s", error)
         return 2
+    if (problem := settings.unsafe()) is not None:
+        log.error("%s", problem)
+        return 2
     try:
         asyncio.run(_run(settings))
     except ShimLost as error:

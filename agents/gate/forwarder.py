@@ -94,15 +94,20 @@ class Forwarder:
         node: str,
         changed: Callable[[str, bool], None],
         measured: Callable[[str, float], None],
-        security: Security | None = None,
+        credentials: Callable[[], Security] = Security,
     ) -> None:
-        """`changed(name, reaches)` is called when a way begins or ceases to reach its gate. `measured(name, ms)` is
+        """`credentials` is asked at the first way, since a node starts sooner without OpenSSL. `changed(name, reaches)` is called when a way begins or ceases to reach its gate. `measured(name, ms)` is
         called when the gate's answer time has reached another power of two."""
         self._node = node
         self._changed = changed
         self._measured = measured
-        self._files = Reloading(security) if security is not None and security.tls else None
+        self._credentials = credentials
         self._forwards: dict[str, Forward] = {}
+
+    @functools.cached_property
+    def _files(self) -> Reloading | None:
+        security = self._credentials()
+        return Reloading(security) if security.tls else None
 
     async def set(
         self,
@@ -117,7 +122,7 @@ class Forwarder:
         by which the gate of a group on several nodes knows that this one lives.
 
         A changed gate cuts every connection to the old one before this returns: they are made again to the new one.
-        Raises OSError.
+        Raises OSError, and SecurityError for files that cannot be used.
         """
         name = f"{run}.{group}.{generation}"
         forward = self._forwards.get(name)

@@ -67,7 +67,7 @@ class Shim:
         self._node = settings.node_folder
         self._records, self._words = Aside("records"), Aside("words")
         self._table = Table(self._node, self._records.ask)
-        self._forwarder = Forwarder(settings.node, self._say_reaches, self._say_trip, settings.credentials())
+        self._forwarder = Forwarder(settings.node, self._say_reaches, self._say_trip, settings.credentials)
         self._agent = Agent(settings.arguments(), str(self._node / "agent.log"))
         self._warm = None if settings.cold else Warm(str(self._node / "warm.log"), self._say_warm)
         self._kept: list[Kept] = [self._agent, *([self._warm] if self._warm else [])]
@@ -367,10 +367,10 @@ class Shim:
         try:
             request = json.loads(line)
             return await self._do(request)
+        except (Refusal, SecurityError, OSError) as error:
+            return {"ok": False, "error": str(error)}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             return {"ok": False, "error": f"bad request {line[:40]!r}: {type(error).__name__}: {error}"}
-        except (Refusal, OSError) as error:
-            return {"ok": False, "error": str(error)}
 
     async def _do(self, request: dict[str, Any]) -> dict[str, Any]:
         match request["do"]:
@@ -521,7 +521,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         process.become_subreaper()
         asyncio.run(Shim(settings).run())
         os.close(lock)
-    except (Refusal, SecurityError) as error:
+    except Refusal as error:
         process.say(str(error))
         return 1
     except OSError as error:

@@ -59,12 +59,8 @@ class Settings:
         wanted = {name: value for name, value in pairs.items() if value or name not in ("host", "security", "switch")}
         return [f"--{_option(name)}={value}" for name, value in wanted.items()] + (["--cold"] if self.cold else [])
 
-    def problem(self) -> str | None:
-        """Returns a sentence about the first setting that is wrong, or None."""
-        return self.malformed() or self.unsafe()
-
     def malformed(self) -> str | None:
-        """Returns what `problem` does, without a look at the security file."""
+        """Returns a sentence about the first setting that is wrong, without a look at the security file; None: none is."""
         for option, name in (("node", self.node), ("host", self.host or self.node)):
             if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", name):
                 return f"--{option} {name!r}: a name must be letters, digits, dots, dashes and underscores, 63 at most"
@@ -112,7 +108,8 @@ def _option(name: str) -> str:
 
 
 def parse(arguments: Sequence[str]) -> Settings:
-    """Reads `Settings.arguments`. Prints a sentence and exits 2 for arguments that are wrong."""
+    """Reads `Settings.arguments`. Prints a sentence and exits 2 for arguments that are wrong. The security file is not
+    read: `supervisor-agent` has checked it just before."""
     parser = argparse.ArgumentParser(prog="supervisor-agent run")
     for name, kind in _KINDS.items():
         needed = name in ("node", "home", "etcd")
@@ -122,7 +119,7 @@ def parse(arguments: Sequence[str]) -> Settings:
     values["etcd"] = tuple(part.strip() for part in values["etcd"].split(",") if part.strip())
     values["home"] = Path(values["home"]).resolve()
     settings = Settings(**values)
-    problem = settings.problem()
+    problem = settings.malformed()
     if problem is not None:
         parser.error(problem)
     return settings

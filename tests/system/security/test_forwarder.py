@@ -59,7 +59,7 @@ async def listening(security: Security | None) -> AsyncIterator[Gate]:
 
 async def tries(gate: Gate, ours: Security, gate_node: str) -> bytes | None:
     """The header that the gate got from a forwarder of n1; None when that came several times and sent nothing."""
-    forwarder = Forwarder("n1", lambda name, reaches: None, lambda *_: None, ours)
+    forwarder = Forwarder("n1", lambda name, reaches: None, lambda *_: None, lambda: ours)
     try:
         await forwarder.set("toy", 0, 1, gate.address, gate_node)
         async with asyncio.timeout(PATIENCE_S):
@@ -104,7 +104,7 @@ def test_an_authority_that_is_not_ours(
 
     async def scenario() -> None:
         async with listening(foreign.of("node-host")) as gate:
-            forwarder = Forwarder("n1", lambda name, reaches: None, lambda *_: None, certificates.of("node-n1"))
+            forwarder = Forwarder("n1", lambda name, reaches: None, lambda *_: None, lambda: certificates.of("node-n1"))
             await forwarder.set("toy", 0, 1, gate.address, "host")
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(gate.headers.get(), 1.0)

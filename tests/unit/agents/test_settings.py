@@ -23,7 +23,7 @@ def test_settings_survive_the_command_line(more: dict[str, object]) -> None:
 )
 def test_a_node_is_called_after_its_host(node: str, host: str, right: bool) -> None:
     """The leader believes no other host of a node's records."""
-    problem = Settings(node=node, host=host, home=Path("/runs/x"), etcd=("127.0.0.1:1",)).problem()
+    problem = Settings(node=node, host=host, home=Path("/runs/x"), etcd=("127.0.0.1:1",)).malformed()
     assert (problem is None) is right
     assert right or f"--host {host!r}" in str(problem)
 
