@@ -104,6 +104,11 @@ class GateState:
         if not self.is_stale(group, generation):
             self._of(group, generation).came = True
 
+    def left(self, group: int, generation: int) -> None:
+        """Forgets what the last visitor of a generation said that etcd has not named: any node may claim any number."""
+        if self.admitted.get(group) != generation:
+            self.generations.pop((group, generation), None)
+
     def built(self, group: int, generation: int, replica_id: str, now: float) -> bool:
         """Notes that a generation is built under this id. Returns false if it speaks under another one, or another
         has this: its manager could then speak for that."""

@@ -274,17 +274,33 @@ def _in_order(r: RoundView) -> list[int]:
     return order
 
 
+UNREPORTED_S = 10.0
+"""Seconds of steps that a group may have made since its last report: twice the agents' default between two."""
+
+
 def _note_checkpoint(r: Round) -> None:
     best = r.before.checkpoint
     for group in r.groups.values():
         for rank in group_nodes.ranks_of(group, r.observed):
             mark = rank.checkpoint
             # Only the current generation counts: an older one may have thawed in the middle of a write.
-            if mark is not None and mark.generation == group.generation and (best is None or mark.step > best.step):
+            own = mark is not None and (mark.group, mark.generation) == (group.group, group.generation)
+            if mark is not None and own and (best is None or mark.step > best.step) and _borne_out(r, group, mark.step):
                 best = mark
     if best is not None and best != r.before.checkpoint:
         r.draft = replace(r.draft, checkpoint=best)
         r.act("checkpoint", f"checkpoint:{best.step}", Reason.of(Code.SAVED, step=best.step), group=best.group)
+
+
+def _borne_out(r: Round, group: GroupMemory, step: int) -> bool:
+    """Returns false for a checkpoint that no other group bears out: those that the gate hears commit together, so it is
+    ahead of what the others reported last by what they made since, and an interval at most. A forged one would hide the
+    real ones."""
+    heard = r.observed.gate.hearing if r.observed.gate is not None else {}
+    others = (g for g in r.groups.values() if g is not group and heard.get(g.group) == "beating")
+    ranks = (rank for other in others for rank in group_nodes.ranks_of(other, r.observed) if rank.commits)
+    newest = max((rank.step + UNREPORTED_S / (rank.step_s or UNREPORTED_S) for rank in ranks), default=step)
+    return step <= newest + r.spec.titan.checkpoint_interval_steps
 
 
 def _note_measured(r: Round) -> None:

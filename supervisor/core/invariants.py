@@ -21,7 +21,8 @@ def violations(before: Memory, after: Memory, observed: Observed, spec: RunSpec)
     for g, group in after.groups.items():
         old = before.groups.get(g)
         if old is not None and old is not group:
-            found += _generation(old, group) + _moved(old, group, observed) + _cordoned(old, group, after, observed)
+            found += _generation(old, group) + _moved(old, group, observed) + _store(old, group)
+            found += _cordoned(old, group, after, observed)
     return found
 
 
@@ -35,6 +36,10 @@ def _sizes(memory: Memory, spec: RunSpec) -> list[str]:
     wrong = [group for group in memory.groups.values() if group.size != size and group.phase == "unplaced"]
     return [
         f"I21: group {group.group} is to be on {group.size} nodes, and the run's groups on {size}" for group in wrong
+    ] + [
+        f"I21: group {group.group} starts on {len(group.seats)} of {group.size} nodes"
+        for group in memory.groups.values()
+        if group.phase == "starting" and len(group.seats) != group.size
     ]
 
 
@@ -100,13 +105,22 @@ def _generation(old: GroupMemory, new: GroupMemory) -> list[str]:
 def _moved(old: GroupMemory, new: GroupMemory, observed: Observed) -> list[str]:
     left = old.last_seats
     nodes, now = [", ".join(names) for names in ([seat.node for seat in left], new.nodes)]
-    if new.phase != "starting" or old.phase == "starting" or not left or nodes == now:
+    # on one node its agent ends the old ranks before it starts new ones; those of other nodes it does not see
+    in_place = nodes == now and new.size == 1
+    if new.phase != "starting" or old.phase == "starting" or not left or in_place:
         return []
     gate = observed.gate
     fenced = gate is not None and gate.admitted.get(new.group, -1) >= new.generation
     if old.phase == "placing" or fenced or gone(new.group, new.generation, left, observed):
         return []
     return [f"I5: group {new.group} starts on {now} while its old generation on {nodes} may still run"]
+
+
+def _store(old: GroupMemory, new: GroupMemory) -> list[str]:
+    again = new.store != "" and new.store == old.store and new.generation > old.generation
+    if new.phase == "starting" and again:
+        return [f"I22: generation {new.generation} of group {new.group} has the store of the last one, {new.store}"]
+    return []
 
 
 def _cordoned(old: GroupMemory, new: GroupMemory, after: Memory, observed: Observed) -> list[str]:

@@ -268,7 +268,9 @@ def _by_what_is_shared(group: GroupMemory) -> bool:
 def _has_moved(r: RoundView, group: GroupMemory) -> bool:
     """Returns true if the group has left its node for a failure that it still shows."""
     incident = r.incidents.get(group.incident)
-    return incident is not None and group.placed and not group.holds(incident.node)
+    if incident is None or not group.placed:
+        return False
+    return not group.holds(incident.node) if incident.node else incident.rung > Rung.RESTART
 
 
 def _fails(group: int, incident: Incident | None, failing: Mapping[int, Failure] | None) -> Kind | None:

@@ -335,7 +335,7 @@ def _no_node(r: Round, group: GroupMemory, free: list[str], last: list[str]) -> 
     incident = r.incidents.get(group.incident)
     refused = r.refused()
     if _is_asked_for(r, group):
-        _ask_again(r, group, refused)
+        _ask_again(r, group, refused, lacks)
         return
     spent = budgets.left(r.spent, r.spec.policy.budget, Rung.REALLOCATE, group.group, r.now) == 0
     if (refused or spent) and in_need:
@@ -394,9 +394,10 @@ def _wait_for(r: Round, group: GroupMemory, allocation: AllocationMemory) -> Non
         r.set_allocation(replace(allocation, late=True))
 
 
-def _ask_again(r: Round, group: GroupMemory, refused: list[AllocationMemory]) -> None:
-    """Asks once more for a group that a person asked for: the engine refused, or no budget was left."""
+def _ask_again(r: Round, group: GroupMemory, refused: list[AllocationMemory], lacks: int) -> None:
+    """Asks once more for all nodes that a group lacks that a person asked for: the engine refused, or no budget was left."""
     r.restarts_done[group.group] = r.observed.control.restarts[group.group]
     for allocation in refused[:MAX_GIVEN_BACK]:
         r.release(allocation.key, Reason.of(Code.ENGINE_REFUSED_IT, word=r.engines_word(allocation.key)))
-    r.acquire(Reason.of(Code.ASKED_ONCE_MORE, group=group.group))
+    for _ in range(lacks):
+        r.acquire(Reason.of(Code.ASKED_ONCE_MORE, group=group.group))

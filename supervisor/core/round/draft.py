@@ -101,7 +101,7 @@ class Round(RoundView):
                 id=f"i{self.seen}",
                 kind=failure.kind,
                 group=group.group,
-                node=failure.nodes[0] if failure.nodes else group.first_node,
+                node=_node_of(failure, group),
                 rung=first_rung(failure.kind, self.spec.policy),
                 generation_before=group.generation,
                 generation_after=group.generation,
@@ -247,6 +247,13 @@ class Round(RoundView):
             acquitted=tuple(self.acquitted),
             look_again_at=wake,
         )
+
+
+def _node_of(failure: Failure, group: GroupMemory) -> str:
+    """Returns the node of a new incident; empty if it is one of several and no one knows which: none is accused then."""
+    if failure.nodes:
+        return failure.nodes[0]
+    return group.first_node if group.size == 1 or failure.kind in (Kind.NODE_LOST, Kind.ALLOCATION_LOST) else ""
 
 
 def _held(incident: str, kind: Kind) -> Reason:

@@ -24,8 +24,9 @@ from supervisor.core.model.observed import (
 )
 from supervisor.shell.control import cordons
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.wire import keys
+from supervisor.wire import checkpoints, keys
 from supervisor.wire.records import (
+    CheckpointMark,
     Control,
     EpochsBefore,
     ExitObserved,
@@ -143,7 +144,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
     held_by = {seat.node: seat.allocation for g in known.groups.values() for seat in (*g.left, *g.seats)}
     held = {seat.node for g in known.groups.values() for seat in (*g.seats, *g.left)}
     held.add(known.lighthouse.node)
-    of_runs = mirror.derived(_granted, *(f"runs/{other}/grants" for other in runs(mirror)))
+    of_runs = granted(mirror)
     ours = []
     for name in mirror.nodes():
         if name not in given and name not in held:
@@ -154,8 +155,12 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
     return mirror.of_each(run, ours, partial(_view, mirror, run))
 
 
+def granted(mirror: Mirror) -> frozenset[str]:
+    """Returns the nodes that an engine has given to any run."""
+    return mirror.derived(_granted, *(f"runs/{run}/grants" for run in runs(mirror)))
+
+
 def _granted(mirror: Mirror) -> frozenset[str]:
-    """Returns the nodes that any run has."""
     tables = (mirror.table(keys.grant(run, ""), Grant).values() for run in runs(mirror))
     return frozenset(node for table in tables for grant in table if grant.state == "granted" for node in grant.nodes)
 
@@ -171,6 +176,8 @@ def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> No
     health = mirror.record(keys.health(name), Health)
     facts = health.facts if health is not None else ()
     check = mirror.record(keys.check(name), NodeCheck) if registration is not None else None
+    record = runs(mirror).get(run)
+    run_dir = record.run_dir if record is not None else ""
     stands, said = (check.stands, cordons.failure(check)) if check is not None else ("", "")
     return NodeView(
         name=name,
@@ -190,7 +197,7 @@ def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> No
         gpus=tuple([_gpu(f, run) for f in facts if f.kind in gpu_faults.KINDS]),
         store_ms=health.store_ms if health is not None else 0.0,
         warm=health is not None and health.warm == "ready" and registration is not None,
-        ranks=tuple([_rank(t) for t in seen.trainers if t.run == run]) if seen is not None else (),
+        ranks=tuple([_rank(t, run_dir) for t in seen.trainers if t.run == run]) if seen is not None else (),
         lighthouses_ended=tuple([x.generation for x in seen.lighthouses if x.run == run and x.state == "exited"])
         if seen is not None and seen.lighthouses
         else (),
@@ -214,7 +221,7 @@ def _gpu(fact: Fact, run: str) -> GpuFact:
 _NO_END = ExitObserved()
 
 
-def _rank(trainer: TrainerObserved) -> RankView:
+def _rank(trainer: TrainerObserved, run_dir: str) -> RankView:
     progress = trainer.progress
     mark = progress.checkpoint if progress is not None else None
     end = trainer.exit or _NO_END
@@ -237,7 +244,7 @@ def _rank(trainer: TrainerObserved) -> RankView:
         step=progress.step if progress is not None else 0,
         commits=progress.commits if progress is not None else 0,
         step_s=progress.step_s if progress is not None else 0.0,
-        checkpoint=Checkpoint(mark.step, mark.path, mark.group, mark.generation) if mark is not None else None,
+        checkpoint=_checkpoint(mark, run_dir) if mark is not None else None,
         save_failed=_save_failed(trainer),
         heal_failed=_heal_failed(trainer),
         quorum_id=progress.quorum_id if progress is not None else -1,
@@ -256,6 +263,12 @@ def _rank(trainer: TrainerObserved) -> RankView:
         spike=progress.spike if progress is not None else None,
         measured=trainer.measured,
     )
+
+
+def _checkpoint(mark: CheckpointMark, run_dir: str) -> Checkpoint:
+    # others load what is there: a rank's word for the place is not taken
+    path = str(checkpoints.folder_of(run_dir) / checkpoints.name_of(mark))
+    return Checkpoint(mark.step, path, mark.group, mark.generation)
 
 
 def _save_failed(trainer: TrainerObserved) -> str:

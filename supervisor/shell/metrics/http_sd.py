@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, Registration
@@ -24,14 +25,16 @@ class Target:
 
 
 def known(mirror: Mirror) -> tuple[Target, ...]:
-    """Returns the leader, and all registered agents."""
+    """Returns the leader, and the registered agents of all nodes that a run was given, and of service hosts: Prometheus
+    goes where they say, with its certificate."""
     found = []
     leader = mirror.record(keys.LEADER, LeaderRecord)
     if leader is not None and leader.page:
         found.append(of_page(leader.page, leader.insecure))
+    given = observe.granted(mirror)
     for key in mirror.of_sort("registration"):
         node = mirror.record(key, Registration)
-        if node is not None and node.metrics_port:
+        if node is not None and node.metrics_port and (node.node in given or node.role == "service"):
             host = f"[{node.address}]" if ":" in node.address else node.address
             found.append(Target(f"{host}:{node.metrics_port}", node.node, node.insecure))
     return tuple(found)

@@ -119,13 +119,25 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Logs nothing: requests are no news."""
 
+    def parse_request(self) -> bool:
+        """Returns false for a request that is answered already, whatever its method: a malformed one, or one that a browser
+        makes for another web site."""
+        if not super().parse_request():
+            return False
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin", "")
+        if is_loopback(str(self.server.server_address[0])) and not is_loopback(_name(host) or "localhost"):
+            self._say(HTTPStatus.MISDIRECTED_REQUEST, f"this is for localhost, not for {host}")
+        elif origin and urlsplit(origin).netloc != host:
+            self._say(HTTPStatus.FORBIDDEN, f"this is not for pages of {origin}")
+        else:
+            return True
+        return False
+
     def do_GET(self) -> None:
         self.server.unheard.pop(self.connection, None)
         url = urlsplit(self.path)
         try:
-            if self._misled():
-                self._say(HTTPStatus.MISDIRECTED_REQUEST, f"this is for localhost, not for {self.headers['Host']}")
-            elif url.path == "/metrics":
+            if url.path == "/metrics":
                 self._metrics(url.query)
             else:
                 self._answer(url.path, url.query)
@@ -158,11 +170,6 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _misled(self) -> bool:
-        """Returns true if a browser came by a foreign name for this loopback address, as from a hostile web site."""
-        name = urlsplit(f"//{self.headers.get('Host') or 'localhost'}").hostname or ""
-        return is_loopback(str(self.server.server_address[0])) and not is_loopback(name)
-
     def _say(self, status: HTTPStatus, sentence: str) -> None:
         self._send(status, sentence.encode() + b"\n", "text/plain; charset=utf-8")
 
@@ -176,3 +183,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _headers(self, kind: str) -> None:
         self.send_header("Content-Type", kind)
+
+
+def _name(host: str) -> str:
+    """Returns the name in a Host header, without its port; empty if it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return "?"

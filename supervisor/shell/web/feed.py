@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from supervisor.core.report.visible import visible
 from supervisor.shell.web import merge
 
 PATCHES = 30
@@ -69,4 +70,5 @@ def _event(name: str, body: Mapping[str, Any]) -> bytes:
 
 def _json(body: Mapping[str, Any]) -> bytes:
     text = json.dumps(body, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode(errors="replace")  # half of a surrogate pair, as in a file name
+    # JSON escapes control characters; what is left are marks that turn a line's direction, and halves of surrogate pairs
+    return visible(text).encode()

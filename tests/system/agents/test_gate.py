@@ -302,6 +302,7 @@ def test_another_user_of_the_host_says_nothing_for_a_group(two: Run, where: str)
     say = (
         "import socket, sys, time\n"
         "to = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)\n"
+        "print('connected', flush=True)\n"
         "to.sendall(sys.argv[3].encode())\n"
         "time.sleep(0.5)\n"  # the gate reads a word by itself
         "to.sendall(b'GONE\\n')\n"
@@ -310,6 +311,7 @@ def test_another_user_of_the_host_says_nothing_for_a_group(two: Run, where: str)
     since = time.time()
     forger = as_user(sys.executable, "-c", say, host, str(port), first)
     found = subprocess.run(forger, capture_output=True, text=True, check=False, timeout=30)
+    assert "connected" in found.stdout, found.stderr
     assert "OK" not in found.stdout
     eventually(lambda: any(c["participants"] == 2 for c in two.commits(0, since + 1.0)), 20)
     assert two.hearing(1) == (two.generations[1], "beating")

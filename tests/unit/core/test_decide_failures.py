@@ -841,6 +841,7 @@ def test_beside_one_that_trains_behind_the_checkpoint_it_resumes_from_disk() -> 
     has none of their steps. A group that healed from it would end, as it finds no peer that is as far as the
     checkpoint."""
     w = World(groups=2, spares=1).bring_up()
+    w.report(1, commits=0, step=0)
     w.save(0, step=100)
     w.round(1.0)
     w.crash(0, step=100, commits=5)
@@ -885,9 +886,10 @@ def test_it_is_started_from_disk_once_they_are_found_hung() -> None:
 
 def test_one_that_starts_from_disk_waits_for_nobody() -> None:
     w = World(groups=2, backoff_first_s=0.0).bring_up()
-    w.commit(1, step=3)
+    w.report(1, commits=0, step=0)
     w.save(0, step=100)
     w.round(1.0)
+    w.commit(1, step=3)
     w.hear(1, "silent")
     w.crash(0, step=100, commits=5)
     w.round(1.0)

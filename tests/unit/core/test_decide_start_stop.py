@@ -217,6 +217,17 @@ def test_a_checkpoint_of_an_older_generation_is_not_believed(generation: int, wr
     assert w.memory.checkpoint is None
 
 
+@pytest.mark.parametrize(("named", "step"), [(0, 50), (1, 10**9)])
+def test_a_checkpoint_of_another_group_or_of_steps_that_no_one_else_made_is_not_believed(named: int, step: int) -> None:
+    """A compromised node of group 1 would have the others start from nothing, and hide the real ones."""
+    w = World().bring_up()
+    w.report(1, commits=1, step=5, checkpoint=Checkpoint(step, "/etc/elsewhere", named, 1))
+    assert w.verbs() == []
+    w.save(0, step=50)
+    assert w.verbs() == ["checkpoint"]
+    assert w.memory.checkpoint == Checkpoint(50, "step-50", 0, 1)
+
+
 def test_a_group_is_started_with_the_newest_checkpoint() -> None:
     w = World().bring_up()
     w.save(0, step=50)

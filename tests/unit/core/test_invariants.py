@@ -122,3 +122,30 @@ def test_i5_a_restart_in_place_has_nothing_to_do_with_an_earlier_home() -> None:
     moved_once = replace(RUNNING, left=(Seat("n9"),))
     again = replace(moved_once, generation=4, phase="starting", left=(Seat("n1"),))
     assert broken(memory(moved_once), memory(again)) == []
+
+
+WIDE = replace(RUNNING, size=2, seats=(Seat("n1"), Seat("n2")), store="n1:1")
+OF_TWO = replace(SPEC, groups=replace(SPEC.groups, nodes_per_group=2, ranks_per_group=2))
+
+
+def broken_of_two(before: GroupMemory, after: GroupMemory, observed: Observed = OBSERVED) -> list[str]:
+    return [v.split(":")[0] for v in violations(memory(before), memory(after), observed, OF_TWO)]
+
+
+def test_i5_a_group_of_two_nodes_starts_in_place_while_the_old_ranks_may_run() -> None:
+    """A node does not see whether the other's have ended."""
+    again = replace(WIDE, phase="starting", generation=4, store="n1:2")
+    assert broken_of_two(WIDE, again) == ["I5"]
+    gate = GateView(node="h", generation=1, address="h:1", admitted={0: 4})
+    assert broken_of_two(WIDE, again, replace(OBSERVED, gate=gate)) == []
+
+
+def test_i21_a_group_starts_on_a_part_of_its_nodes() -> None:
+    placing = replace(WIDE, phase="placing", generation=4, seats=(Seat("n1"),), store="")
+    assert broken_of_two(placing, replace(placing, phase="starting", store="n1:2")) == ["I21"]
+
+
+def test_i22_a_generation_has_the_store_of_the_last_one() -> None:
+    placing = replace(WIDE, phase="placing")
+    assert broken_of_two(placing, replace(placing, phase="starting", generation=4)) == ["I22"]
+    assert broken_of_two(placing, replace(placing, phase="starting", generation=4, store="n2:1")) == []

@@ -17,6 +17,7 @@ from supervisor.core.model.observed import ControlView, CordonView, GpuFact, Stu
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import MAX_NODES_PER_GROUP
+from supervisor.core.policy.cordons import accuses
 from supervisor.core.remediation.restore import restored
 from supervisor.core.round.draft import Round
 from supervisor.ports.store import MAX_OPERATIONS
@@ -546,3 +547,35 @@ def test_all_ranks_are_slow_on_the_page_if_none_is_known_to_be() -> None:
     w = wide(groups=3).bring_up()
     slow(w, (0.9, 0), (0.9, 0), (0.9, 0), (0.9, 0))
     assert [v.ranks for v in of_groups(w.memory.groups, w.observed(), w.spec).values()] == ["hhhh", "ssss", "hhhh"]
+
+
+def test_a_failure_of_no_known_node_is_held_against_none() -> None:
+    w = wide(groups=3)
+    w.host()
+    w.round()
+    for number in range(1, 9):
+        w.bring(number)
+    w.open_gate()
+    w.round()
+    w.round(w.spec.policy.start_timeout_s + 1.0)
+    w.round()
+    assert [incident.kind for incident in w.incidents.values()] == [Kind.START_TIMEOUT] * 3
+    assert not any(incident.node or accuses(incident) for incident in w.incidents.values())
+
+
+def test_a_group_that_a_person_has_started_again_is_given_all_the_nodes_that_it_lacks() -> None:
+    w = wide(spares=0).bring_up()
+    lose(w, 3, 4)
+    for number in (5, 6):
+        w.grant(number, "refused", reason="no nodes")
+    w.admit(1)
+    w.round(1.0)
+    w.round(1.0)
+    wanted = [key for key, allocation in w.memory.allocations.items() if allocation.state == "wanted"]
+    w.control = ControlView(restarts={1: 1}, because="try")
+    w.round(1.0)
+    w.round(1.0)
+    assert {key for key, allocation in w.memory.allocations.items() if allocation.state == "wanted"} - {*wanted} == {
+        "run-a7",
+        "run-a8",
+    }

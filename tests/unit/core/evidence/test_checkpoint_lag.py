@@ -47,6 +47,8 @@ NONE_FAILED = Reason.of(Code.NO_SAVE_FAILED)
 
 
 def saved(w: World, step: int) -> None:
+    for number in w.memory.groups:
+        w.report(number, commits=1, step=step)
     w.save(0, step)
     assert w.verbs(1.0) == ["checkpoint"]
     assert w.waiting(Code.UNSAVED) == [], "at once"

@@ -151,7 +151,7 @@ def test_a_rank_is_seen_with_its_progress_and_end() -> None:
         0.0,
     )
     assert (rank.step, rank.commits, rank.step_s, rank.phase) == (9, 4, 0.5, "step")
-    assert rank.checkpoint == Checkpoint(5, "p", 0, 1)
+    assert rank.checkpoint == Checkpoint(5, "/runs/run/checkpoints/step-5.g0.gen1", 0, 1), "its own word is 'p'"
 
 
 def test_an_end_is_seen_with_all_that_is_known_of_it() -> None:

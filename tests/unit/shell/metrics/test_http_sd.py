@@ -5,20 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from supervisor.core.model.observed import Grant
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.metrics.http_sd import KEPT_S, Kept, known, listed, of_page
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
-from tests.unit.shell.records import mirror_of, registration
+from tests.unit.shell.records import mirror_of, registration, run_values
 
 
 def seen() -> Mirror:
     leader = LeaderRecord(host="h1", pid=1, home="/", metrics_port=9100, page="https://10.0.0.5:9100/")
+    given = Grant(key="run-a1", state="granted", nodes=("n1", "n2"))
     return mirror_of({
         keys.LEADER: encode(leader),
+        **run_values(),
+        keys.grant("run", given.key): encode(given),
         **registration("n1", address="10.0.0.11", metrics_port=9000),
+        **{f"{key}/x": value for key, value in registration("n1", address="10.9.9.9", metrics_port=22).items()},
         **registration("n2", address="fd00::12", metrics_port=9001),
-        **registration("n3", address="10.0.0.13", metrics_port=9002, insecure=True),
+        **registration("n3", address="10.0.0.13", metrics_port=9002, insecure=True, role="service"),
+        **registration("not-given", address="10.9.9.9", metrics_port=22),
         **registration("older", address="10.0.0.14"),
     })  # fmt: skip
 
