@@ -105,7 +105,7 @@ class GateState:
             self._of(group, generation).came = True
 
     def left(self, group: int, generation: int) -> None:
-        """Forgets what the last visitor of a generation said that etcd has not named: any node may claim any number."""
+        """Forgets a generation that etcd has not named, once its last visitor has left: any node may claim any number."""
         if self.admitted.get(group) != generation:
             self.generations.pop((group, generation), None)
 

@@ -1,4 +1,4 @@
-"""What the gate keeps of those who claim to be a generation that etcd has not named."""
+"""The gate keeps nothing of visitors that claim to be a generation that etcd has not named."""
 
 from __future__ import annotations
 
