@@ -21,7 +21,7 @@ from fault_injection.whatif.months import ByChance, Months, Outcome, whole
 from fault_injection.whatif.past import DAY_S, LONGEST_S
 from fault_injection.whatif.rates import Rates, Times, known, rates, times
 from supervisor.cli.common import sentences
-from supervisor.core.model.spec import RunSpec
+from supervisor.core.model.spec import MAX_NODES_PER_GROUP, RunSpec
 from supervisor.shell.history.schema import GROUPS
 from supervisor.shell.runfile import parse
 from supervisor.wire.printer import Printer
@@ -62,7 +62,7 @@ def simulate(
     policy: Annotated[
         list[Path] | None, typer.Option(help="A TOML file with [policy], as in a run file. Repeat it to compare.")
     ] = None,
-    nodes_per_group: Annotated[int, typer.Option(min=1, help="Nodes of a replica group.")] = 1,
+    nodes_per_group: Annotated[int, typer.Option(min=1, max=MAX_NODES_PER_GROUP, help="Nodes of a replica group.")] = 1,
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -200,8 +200,9 @@ def _what_if(path: Path, policies: Sequence[Path]) -> None:
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--journal") from None
     console, measured = Printer(), past.as_measured(found, times())
-    shipped = {AS_SHIPPED: spec(found.groups, found.spares, None)}
-    specs = shipped | (_specs(found.groups, found.spares, policies) if policies else {})
+    shape = found.nodes_per_group
+    shipped = {AS_SHIPPED: spec(found.groups, found.spares, None, shape)}
+    specs = shipped | (_specs(found.groups, found.spares, policies, shape) if policies else {})
     outcomes = {name: Months(run, found.failures, measured, 0).run(found.seconds) for name, run in specs.items()}
     console.print(_told_of(path, found, measured))
     console.print(compared(found, outcomes))
@@ -210,10 +211,14 @@ def _what_if(path: Path, policies: Sequence[Path]) -> None:
             console.print(f"policy {name} halts: {why}")
 
 
+def _of_nodes(size: int) -> str:
+    return f" of {size} nodes" if size > 1 else ""
+
+
 def _told_of(path: Path, found: past.Past, measured: Times) -> str:
     kinds = Counter(failed.kind.value for failed in found.failures)
     lines = [
-        f"{path}: {found.groups} groups, {found.spares} spares, {found.seconds / 60:.1f} minutes since all groups trained; failures: "
+        f"{path}: {found.groups} groups{_of_nodes(found.nodes_per_group)}, {found.spares} spares, {found.seconds / 60:.1f} minutes since all groups trained; failures: "
         f"{', '.join(f'{n} {kind}' for kind, n in kinds.items()) or 'none'}.",
         f"A group trains {measured.start_s + measured.heal_s:.1f} s after its start "
         f"({'as this run shows' if found.restart_s is not None else 'assumed'}), and waits {measured.queue_s:.1f} s for an allocation "

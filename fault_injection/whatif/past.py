@@ -110,6 +110,7 @@ class Past:
     """A run's failures, and what they cost."""
 
     groups: int
+    nodes_per_group: int
     spares: int
     seconds: float
     failures: tuple[Failed, ...]
@@ -139,6 +140,8 @@ def read(path: Path) -> Past:
             f"{path}: its times are {(ended - began) / DAY_S:.0f} days apart, and at most {LONGEST_S / DAY_S:.0f} are played"
         )
     asked = {a["key"] for a in history.decisions[0].actions if a["verb"] == "acquire"}
+    # only what is done to a group of several nodes names them all
+    size = max((len(a.get("nodes") or ()) for decision in history.decisions for a in decision.actions), default=0) or 1
     failures, left_out, lost = [], dict[str, int](), dict[Kind, float]()
     # Which errors are the same follows the judgement of then: a text alone does not show which group had it from which.
     same = {body.get("error", "") for body, _ in found if body["kind"] == Kind.SAME_ERROR}
@@ -169,7 +172,8 @@ def read(path: Path) -> Past:
     steps = [line["t"] - line["start"] for s in history.steps for line in s.committed() if "start" in line]
     return Past(
         groups=groups,
-        spares=max(0, len(asked) - groups),
+        nodes_per_group=size,
+        spares=max(0, len(asked) - groups * size),
         seconds=ended - began,
         failures=tuple(sorted(failures, key=lambda f: f.at_s)),
         left_out=left_out,

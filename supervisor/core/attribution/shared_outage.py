@@ -4,6 +4,8 @@ There is no such limit while the breaker holds: it has called a person."""
 
 from __future__ import annotations
 
+from signal import SIGBUS
+
 from supervisor.core.attribution import circuit_breaker
 from supervisor.core.evidence import transient_errors
 from supervisor.core.model.incident import Failure
@@ -14,16 +16,15 @@ from supervisor.core.round.view import RoundView
 
 OF_AN_OUTAGE = that_are(Is.OF_AN_OUTAGE)
 
-OF_A_FILE = "ended by SIGBUS"
-"""How the kernel ends a process that reads a mapped file whose store is away, on every host alike."""
-
 ENDS = 3
 """Ends that it takes before the outage counts as too long: one end may come only after a long wait, or a long start."""
 
 
 def may_pass(failure: Failure) -> bool:
     """Returns true if a shared outage may have caused this end."""
-    return failure.same == OF_A_FILE or transient_errors.of_what_is_shared(failure.error)
+    # by SIGBUS the kernel ends a process that reads a mapped file whose store is away, on every host alike
+    of_a_file = any(e.code == Code.ENDED_BY_SIGNAL and e.about["signal"] == SIGBUS for e in failure.evidence)
+    return of_a_file or transient_errors.of_what_is_shared(failure.error)
 
 
 def waited_for(r: RoundView, group: GroupMemory, failure: Failure) -> Reason | None:

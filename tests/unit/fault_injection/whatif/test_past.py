@@ -78,6 +78,22 @@ def test_a_journal_tells_its_failures_and_how_long_things_took(tmp_path: Path) -
     assert measured.seen_s == times().seen_s
 
 
+def test_groups_of_several_nodes_are_played_as_such(tmp_path: Path) -> None:
+    path = journal_of(tmp_path, incident(1, "crash", 1120.0))
+    first, second, *rest = map(json.loads, path.read_text().splitlines())
+    first["actions"] = [{"verb": "acquire", "key": f"acquire:a{n}"} for n in range(1, 6)]
+    for g, action in enumerate(second["actions"]):
+        action["nodes"] = [f"n{g}", f"m{g}"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in (first, second, *rest)))
+    found = past.read(path)
+    assert (found.groups, found.nodes_per_group, found.spares) == (2, 2, 1)
+    app = typer.Typer()
+    command.register(app)
+    shown = CliRunner().invoke(app, ["--journal", str(path)], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert "2 groups of 2 nodes, 1 spares" in " ".join(shown.output.split())
+
+
 def test_a_history_of_a_broken_run_tells_the_same(tmp_path: Path) -> None:
     path = journal_of(tmp_path, incident(1, "crash", 1120.0))
     told = files.read("run", tmp_path, tmp_path / "none")

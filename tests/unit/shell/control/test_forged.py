@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import typing
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import find
 from hypothesis import strategies as st
 
+from supervisor.core.decide import decide
 from supervisor.core.model.memory import AllocationMemory, Memory
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.seats import Seat
 from supervisor.shell.control import audit, cordons, observe
 from supervisor.shell.control.audit import _KINDS
 from supervisor.wire import keys
-from supervisor.wire.records import CheckResult, NodeCheck, Registration, RunRecord, encode
+from supervisor.wire.records import CheckResult, NodeCheck, Registration, RunRecord, decode, encode
 from tests.helpers.reasons import STARTS
+from tests.helpers.told import ToldWorld
 from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
 
 OF_NODES = {
@@ -125,3 +130,77 @@ def test_a_node_of_this_run_is_no_other(forged: dict[str, Any], registered: bool
     assert (nodes["n1"].registered, nodes["n1"].role) == (registered, "trainer")
     assert nodes["n2"].registered
     assert nodes["n1"].allocation == (forged["allocation"] if registered else "run-a1")
+
+
+HURTS_ITSELF = ("n2", "n4")
+"""A node that turned, and the spare that may take its place."""
+
+
+def _forged(value: Any, hint: Any) -> Iterator[Any]:
+    """Yields every change of one value in a record, however deep it lies."""
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        yield from (other for other in options if other != value)
+    elif dataclasses.is_dataclass(value):
+        hints = typing.get_type_hints(type(value))
+        for field in dataclasses.fields(value):
+            for other in _forged(getattr(value, field.name), hints[field.name]):
+                yield replace(value, **{field.name: other})  # type: ignore[type-var]
+    elif isinstance(value, tuple):
+        yield ()
+        for number, item in enumerate(value):
+            yield (*value, item)
+            item_hint = options[0] if options else Any
+            yield from ((*value[:number], other, *value[number + 1 :]) for other in _forged(item, item_hint))
+        if not value and options and dataclasses.is_dataclass(options[0]):
+            yield from ((other,) for other in _forged(find(st.from_type(options[0]), lambda _: True), options[0]))
+    elif value is None:
+        for option in options:
+            if option is not type(None):
+                there = find(st.from_type(option), lambda _: True)
+                yield from (there, *_forged(there, option))
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from (other for other in (0, 1, 2, 10**9, -1) if other != value)
+    elif isinstance(value, float):
+        yield from (other for other in (0.0, 1e-9, 1e9, -1.0) if other != value)
+    elif isinstance(value, str):
+        yield from (other for other in ("", "n1", "run-a1", "/etc/elsewhere", "cut off", "stopped") if other != value)
+
+
+def _played(values: dict[str, bytes], world: ToldWorld) -> list[tuple[Any, ...]]:
+    """Returns what three rounds make of the groups that the node is not of, of the lighthouse and of the checkpoint."""
+    memory, found = world.memory, []
+    for number in range(1, 4):
+        now = world.now + 1.5 * number
+        decision = decide(observe.observed(mirror_of(values), "run", memory, now, 1e6), world.spec, memory)
+        memory = decision.memory
+        others = {g: group for g, group in memory.groups.items() if g != 1}
+        done = [(a.verb, a.key) for a in decision.actions if a.group in others]
+        held = {host for host in memory.cordons if host not in HURTS_ITSELF}
+        found.append((others, done, held, memory.lighthouse, memory.checkpoint, memory.phase, memory.silent))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["registration", "health", "observed", "check"])
+def test_whatever_a_compromised_node_writes_of_itself_the_other_groups_go_on(kind: str) -> None:
+    """A new field of a record, at any depth, is among what is forged."""
+    world = ToldWorld(groups=3, spares=1, ranks=1)
+    world.lead()
+    world.bring_up()
+    world.train(3)
+    world.save(1, 3)
+    world.round(0.1)
+    values = {item.key: item.value for item in world.store.list(keys.PREFIX).items}
+    (node,) = world.group(1).nodes
+    assert node in HURTS_ITSELF
+    key, sort = f"{keys.NODES}{node}/{kind}", OF_NODES[f"nodes/n1/{kind}"]
+    record = decode(values[key], sort) if key in values else NodeCheck(node=node, host=node, state="passed", why="")
+    right = _played(values, world)
+    assert len({repr(each) for each in right}) <= 2, "nothing happens to the others"
+    tried = 0
+    for forged in _forged(record, sort):
+        tried += 1
+        assert _played({**values, key: encode(forged)}, world) == right, forged
+    assert tried > {"registration": 30, "health": 30, "observed": 200, "check": 10}[kind]
