@@ -4,10 +4,9 @@ There is no such limit while the breaker holds: it has called a person."""
 
 from __future__ import annotations
 
-from signal import SIGBUS
-
 from supervisor.core.attribution import circuit_breaker
 from supervisor.core.evidence import transient_errors
+from supervisor.core.evidence.exit_status import SIGBUS
 from supervisor.core.model.incident import Failure
 from supervisor.core.model.kinds import Is, Kind, that_are
 from supervisor.core.model.memory import GroupMemory
@@ -22,7 +21,7 @@ ENDS = 3
 
 def may_pass(failure: Failure) -> bool:
     """Returns true if a shared outage may have caused this end."""
-    # by SIGBUS the kernel ends a process that reads a mapped file whose store is away, on every host alike
+    # a mapped file's store is away on every host alike
     of_a_file = any(e.code == Code.ENDED_BY_SIGNAL and e.about["signal"] == SIGBUS for e in failure.evidence)
     return of_a_file or transient_errors.of_what_is_shared(failure.error)
 

@@ -19,17 +19,19 @@ MISCONFIGURED_EXIT = 78
 TERMINATED_EXIT = 143
 """Same as `supervisor.wire.records.TERMINATED`."""
 
+SIGBUS = 7
+"""Signal with which the kernel ends a process that reads a mapped file whose store is away, among other faults."""
 SIGKILL = 9
 SIGTERM = 15
 
 SIGNALS = {
-    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", SIGBUS: "SIGBUS", 8: "SIGFPE",
     SIGKILL: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", SIGTERM: "SIGTERM",
     24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }  # fmt: skip
 """Linux's signal numbers, on x86 and ARM."""
 
-OWN_FAULT = frozenset({4, 7, 8, 11})
+OWN_FAULT = frozenset({4, SIGBUS, 8, 11})
 """Signals that the kernel sends a process for its own fault (SIGILL, SIGBUS, SIGFPE, SIGSEGV)."""
 
 SIGABRT = 6
