@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -368,6 +369,69 @@ def test_an_optimizer_setting_that_does_not_exist(key: str, value: object, words
     assert words in problem.message
     if key.endswith(("7.optimizer_kwargs.lr", "lrr")):
         assert re.fullmatch(r"titan\.overrides\.optimizer\.param_groups\.[0-2]\.optimizer_kwargs\.lr", problem.nearest)
+
+
+KWARGS = "optimizer.param_groups.0.optimizer_kwargs"
+
+
+def test_a_table_of_an_optimizers_arguments_keeps_the_recipes_others() -> None:
+    def kwargs(**overrides: Any) -> dict[str, Any]:
+        made = built(recipe=MOE, data=DataSpec(source="python-stdlib"), overrides=overrides)
+        return made.optimizer.param_groups[0].optimizer_kwargs
+
+    table = {"lr": 1e-5, "betas": [0.8, 0.9], "amsgrad": True, "fused": False}
+    assert kwargs(**{KWARGS: table}) == {**kwargs(), **table, "betas": (0.8, 0.9)}
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "words", "nearest"),
+    [
+        ({"lrr": 1e-5}, f"{KWARGS}.lrr", "no such field", f"titan.overrides.{KWARGS}.lr"),
+        ({"lr": "fast"}, f"{KWARGS}.lr", "expected float, not str", ""),
+        ({"fused": "no"}, f"{KWARGS}.fused", "expected bool or nothing, not str", ""),
+        (3, KWARGS, "not int", ""),
+    ],
+)
+def test_a_table_of_an_optimizers_arguments_is_checked(value: object, key: str, words: str, nearest: str) -> None:
+    (problem,) = problems(recipe=MOE, data=DataSpec(source="python-stdlib"), overrides={KWARGS: value})
+    assert (problem.key, problem.nearest) == (f"titan.overrides.{key}", nearest)
+    assert words in problem.message
+
+
+def overrides_of(text: str) -> dict[str, Any]:
+    return tomllib.loads(f"[titan.overrides]\n{text}")["titan"]["overrides"]
+
+
+def test_keys_without_quotes_and_tables_are_the_fields_below_them() -> None:
+    text = """
+        optimizer.lr = 3e-4
+        optimizer.param_groups.1.optimizer_kwargs = { lr = 5e-5 }
+        "metrics.log_freq" = 7
+        [titan.overrides.training]
+        seq_len = 32
+        [titan.overrides.validator]
+        """
+    made = built(recipe=MOE, data=DataSpec(source="python-stdlib"), overrides=overrides_of(text))
+    assert [group.optimizer_kwargs["lr"] for group in made.optimizer.param_groups] == [3e-4, 5e-5, 3e-4]
+    assert (made.training.seq_len, made.metrics.log_freq) == (32, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words", "nearest"),
+    [
+        ("training.seqlen = 64", "training.seqlen", "no such field", "titan.overrides.training.seq_len"),
+        ("trainng.seq_len = 64", "trainng.seq_len", "no such field", "titan.overrides.training.seq_len"),
+        ("training.seq_len.more = 64", "training.seq_len", "expected int, not dict", ""),
+        ("checkpoint.interval = 5", "checkpoint.interval", "set titan.checkpoint_interval_steps", ""),
+        ("trainng = {}", "trainng", "no such field", ""),
+        ('"training.seq_len" = 64\ntraining.seq_len = 32', "training.seq_len", "given twice, also as 64", ""),
+    ],
+)
+def test_a_table_is_checked_field_by_field(text: str, key: str, words: str, nearest: str) -> None:
+    (problem,) = problems(overrides=overrides_of(text))
+    assert problem.key == f"titan.overrides.{key}"
+    assert words in problem.message
+    assert problem.nearest == nearest
 
 
 def test_a_data_set_that_is_not_in_the_wheel_is_refused_before_a_start() -> None:

@@ -161,10 +161,12 @@ def test_relative_paths_are_those_of_the_run_file(tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     (tmp_path / "run.toml").write_text(
         'name = "r"\n[titan.overrides]\nhf_assets_path = "words"\n"dataloader.dataset_path" = "allenai/c4"\n'
+        'validator.dataloader.dataset_path = "words"\n'
     )
     assert parse.load(tmp_path / "run.toml").titan.overrides == {
         "hf_assets_path": str(tmp_path / "words"),
         "dataloader.dataset_path": "allenai/c4",
+        "validator": {"dataloader": {"dataset_path": str(tmp_path / "words")}},
     }
 
 
