@@ -286,7 +286,8 @@ def _offline() -> bool:
 
 
 def _single(made: Any, overrides: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Returns the overrides of single fields, and a problem for each that a table gives again."""
+    """Returns the overrides of single fields, those for all parameter groups before those for one, and a problem for each
+    that a table gives again."""
     single: dict[str, Any] = {}
     problems = []
     for key, value in (pair for given in overrides.items() for pair in _below_table(made, *given)):
@@ -295,7 +296,7 @@ def _single(made: Any, overrides: dict[str, Any]) -> tuple[dict[str, Any], list[
                 Problem(f"titan.overrides.{key}", value, f"is given twice, also as {single[key]!r}: remove one")
             )
         single.setdefault(key, value)
-    return single, problems
+    return dict(sorted(single.items(), key=lambda pair: ".optimizer_kwargs." in pair[0])), problems
 
 
 def _below_table(made: Any, key: str, value: Any) -> Iterator[tuple[str, Any]]:

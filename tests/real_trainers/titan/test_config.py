@@ -398,6 +398,14 @@ def test_a_table_of_an_optimizers_arguments_is_checked(value: object, key: str, 
     assert words in problem.message
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_groups_setting_counts_wherever_it_stands(order: int) -> None:
+    given = {"optimizer.lr": 3e-4, "optimizer.param_groups.1.optimizer_kwargs.lr": 5e-5}
+    overrides = dict([*given.items()][::order])
+    made = built(recipe=MOE, data=DataSpec(source="python-stdlib"), overrides=overrides)
+    assert [group.optimizer_kwargs["lr"] for group in made.optimizer.param_groups] == [3e-4, 5e-5, 3e-4]
+
+
 def overrides_of(text: str) -> dict[str, Any]:
     return tomllib.loads(f"[titan.overrides]\n{text}")["titan"]["overrides"]
 
