@@ -132,7 +132,7 @@ def _resolved(titan: TitanSpec, ranks: int, stages: _Stages) -> Any:
     try:
         made = recipes.load(titan.recipe)
     except recipes.RecipeError as error:
-        near = _nearest(titan.recipe, list(recipes.SHIPPED))
+        near = error.nearest or _nearest(titan.recipe, list(recipes.SHIPPED))
         raise ConfigError([Problem("titan.recipe", titan.recipe, str(error), near)]) from error
     stages.after("recipe", made)
     overrides, problems = _single(made, titan.overrides)

@@ -152,6 +152,25 @@ def test_bad_recipe(recipe: str, nearest: str) -> None:
     assert problem.nearest == nearest
 
 
+@pytest.mark.parametrize(
+    ("recipe", "words", "nearest"),
+    [
+        ("mine:make", "no module 'mine' is installed or in env.directory: set env.directory to", ""),
+        ("titan_actor.mine:make", "no module 'titan_actor.mine' is installed or", ""),
+        ("broken_recipe:make", "cannot be loaded: ModuleNotFoundError: No module named 'of_another'", ""),
+        ("titan_actor.recipes:llama3_debgu", "has no function 'llama3_debgu'", "titan_actor.recipes:llama3_debug"),
+    ],
+)
+def test_a_recipe_that_is_not_there_says_what_to_do(
+    recipe: str, words: str, nearest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_recipe.py").write_text("import of_another\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    [problem] = problems(recipe=recipe)
+    assert words in problem.message
+    assert problem.nearest == nearest
+
+
 def test_recipe_of_a_module() -> None:
     config = built(recipe="titan_actor.recipes:llama3_debug")
     assert len(config.model_spec.model.layers) == 6
