@@ -570,6 +570,13 @@ def test_a_model_is_compared_with_what_the_run_file_asks_slurm_for(slurm: dict[s
     assert bool(note) == (says == "131.4 GiB")
 
 
+def test_a_small_models_least_memory_is_given_in_mib() -> None:
+    from titan_actor import config, memory
+
+    made = config.from_spec(TitanSpec(recipe=RECIPE))
+    assert re.search(r"at least [1-9]\d+ MiB", memory.in_slurm(made, GroupsSpec(), SlurmSpec())[1])
+
+
 def test_the_default_steps_take_the_place_of_a_recipes_with_a_line() -> None:
     from titan_actor import config
 
