@@ -95,6 +95,11 @@ def shown(titan: TitanSpec, ranks: int = 1) -> list[Setting]:
     stages = _Stages()
     config = _resolved(titan, ranks, stages)
     config.dump_folder = "RUN/titan/group-N"  # as for_launch sets it
+    # its checkpointer may read the recipe's, but these are what the run goes by
+    config.checkpoint.interval, config.checkpoint.keep_latest_k = (
+        titan.checkpoint_interval_steps,
+        titan.checkpoints_kept,
+    )
     stages.after("supervisor", config)
     return stages.settings()
 
