@@ -95,6 +95,11 @@ def shown(titan: TitanSpec, ranks: int = 1) -> list[Setting]:
     stages = _Stages()
     config = _resolved(titan, ranks, stages)
     config.dump_folder = "RUN/titan/group-N"  # as for_launch sets it
+    # its checkpointer may read the recipe's, but these are what the run goes by
+    config.checkpoint.interval, config.checkpoint.keep_latest_k = (
+        titan.checkpoint_interval_steps,
+        titan.checkpoints_kept,
+    )
     stages.after("supervisor", config)
     return stages.settings()
 
@@ -132,11 +137,11 @@ def _resolved(titan: TitanSpec, ranks: int, stages: _Stages) -> Any:
     try:
         made = recipes.load(titan.recipe)
     except recipes.RecipeError as error:
-        near = _nearest(titan.recipe, list(recipes.SHIPPED))
+        near = error.nearest or _nearest(titan.recipe, list(recipes.SHIPPED))
         raise ConfigError([Problem("titan.recipe", titan.recipe, str(error), near)]) from error
     stages.after("recipe", made)
-    overrides = dict(titan.overrides)
-    problems = list(filter(None, [_semi_sync(made, overrides.pop(SEMI_SYNC, None))]))
+    overrides, problems = _single(made, titan.overrides)
+    problems += filter(None, [_semi_sync(made, overrides.pop(SEMI_SYNC, None))])
     config = trainer_config(made)
     stages.after("supervisor", config)
     reserved = RESERVED | dict.fromkeys(() if titan.data.source == "recipe" else OF_DATA, "titan.data")
@@ -285,6 +290,37 @@ def _offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "1") not in ("0", "")
 
 
+def _single(made: Any, overrides: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """Returns the overrides of single fields, those for all parameter groups before those for one, and a problem for each
+    that a table gives again."""
+    single: dict[str, Any] = {}
+    problems = []
+    for key, value in (pair for given in overrides.items() for pair in _below_table(made, *given)):
+        if key in single:
+            problems.append(
+                Problem(f"titan.overrides.{key}", value, f"is given twice, also as {single[key]!r}: remove one")
+            )
+        single.setdefault(key, value)
+    return dict(sorted(single.items(), key=lambda pair: ".optimizer_kwargs." in pair[0])), problems
+
+
+def _below_table(made: Any, key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what a table sets, each with its own key. A field whose value is a table itself takes it as a whole, but not
+    an optimizer's arguments: those that it leaves out stay the recipe's."""
+    *path, leaf = key.split(".")
+    owner = made
+    for name in path:
+        owner = _inner(owner, name)
+    at = _inner(owner, leaf)
+    if isinstance(value, dict) and (
+        _fields(at) or (value and (isinstance(at, list) or _are_arguments(made, at) or leaf not in _types(owner)))
+    ):
+        for name, inner in value.items():
+            yield from _below_table(made, f"{key}.{name}", inner)
+    else:
+        yield key, value
+
+
 def _override(config: Any, key: str, value: Any, reserved: dict[str, str]) -> Problem | None:
     """Sets one field, or returns why it cannot be set."""
     place = f"titan.overrides.{key}"
@@ -307,7 +343,7 @@ def _override(config: Any, key: str, value: Any, reserved: dict[str, str]) -> Pr
         for name in path:
             owner = _inner(owner, name)
         owners = [owner]
-        hint = _types(owner).get(leaf)
+        hint = _argument(config.optimizer, owner, leaf) if _are_arguments(config, owner) else _types(owner).get(leaf)
     if hint is None:
         paths = list(_paths(config))
         near = renamed(key) if renamed(key) in paths else _nearest(key, paths)
@@ -352,15 +388,22 @@ def _optimizers_with(config: Any, name: str) -> list[dict[str, Any]]:
     return taken if len(taken) == len(groups) else []
 
 
+def _are_arguments(config: Any, at: Any) -> bool:
+    """Returns true for the table of arguments of a parameter group's optimizer."""
+    return any(at is group.optimizer_kwargs for group in getattr(config.optimizer, "param_groups", []))
+
+
 def _argument(optimizer: Any, arguments: dict[str, Any], name: str) -> Any:
     """Returns the type of a group's optimizer's argument, by its value or its default; None: it has none."""
     if name in arguments:
         return _type_of(arguments[name])
-    (group,) = (group for group in optimizer.param_groups if group.optimizer_kwargs is arguments)
+    group = next(group for group in optimizer.param_groups if group.optimizer_kwargs is arguments)
     factory = type(optimizer)._owner._resolve_optimizer_factory(group.optimizer_name)
-    found = inspect.signature(factory).parameters.get(name)
-    default = found.default if found is not None else inspect.Parameter.empty
-    return None if default in (inspect.Parameter.empty, None) else _type_of(default)
+    found = inspect.signature(factory, eval_str=True).parameters.get(name)
+    if found is None or found.default is inspect.Parameter.empty:
+        return None
+    # fused and foreach are None by default
+    return found.annotation if found.default is None else _type_of(found.default)
 
 
 def _inner(owner: Any, name: str) -> Any:

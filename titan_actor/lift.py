@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TOKENIZER = Path(__file__).parent / "assets" / "tokenizer"
+from supervisor.wire.titan_names import ASSETS
 
-ASSETS = "./tests/assets/"
-"""TorchTitan's configs name its repository's test tokenizer and data, which its wheel does not hold."""
+TOKENIZER = Path(__file__).parent / "assets" / "tokenizer"
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ def in_slurm(config: Any, groups: GroupsSpec, slurm: SlurmSpec) -> tuple[str, st
     if config.training.enable_cpu_offload:
         return "", ""
     needs, here = least_bytes(config, groups.ranks_per_group), groups.slots
-    told = f"each rank needs at least {needs / 2**30:.1f} GiB for parameters, gradients and optimizer"
+    size = f"{needs / 2**30:.1f} GiB" if needs >= 1 << 30 else f"{needs / 2**20:.0f} MiB"
+    told = f"each rank needs at least {size} for parameters, gradients and optimizer"
     gpus = " ".join((slurm.gres, *(flag for flag in slurm.flags if flag.startswith("--gpu")))).lower()
     memory = [found for flag in slurm.flags if (found := re.fullmatch(r"--mem=(\d+)([kmgt]?)b?", flag.lower()))]
     if (gib := _of_gpu(gpus)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from collections.abc import Callable
@@ -13,7 +14,11 @@ from titan_actor.lift import TOKENIZER
 
 
 class RecipeError(ValueError):
-    """There is no such recipe, or it returns no config of a TorchTitan trainer."""
+    """There is no such recipe, or it returns no config of a TorchTitan trainer. `nearest`: the recipe likely meant."""
+
+    def __init__(self, message: str, nearest: str = "") -> None:
+        super().__init__(message)
+        self.nearest = nearest
 
 
 def llama3_debug() -> Any:
@@ -65,6 +70,8 @@ def load(recipe: str) -> Any:
         )
     try:
         made = _of_titan(recipe) if pair else _of_module(module, function)
+    except RecipeError:
+        raise
     except Exception as error:
         # the user's own code may raise anything
         raise RecipeError(f"recipe {recipe!r} cannot be loaded: {type(error).__name__}: {error}") from error
@@ -75,7 +82,17 @@ def load(recipe: str) -> Any:
 
 def _of_module(module: str, function: str) -> Any:
     """Returns what a function gives; its tokenizer may be named as a path from the module's folder."""
-    imported = importlib.import_module(module)
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it imports another that is not here
+        what = f"no module {error.name!r} is installed or in env.directory"
+        raise RecipeError(f"{what}: set env.directory to the folder that holds it") from error
+    if not hasattr(imported, function):
+        known = [name for name, value in vars(imported).items() if callable(value)]
+        near = difflib.get_close_matches(function, known, n=1)
+        raise RecipeError(f"{module} has no function {function!r}", f"{module}:{near[0]}" if near else "")
     made = getattr(imported, function)()
     beside = Path(imported.__file__ or "").parent / getattr(made, "hf_assets_path", "")
     if hasattr(made, "hf_assets_path") and beside.is_dir():

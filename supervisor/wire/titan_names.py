@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+ASSETS = "./tests/assets/"
+"""TorchTitan's configs name its repository's test tokenizer and data, which its wheel does not hold."""
+
 OUR_KEYS: Mapping[str, str] = {
     "training.steps": "titan.steps",
     "debug.seed": "titan.seed",
@@ -18,6 +21,8 @@ OUR_KEYS: Mapping[str, str] = {
 
 MOVED: Mapping[str, str] = {
     "activation_checkpoint.mode": "activation_checkpoint",
+    "experimental.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
+    "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
     "model.hf_assets_path": "hf_assets_path",
     "model.tokenizer_path": "hf_assets_path",
     "training.batch_size": "training.local_batch_size",
@@ -28,6 +33,7 @@ MOVED: Mapping[str, str] = {
     "lr_scheduler.lr_min": "lr_scheduler.min_lr_factor",
     "optimizer.name": "optimizer.param_groups.0.optimizer_name",
     "validation.enable": "validator.enable",
+    "validation.enabled": "validator.enable",
     "validation.freq": "validator.freq",
     "validation.steps": "validator.steps",
     "validation.dataset": "validator.dataloader.dataset",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from supervisor.core.model.spec import RunSpec
@@ -35,3 +39,32 @@ def lacks(spec: RunSpec, system: Path) -> str:
         until = f"nothing starts before groups.min_groups = {least} is met"
     size = f"nodes in the pool: {len(pool.nodes)}, free: {free}, wanted: {wanted} ({groups.nodes} for groups, {wanted - groups.nodes} more)"
     return f"{size}; {until}. {pool.raised_to(engine.held() + wanted)}"
+
+
+def not_here(spec: RunSpec) -> Iterator[str]:
+    """Yields sentences about programs and files of the run file that this machine, on which its nodes are, has not."""
+    env, hooks = spec.env, spec.hooks
+    if env.directory and not os.path.isdir(env.directory):
+        yield f"env.directory = {env.directory!r}: there is no such folder on this machine; each node must have it"
+    for name, path in env.files.items():
+        if not os.path.isfile(path):
+            yield f"env.files.{name} = {path!r}: there is no such file on this machine; each node must have it"
+    found_in = env.set.get("PATH", os.environ.get("PATH", os.defpath))
+    # the agent puts the interpreter's folder in front, unless the run file sets PATH
+    ranks_path = found_in if "PATH" in env.set else os.pathsep.join((os.path.dirname(sys.executable), found_in))
+    programs = (
+        ("trainer.command", spec.trainer.command, ranks_path),
+        ("hooks.before", hooks.before, found_in),
+        ("hooks.after", hooks.after, found_in),
+    )
+    for key, command, path in programs:
+        if command and not _is_there(command[0], env.directory, path):
+            yield f"{key}: there is no program {command[0]!r} on this machine; each node must have it"
+
+
+def _is_there(program: str, directory: str, path: str) -> bool:
+    """Returns true if a program can be started, also where that depends on the folder in which the agent was."""
+    if "/" not in program:
+        return shutil.which(program, path=path) is not None
+    file = Path(directory) / program
+    return not file.is_absolute() or (file.is_file() and os.access(file, os.X_OK))

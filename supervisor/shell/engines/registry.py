@@ -62,6 +62,7 @@ def _slurm(context: Context) -> OfTerm:
 ENGINES: Mapping[EngineName, Row] = {
     "local": Row(
         build=_local,
+        notes=lambda spec: [*local_room.not_here(spec)],
         before_launch=lambda spec, context: local_room.lacks(spec, context.home),
     ),
     "slurm": Row(

@@ -54,15 +54,20 @@ class Goal:
         raise ValueError(f"{text!r}: give running, step=N or finished")
 
     def reached(self, at: RunStatus, min_groups: int) -> bool:
-        """Returns true if the run is there. It is running once as many groups as may step together have committed."""
+        """Returns true if the run is there. It is running once as many groups as may step together have committed; groups
+        of a command that reports no steps run once it is started."""
         if self.what == "step":
             return at.step >= self.step
         if self.what == "finished":
             return at.phase == "finished"
-        return at.phase == "running" and sum(g.phase == "running" for g in at.groups) >= min_groups
+        return at.phase == "running" and _running(at) >= min_groups
 
     def __str__(self) -> str:
         return f"at step {self.step}" if self.what == "step" else self.what
+
+
+def _running(at: RunStatus) -> int:
+    return sum(g.phase == "running" for g in at.groups)
 
 
 def looks(store: Store, until: float, note: Say) -> Iterator[Mirror]:
@@ -100,7 +105,11 @@ def wait(store: Store, run: str, goal: Goal, until: float, note: Say) -> tuple[b
         if at.phase in ENDED:
             return False, f"{ended(at)}; it is not {goal}"
     assert at is not None
-    return False, f"run {at.run} is not {goal} in time: it is {at.phase}, at step {at.step}"
+    where = f"at step {at.step}"
+    if goal.what == "running":
+        least = record.spec.groups.min_groups
+        where = f"with {_running(at)} of {len(at.groups)} groups running (groups.min_groups = {least})"
+    return False, f"run {at.run} is not {goal} in time: it is {at.phase}, {where}"
 
 
 def ended(at: RunStatus) -> str:

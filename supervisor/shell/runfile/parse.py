@@ -123,9 +123,17 @@ def _from(base: Path, titan: TitanSpec) -> TitanSpec:
     data = titan.data
     if data.path:
         data = dataclasses.replace(data, path=str((base / data.path).resolve()))
-    paths = {key: base / value for key in OF_PATHS if isinstance(value := titan.overrides.get(key), str)}
-    here = {key: str(path.resolve()) for key, path in paths.items() if path.exists()}
-    return dataclasses.replace(titan, data=data, overrides={**titan.overrides, **here})
+    return dataclasses.replace(titan, data=data, overrides=_overrides_from(base, titan.overrides))
+
+
+def _overrides_from(base: Path, table: dict[str, Any], where: str = "") -> dict[str, Any]:
+    found = dict(table)
+    for name, value in table.items():
+        if isinstance(value, dict):
+            found[name] = _overrides_from(base, value, f"{where}{name}.")
+        elif f"{where}{name}" in OF_PATHS and isinstance(value, str) and (base / value).exists():
+            found[name] = str((base / value).resolve())
+    return found
 
 
 def name_problem(name: str) -> str:

@@ -95,7 +95,8 @@ def _toml(values: dict[str, Any]) -> str:
         table, _, name = key.rpartition(".")
         owner = _owner(table)
         if table != within:
-            lines += ["", f"[{table}]  # {(owner.__doc__ or '').strip().splitlines()[0]}"]
+            sentence, _, _ = " ".join((owner.__doc__ or "").split()).partition(". ")
+            lines += ["", f"[{table}]  # {sentence.removesuffix('.')}."]
             within = table
         else:
             lines.append("")

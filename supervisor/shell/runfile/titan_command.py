@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.shell.runfile.parse import RunFileError, nearest_name
-from supervisor.wire.titan_names import OUR_KEYS, renamed
+from supervisor.wire.titan_names import ASSETS, OUR_KEYS, renamed
 
 JOB_FILE = "job.config_file"
 OVERRIDES = "titan.overrides."
@@ -37,12 +37,16 @@ LEFT_OUT: Mapping[str, str] = {
     "fault_tolerance.replica_id": "each group gets its own",
     **dict.fromkeys(
         (
-            "float8.enable_fsdp_float8_all_gather",
-            "float8.precompute_float8_dynamic_scale_for_fsdp",
-            "float8.force_recompute_fp8_weight_in_bwd",
-            "float8.recipe_name",
-            "float8.filter_fqns",
-            "float8.emulate",
+            f"{section}.{name}"
+            for section in ("float8", "quantize.linear.float8")
+            for name in (
+                "enable_fsdp_float8_all_gather",
+                "precompute_float8_dynamic_scale_for_fsdp",
+                "force_recompute_fp8_weight_in_bwd",
+                "recipe_name",
+                "filter_fqns",
+                "emulate",
+            )
         ),
         "it has no effect without the float8 converter, which a recipe gives: model_registry(..., converters=[...])",
     ),
@@ -55,6 +59,13 @@ BY_A_RECIPE: Mapping[str, str] = {
     "model.norm_type": "it is a part of the model's config (model_spec)",
 }
 """Names that only a recipe can set: TorchTitan 0.3 has objects there."""
+
+IDLE: Mapping[tuple[str, str], str] = {
+    ("activation_checkpoint.selective_ac_option", "op"): "it is the only way of TorchTitan 0.3",
+    ("activation_checkpoint.selective_ac_option", "2"): "the default of then; TorchTitan 0.3 selects operations",
+    ("model.norm_type", "rmsnorm"): "the default of then, and the norm of TorchTitan 0.3's models",
+}
+"""Name and value of what only a recipe can set, but need not -> why."""
 
 
 @dataclass
@@ -173,7 +184,7 @@ def _recipe_of(settings: dict[str, Any], module: str, config: str, path: Path) -
         return module, config, []
     if not model or not flavor:
         return "", "", [f"{path}: model.name and model.flavor are missing: give --module and --config"]
-    return str(model), f"{model}_{str(flavor).lower().replace('-', '_')}", []
+    return str(model), f"{model}_{re.sub('[-.]', '_', str(flavor).lower())}", []
 
 
 def _betas(settings: dict[str, Any], overrides: dict[str, Any], lines: list[str]) -> None:
@@ -186,8 +197,8 @@ def _translate(
     key: str, value: Any, folders: Sequence[Path], found: Translated, overrides: dict[str, Any]
 ) -> Iterator[str]:
     """Puts one setting in its place; yields a problem if it has none."""
-    if (key, value) == ("activation_checkpoint.selective_ac_option", "op"):
-        found.lines.append(f"{key} = {value!r}: left out; it is the only way of TorchTitan 0.3")
+    if why := IDLE.get((key, str(value))):
+        found.lines.append(f"{key} = {value!r}: left out; {why}")
     elif key in LEFT_OUT:
         found.lines.append(f"{key} = {value!r}: left out; {LEFT_OUT[key]}")
     elif key in BY_A_RECIPE and not value:
@@ -208,8 +219,9 @@ def _override(key: str, value: Any, folders: Sequence[Path], lines: list[str], o
     new = renamed(key)
     if new == "hf_assets_path":
         folder = _found(value, folders)
-        # the tokenizer was a file once
-        value = str(folder.parent if folder.is_file() else folder)
+        # the tokenizer was a file once; the check knows what takes the place of TorchTitan's, by the name as it is
+        if folder.exists() or not str(value).startswith(ASSETS):
+            value = str(folder.parent if folder.is_file() else folder)
     overrides[new] = value
     if new != key:
         lines.append(f"{key} = {value!r}: titan.overrides.{new}")

@@ -21,7 +21,7 @@ from typing import Any
 
 from fault_injection.sim.lane import commit
 from supervisor.core.model.spec import DataSpec, GroupsSpec, TitanSpec
-from tests.real_trainers.titan.groups import Groups, Lighthouse, Warm, assert_equal_digests
+from tests.real_trainers.titan.groups import Groups, Lighthouse, Rank, Warm, assert_equal_digests
 from titan_actor import mends
 from titan_actor.lift import TOKENIZER
 
@@ -39,7 +39,12 @@ SMALL = {
 }
 """A debug model of theirs at a size that a shared core trains."""
 
-STEPS = 20
+JOINT_STEPS = 20
+"""Fewest steps that both groups make together, before and after the kill."""
+
+STEPS = JOINT_STEPS + 6
+"""The survivor takes a few alone."""
+
 WITHIN_S = 600.0
 """Patience for a part of the training: with a vocabulary of 152,000 tokens a step takes seconds, and 20 steps some 300 s on
 two processors with nothing beside them."""
@@ -81,9 +86,14 @@ def train(groups: Groups, titan: TitanSpec) -> int:
         survivor.log()[-1500:] + back.log()[-1500:]
     )
     assert_equal_digests(survivor, back)
-    joint = [line for line in back.lines("step") if line["committed"] and line["participants"] == 2]
-    assert joint, "it trained with the other after its kill"
-    return len(joint)
+    before, after = joint_steps(lost), joint_steps(back)
+    assert after, "it trained with the other after its kill"
+    assert len(before | after) >= JOINT_STEPS, (before, after)
+    return len(after)
+
+
+def joint_steps(rank: Rank) -> set[int]:
+    return {line["step"] for line in rank.lines("step") if line["committed"] and line["participants"] == 2}
 
 
 def names() -> Iterator[tuple[str, Any]]:

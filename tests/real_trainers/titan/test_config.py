@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,25 @@ def test_the_recipes_own_checks_run_after_the_overrides() -> None:
 def test_bad_recipe(recipe: str, nearest: str) -> None:
     [problem] = problems(recipe=recipe)
     assert problem.key == "titan.recipe"
+    assert problem.nearest == nearest
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "nearest"),
+    [
+        ("mine:make", "no module 'mine' is installed or in env.directory: set env.directory to", ""),
+        ("titan_actor.mine:make", "no module 'titan_actor.mine' is installed or", ""),
+        ("broken_recipe:make", "cannot be loaded: ModuleNotFoundError: No module named 'of_another'", ""),
+        ("titan_actor.recipes:llama3_debgu", "has no function 'llama3_debgu'", "titan_actor.recipes:llama3_debug"),
+    ],
+)
+def test_a_recipe_that_is_not_there_says_what_to_do(
+    recipe: str, words: str, nearest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_recipe.py").write_text("import of_another\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    [problem] = problems(recipe=recipe)
+    assert words in problem.message
     assert problem.nearest == nearest
 
 
@@ -370,6 +390,77 @@ def test_an_optimizer_setting_that_does_not_exist(key: str, value: object, words
         assert re.fullmatch(r"titan\.overrides\.optimizer\.param_groups\.[0-2]\.optimizer_kwargs\.lr", problem.nearest)
 
 
+KWARGS = "optimizer.param_groups.0.optimizer_kwargs"
+
+
+def test_a_table_of_an_optimizers_arguments_keeps_the_recipes_others() -> None:
+    def kwargs(**overrides: Any) -> dict[str, Any]:
+        made = built(recipe=MOE, data=DataSpec(source="python-stdlib"), overrides=overrides)
+        return made.optimizer.param_groups[0].optimizer_kwargs
+
+    table = {"lr": 1e-5, "betas": [0.8, 0.9], "amsgrad": True, "fused": False}
+    assert kwargs(**{KWARGS: table}) == {**kwargs(), **table, "betas": (0.8, 0.9)}
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "words", "nearest"),
+    [
+        ({"lrr": 1e-5}, f"{KWARGS}.lrr", "no such field", f"titan.overrides.{KWARGS}.lr"),
+        ({"lr": "fast"}, f"{KWARGS}.lr", "expected float, not str", ""),
+        ({"fused": "no"}, f"{KWARGS}.fused", "expected bool or nothing, not str", ""),
+        (3, KWARGS, "not int", ""),
+    ],
+)
+def test_a_table_of_an_optimizers_arguments_is_checked(value: object, key: str, words: str, nearest: str) -> None:
+    (problem,) = problems(recipe=MOE, data=DataSpec(source="python-stdlib"), overrides={KWARGS: value})
+    assert (problem.key, problem.nearest) == (f"titan.overrides.{key}", nearest)
+    assert words in problem.message
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_groups_setting_counts_wherever_it_stands(order: int) -> None:
+    given = {"optimizer.lr": 3e-4, "optimizer.param_groups.1.optimizer_kwargs.lr": 5e-5}
+    overrides = dict([*given.items()][::order])
+    made = built(recipe=MOE, data=DataSpec(source="python-stdlib"), overrides=overrides)
+    assert [group.optimizer_kwargs["lr"] for group in made.optimizer.param_groups] == [3e-4, 5e-5, 3e-4]
+
+
+def overrides_of(text: str) -> dict[str, Any]:
+    return tomllib.loads(f"[titan.overrides]\n{text}")["titan"]["overrides"]
+
+
+def test_keys_without_quotes_and_tables_are_the_fields_below_them() -> None:
+    text = """
+        optimizer.lr = 3e-4
+        optimizer.param_groups.1.optimizer_kwargs = { lr = 5e-5 }
+        "metrics.log_freq" = 7
+        [titan.overrides.training]
+        seq_len = 32
+        [titan.overrides.validator]
+        """
+    made = built(recipe=MOE, data=DataSpec(source="python-stdlib"), overrides=overrides_of(text))
+    assert [group.optimizer_kwargs["lr"] for group in made.optimizer.param_groups] == [3e-4, 5e-5, 3e-4]
+    assert (made.training.seq_len, made.metrics.log_freq) == (32, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words", "nearest"),
+    [
+        ("training.seqlen = 64", "training.seqlen", "no such field", "titan.overrides.training.seq_len"),
+        ("trainng.seq_len = 64", "trainng.seq_len", "no such field", "titan.overrides.training.seq_len"),
+        ("training.seq_len.more = 64", "training.seq_len", "expected int, not dict", ""),
+        ("checkpoint.interval = 5", "checkpoint.interval", "set titan.checkpoint_interval_steps", ""),
+        ("trainng = {}", "trainng", "no such field", ""),
+        ('"training.seq_len" = 64\ntraining.seq_len = 32', "training.seq_len", "given twice, also as 64", ""),
+    ],
+)
+def test_a_table_is_checked_field_by_field(text: str, key: str, words: str, nearest: str) -> None:
+    (problem,) = problems(overrides=overrides_of(text))
+    assert problem.key == f"titan.overrides.{key}"
+    assert words in problem.message
+    assert problem.nearest == nearest
+
+
 def test_a_data_set_that_is_not_in_the_wheel_is_refused_before_a_start() -> None:
     (problem,) = problems(recipe=MOE)
     assert problem.key == "titan.data.source"
@@ -477,6 +568,13 @@ def test_a_model_is_compared_with_what_the_run_file_asks_slurm_for(slurm: dict[s
     assert says in problem + note
     assert bool(problem) == (says not in ("131.4 GiB", ""))
     assert bool(note) == (says == "131.4 GiB")
+
+
+def test_a_small_models_least_memory_is_given_in_mib() -> None:
+    from titan_actor import config, memory
+
+    made = config.from_spec(TitanSpec(recipe=RECIPE))
+    assert re.search(r"at least [1-9]\d+ MiB", memory.in_slurm(made, GroupsSpec(), SlurmSpec())[1])
 
 
 def test_the_default_steps_take_the_place_of_a_recipes_with_a_line() -> None:

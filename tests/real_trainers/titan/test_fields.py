@@ -115,6 +115,8 @@ def test_who_set_a_field() -> None:
         "checkpoint.interval": "titan.checkpoint_interval",
     }.items():
         assert (found[key].by, part in found[key].reason) == ("supervisor", True), "whatever the recipe says"
+    kept = found["checkpoint.interval"].value, found["checkpoint.keep_latest_k"].value
+    assert kept == (TitanSpec().checkpoint_interval_steps, TitanSpec().checkpoints_kept)
 
 
 @pytest.mark.long

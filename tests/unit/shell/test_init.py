@@ -45,6 +45,9 @@ def test_each_line_has_the_reason_that_the_reference_gives(engine: Any) -> None:
     assert len(keys) >= 12
     assert all(lines[at - 1].startswith("# ") for at in keys)
     assert "docs/RUN_FILE.md" in lines[0]
+    tables = [line for line in lines if line.startswith("[")]
+    assert tables[0] == "[titan]  # The training by TorchTitan: recipe, length, data and checkpoints."
+    assert all(line.endswith(".") for line in tables)
     assert "# one process, unless the model is too large for it\nranks_per_group = 8\n" in text
     spec = parse.parse(tomllib.loads(text))
     assert (spec.groups.count, spec.allocation.nodes, spec.allocation.engine) == (4, 4, engine)

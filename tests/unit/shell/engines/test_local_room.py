@@ -1,13 +1,15 @@
-"""The sentence about nodes that this machine's pool lacks for a run."""
+"""The sentences about nodes that this machine's pool lacks for a run, and about programs and files that it has not."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from supervisor.core.model.spec import AllocationSpec, GroupsSpec, RunSpec
-from supervisor.shell.engines import local_room
+from supervisor.core.model.spec import AllocationSpec, EnvSpec, GroupsSpec, HooksSpec, RunSpec, TrainerSpec
+from supervisor.shell.engines import local_room, registry
 from supervisor.shell.engines.local import Pool, PoolNode
 
 
@@ -26,3 +28,43 @@ def test_a_group_needs_all_of_its_nodes(tmp_path: Path, pool: int, said: str) ->
     found = local_room.lacks(RunSpec(name="run", groups=groups, allocation=AllocationSpec(nodes=4, spares=1)), tmp_path)
     assert said in found
     assert (f"nodes in the pool: {pool}, free: {pool}, wanted: 5 (4 for groups, 1 more)" in found) is bool(said)
+
+
+@pytest.mark.parametrize("engine", ["local", "slurm"])
+def test_programs_and_files_that_this_machine_has_not_are_noted_where_its_nodes_are(
+    tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "code"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    def notes(program: str, hook: str, directory: Path, key: Path) -> list[str]:
+        env = EnvSpec(directory=str(directory), files={"KEY": str(key)})
+        return registry.notes(
+            RunSpec(
+                name="run",
+                trainer=TrainerSpec(command=(program, "train.py")),
+                env=env,
+                hooks=HooksSpec(before=(hook,), after=("clean",)),
+                allocation=AllocationSpec(engine=engine),
+            )
+        )
+
+    where = "on this machine; each node must have it"
+    folder, key, hook = tmp_path / "code", tmp_path / "key", tmp_path / "code" / "stage.sh"
+    assert notes("pyhton3", str(hook), folder, key) == (
+        [
+            f"env.directory = '{folder}': there is no such folder {where}",
+            f"env.files.KEY = '{key}': there is no such file {where}",
+            f"trainer.command: there is no program 'pyhton3' {where}",
+            f"hooks.before: there is no program '{hook}' {where}",
+            f"hooks.after: there is no program 'clean' {where}",
+        ]
+        if engine == "local"
+        else []
+    )
+    folder.mkdir()
+    for file in (key, hook, folder / "clean", tmp_path / "python"):
+        file.write_text("#!/bin/sh\n")
+        file.chmod(0o700)
+    for program in ("python", "./stage.sh"):
+        assert notes(program, "./stage.sh", folder, key) == []

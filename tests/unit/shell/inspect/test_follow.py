@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
 from supervisor.cli import common
+from supervisor.core.model.spec import TrainerSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell.inspect import follow
 from supervisor.shell.inspect.follow import Goal
 from supervisor.wire import keys
-from supervisor.wire.records import Account, encode
+from supervisor.wire.records import Account, RunRecord, decode, encode
 from tests.helpers.reasons import text
 from tests.unit.shell.records import INCIDENT, MEMORY, run_values
 
@@ -67,10 +68,22 @@ def test_a_wait_ends_by_a_change_or_with_its_time() -> None:
     store = store_at("running")
     reached, words = waited(store, "finished", within_s=0.0)
     assert (reached, words) == (False, "run run is not finished in time: it is running, at step 7")
+    unplaced = waited(store_at("running", groups={}), "running", within_s=0.0)[1]
+    assert (
+        unplaced == "run run is not running in time: it is running, with 0 of 2 groups running (groups.min_groups = 1)"
+    )
     timer = threading.Timer(0.1, turned(store, "finished"))
     timer.start()
     assert waited(store, "finished") == (True, "run run is finished: step 7")
     timer.join()
+
+
+def test_groups_of_a_command_that_reports_no_steps_run_without_a_step() -> None:
+    store = store_at("running", step=0)
+    record = decode(store.get(keys.spec("run")).value, RunRecord)  # type: ignore[union-attr]
+    plain = replace(record.spec, trainer=TrainerSpec(command=("x",), reports="output"))
+    store.put(keys.spec("run"), encode(replace(record, spec=plain)))
+    assert waited(store, "running") == (True, "run run is running")
 
 
 def test_a_run_that_is_not_there_and_one_that_is_removed_meanwhile() -> None:

@@ -117,11 +117,41 @@ def test_an_older_job_file_with_the_five_arguments_of_the_tutorials(
     assert {"job.dump_folder", "training.batch_size", "training.dataset_path", "dataloader.dataset"} <= told
 
 
+def test_what_an_older_job_file_sets_to_what_it_is_anyway_is_left_out_with_a_line(tmp_path: Path) -> None:
+    (tmp_path / "qwen3.toml").write_text(
+        """
+        model = { name = "qwen3", flavor = "0.6B", norm_type = "rmsnorm", hf_assets_path = "./tests/assets/tokenizer" }
+        activation_checkpoint = { mode = "selective", selective_ac_option = "2" }
+        parallelism = { enable_async_tensor_parallel = false }
+        validation = { enabled = false }
+        [quantize.linear.float8]
+        filter_fqns = ["output"]
+        """
+    )
+    made = from_arguments("", "", ["--job.config_file", f"{tmp_path}/qwen3.toml"])
+    assert made.problems == []
+    assert made.body["titan"] == {
+        "recipe": "--module qwen3 --config qwen3_0_6b",
+        "overrides": {
+            "hf_assets_path": "./tests/assets/tokenizer",
+            "activation_checkpoint": "selective",
+            "compile.enable_async_tensor_parallel": False,
+            "validator.enable": False,
+        },
+    }
+    left_out = [line.partition(" = ")[0] for line in made.lines if ": left out; " in line]
+    assert left_out == [
+        "model.norm_type",
+        "activation_checkpoint.selective_ac_option",
+        "quantize.linear.float8.filter_fqns",
+    ]
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "names"),
     [
         ("llama3", ["1000"], "1000"),
-        ("llama3", ["--activation_checkpoint.selective_ac_option", "2"], "selective_ac_option"),
+        ("llama3", ["--activation_checkpoint.selective_ac_option", "4"], "selective_ac_option"),
         ("llama3", ["--training.steps", "5", "titan.steps=9"], "training.steps"),
     ],
 )
@@ -136,13 +166,13 @@ def test_a_job_file_that_is_not_there_is_named() -> None:
 
 
 def test_what_a_job_file_translates_and_all_that_is_refused_is_shown_at_once(tmp_path: Path) -> None:
-    (tmp_path / "old.toml").write_text(JOB.replace('selective_ac_option = "op"', 'selective_ac_option = "2"'))
+    (tmp_path / "old.toml").write_text(JOB.replace('selective_ac_option = "op"', 'selective_ac_option = "4"'))
     told = CliRunner().invoke(app, ["validate", "--job.config_file", f"{tmp_path}/old.toml", "groups.cuont=4"])
     assert told.exit_code == 2
     for found in (
         "training.steps = 10: titan.steps",
         "job.dump_folder = ",
-        "selective_ac_option = '2': ",
+        "selective_ac_option = '4': ",
         "groups.cuont",
     ):
         assert found in told.stderr
@@ -161,10 +191,12 @@ def test_relative_paths_are_those_of_the_run_file(tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     (tmp_path / "run.toml").write_text(
         'name = "r"\n[titan.overrides]\nhf_assets_path = "words"\n"dataloader.dataset_path" = "allenai/c4"\n'
+        'validator.dataloader.dataset_path = "words"\n'
     )
     assert parse.load(tmp_path / "run.toml").titan.overrides == {
         "hf_assets_path": str(tmp_path / "words"),
         "dataloader.dataset_path": "allenai/c4",
+        "validator": {"dataloader": {"dataset_path": str(tmp_path / "words")}},
     }
 
 
