@@ -39,6 +39,7 @@ from typing import Any
 
 from agents.shim import process
 from benchmarks.decide import machine
+from fault_injection.sim.lane import commit
 from fault_injection.testbed import netns
 from fault_injection.testbed.own_slurm import Slurm, slurm
 from fault_injection.testbed.slurm_world import SlurmWorld
@@ -358,6 +359,7 @@ def main() -> int:
             "killed": summary(found, "killed"),
             "hosts_held": HOSTS_HELD,
             "trials": found,
+            "commit": commit(),
             "machine": machine(),
         }
         options.results.write_text(json.dumps(result, indent=1) + "\n")
