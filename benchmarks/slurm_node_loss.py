@@ -302,7 +302,7 @@ def inside(rounds: int, partial: Path) -> dict[str, Any]:
             world = SlurmWorld(folder, lab, server, {}, security=security, places=hosts)
             try:
                 world.supervisor()
-                eventually(world.led, 30, "somebody leads")
+                eventually(world.led, 30, "a supervisor leads")
                 cell = Cell(net, lab, world, folder)
                 for number in range(rounds):
                     for how, kinds in found.items():

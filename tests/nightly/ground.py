@@ -174,7 +174,7 @@ class Ground:
                     return client.launch(store, replace(spec, titan=titan, torchft=torchft), self.runs)
             return None
 
-        self.record = eventually(launched, PATIENCE_S, "somebody leads")
+        self.record = eventually(launched, PATIENCE_S, "a supervisor leads")
 
     def newest_commits(self, since: float) -> dict[int, dict[str, Any]]:
         """group -> its newest committed step since then."""
