@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.decide import machine
+from fault_injection.sim.lane import commit
 
 RESULTS = Path(__file__).parent / "results" / "control_plane.json"
 TESTS = (
@@ -85,6 +86,7 @@ def main() -> int:
         "bounds_met_by_the_slowest": met,
         "not_measured": missing,
         "figures": figures,
+        "commit": commit(),
         "machine": before,
     }
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")

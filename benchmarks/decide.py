@@ -203,6 +203,7 @@ def main() -> int:
         "rounds": rounds,
         "figures": figures,
         "ratio_to_reference": ratios,
+        "commit": lane.commit(),
         "machine": machine(),
     }
     RESULTS.parent.mkdir(exist_ok=True)

@@ -185,9 +185,9 @@ CASES: dict[str, Case] = {
         "C code of another thread keeps the interpreter's lock", _ordered(causes.HOLD_GIL_ASIDE), LOCKED_BY_ANOTHER
     ),
     "endless_loop": _hang("a rank computes for ever", _ordered(causes.LOOP), "burns a processor"),
-    "data_blocked": _hang("the data loader reads a pipe that nobody writes", _ordered(causes.BLOCK_DATA), " in data; "),
+    "data_blocked": _hang("the data loader reads a pipe that no one writes", _ordered(causes.BLOCK_DATA), " in data; "),
     "checkpoint_blocked": _hang(
-        "rank 0 writes its checkpoint into a pipe that nobody reads", _ordered(causes.BLOCK_CHECKPOINT), " in checkpoint; "
+        "rank 0 writes its checkpoint into a pipe that no one reads", _ordered(causes.BLOCK_CHECKPOINT), " in checkpoint; "
     ),
     "collective_skipped": _hang(
         "a rank leaves out a collective of its group", _ordered(causes.SKIP_COLLECTIVE), "(distributed_c10d.py:"

@@ -337,6 +337,7 @@ def main() -> int:
         return 2
     results: dict[str, Any] = {
         "what": "two groups that share one device, and one group beside TorchTitan's own trainer: benchmarks/gpu.py",
+        "command": "python -m benchmarks.gpu",
         "dry_run": given.dry_run,
         "machine": here,
         "commit": commit(),

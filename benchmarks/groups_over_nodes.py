@@ -31,6 +31,7 @@ from typing import Any
 
 from benchmarks.decide import machine
 from fault_injection.doubles.toys import WARM_TORCH
+from fault_injection.sim.lane import commit
 from fault_injection.testbed import netns
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import World, toy_spec
@@ -254,6 +255,7 @@ def result(found: dict[str, list[Any]]) -> dict[str, Any]:
         },
         "load": os.getloadavg(),
         "scratch": tempfile.gettempdir(),
+        "commit": commit(),
         "machine": machine(),
     }
 

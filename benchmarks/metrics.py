@@ -34,6 +34,7 @@ from agents.shim.settings import Settings
 from benchmarks.decide import describe, machine, once, reference
 from benchmarks.page import GROUPS, RANKS, RUN, mirror, stepped
 from fault_injection.doubles.memory_store import MemoryStore
+from fault_injection.sim.lane import commit
 from supervisor.core.decide import decide
 from supervisor.ports.store import Changes, Item
 from supervisor.shell.control import observe
@@ -267,6 +268,7 @@ def main() -> int:
         "bounds": {"scrape_s": SCRAPE_S, "memory_mb": MEMORY_MB, "agents_metrics_share_of_a_core": AGENT_CORE},
         "bounds_met": met,
         "figures": figures,
+        "commit": commit(),
         "machine": machine(),
     }
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.decide import describe, machine, once, reference
 from fault_injection.doubles.memory_store import MemoryStore
+from fault_injection.sim.lane import commit
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Lighthouse, Memory
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.reason import Code, Reason
@@ -130,6 +131,7 @@ def main() -> int:
         "ratio_to_reference": round(figures["look"]["median_ms"] / figures["reference"]["median_ms"], 2),
         "whole_bytes": len(whole),
         "change_bytes": len(change),
+        "commit": commit(),
         "machine": machine(),
     }  # fmt: skip
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")

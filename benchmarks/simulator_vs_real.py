@@ -255,7 +255,7 @@ def simulated(spec: RunSpec, plan: Sequence[FaultDone], at: Pace, seed: int) -> 
         world.clock.wait(settle_s + phase.uniform(0, at.step_s))  # a real one comes anywhere in a step
         now = world.clock.now
         if not _injected(world, fault):
-            raise RuntimeError(f"{fault.name} finds nobody in the simulator")
+            raise RuntimeError(f"{fault.name} finds none in the simulator")
         world.clock.wait(2 * at.step_s)
         done.append(replace(fault, began=now, made=now, after="", over=None))
     _well(world)

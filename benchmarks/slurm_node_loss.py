@@ -39,6 +39,7 @@ from typing import Any
 
 from agents.shim import process
 from benchmarks.decide import machine
+from fault_injection.sim.lane import commit
 from fault_injection.testbed import netns
 from fault_injection.testbed.own_slurm import Slurm, slurm
 from fault_injection.testbed.slurm_world import SlurmWorld
@@ -301,7 +302,7 @@ def inside(rounds: int, partial: Path) -> dict[str, Any]:
             world = SlurmWorld(folder, lab, server, {}, security=security, places=hosts)
             try:
                 world.supervisor()
-                eventually(world.led, 30, "somebody leads")
+                eventually(world.led, 30, "a supervisor leads")
                 cell = Cell(net, lab, world, folder)
                 for number in range(rounds):
                     for how, kinds in found.items():
@@ -358,6 +359,7 @@ def main() -> int:
             "killed": summary(found, "killed"),
             "hosts_held": HOSTS_HELD,
             "trials": found,
+            "commit": commit(),
             "machine": machine(),
         }
         options.results.write_text(json.dumps(result, indent=1) + "\n")

@@ -49,7 +49,7 @@ def one_actuation_per_decision(history: History) -> list[str]:
     ]
     born = {(p.group, p.generation, p.rank, p.node) for p in history.processes}
     found += [
-        f"{s.name} on {s.node} wrote steps, and nobody spawned it"
+        f"{s.name} on {s.node} wrote steps, and no one spawned it"
         for s in history.steps
         if s.lines and _owner(s) not in born
     ]

@@ -49,7 +49,7 @@ def contradicted(history: History, fault: FaultDone, others: Sequence[FaultDone]
     if fault.name in LIGHTHOUSE_DIES and history.decisions:
         opened = [d.t for d in history.decisions if any(a["verb"] == "lighthouse" for a in d.actions)]
         if not any(fault.began <= at <= over for at in opened):
-            yield "no lighthouse was opened anew"
+            yield "no lighthouse was opened again"
 
 
 def not_told(history: History, fault: FaultDone, others: Sequence[FaultDone]) -> Iterator[str]:

@@ -190,7 +190,7 @@ def recovered_in_time(history: History) -> list[str]:
         elif fault.healed is None or not fault.began <= fault.made <= fault.healed <= fault.over:
             found.append(f"{_name(fault)}: it was not begun, made, healed and over in this order")
         elif away := _away(history, setting, begun, fault, fault.made, fault.over):
-            found.append(f"{_name(fault)}: all was said to be well, and group {away[0]} committed no step")
+            found.append(f"{_name(fault)}: all was reported well, and group {away[0]} committed no step")
         elif not (fault.over - fault.began <= fault.within_s <= LONGEST_BOUND_S):
             took = fault.over - fault.began
             found.append(f"{_name(fault)}: it took {took:.1f} s until all was well, at most {fault.within_s:.1f} s")
@@ -276,7 +276,7 @@ def _while_it_drifts(history: History, shared: Digests, fault: FaultDone, made: 
 def nothing_left(history: History) -> list[str]:
     """Checks that no process and no allocation of the run is left, and that nothing stopped was restarted."""
     if history.left is None:
-        raise Unknown("nobody looked what was left")
+        raise Unknown("no one looked what was left")
     found = [f"a process is left: {process}" for process in history.left.processes]
     found += list(_no_end(history))
     done = [action for decision in history.committed() for action in decision.actions]
@@ -301,7 +301,7 @@ def _no_end(history: History) -> Iterator[str]:
     newest = {p.group: p.generation for p in sorted(history.processes, key=lambda p: p.generation)}
     for p in history.processes:
         if p.over_by is None and p.generation == newest[p.group]:
-            yield f"nobody saw group {p.group} generation {p.generation} rank {p.rank} on {p.node} end"
+            yield f"no one saw group {p.group} generation {p.generation} rank {p.rank} on {p.node} end"
 
 
 def badput_adds_up(history: History) -> list[str]:

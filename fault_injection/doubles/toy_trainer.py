@@ -195,7 +195,7 @@ class Toy:
             faulthandler._sigsegv()  # type: ignore[attr-defined]
         if "hog" in self.options and Path(self.options["hog"]).exists():
             taken = [bytearray(b"x" * (1 << 20)) for _ in range(1024)]
-            print(f"nobody minds {len(taken)} MiB", flush=True)
+            print(f"no one minds {len(taken)} MiB", flush=True)
 
     def stepped(
         self,

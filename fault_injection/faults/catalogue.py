@@ -111,7 +111,7 @@ _ALL = (
     _crash("sigkill", "SIGKILL to a rank", made.signalled(signal.SIGKILL), here),
     _crash("sigsegv", "SIGSEGV to a rank, from outside", made.signalled(signal.SIGSEGV), here),
     _crash("sigabrt", "SIGABRT to a rank, from outside", made.signalled(signal.SIGABRT), here),
-    _crash("sigterm", "SIGTERM to a rank that nobody of ours sent", made.signalled(signal.SIGTERM), here),
+    _crash("sigterm", "SIGTERM to a rank that none of ours sent", made.signalled(signal.SIGTERM), here),
     _crash("segfault", "a rank reads address 0", made.ordered(causes.SEGFAULT), obeying),
     _crash("abort", "a rank calls abort()", made.ordered(causes.ABORT), obeying),
     _crash("exit_code", "a rank exits with code 7", made.ordered(causes.EXIT), obeying, kind=Kind.ERROR),
@@ -143,7 +143,7 @@ _ALL = (
     ),
     _rides("socket_reset", "collectives", "the kernel ends a rank's connections with the other groups", made.connections_reset, here, resets),
     # data
-    _hang("data_blocked", "the data loader reads a pipe that nobody writes", made.ordered(causes.BLOCK_DATA), obeying, family="data"),
+    _hang("data_blocked", "the data loader reads a pipe that no one writes", made.ordered(causes.BLOCK_DATA), obeying, family="data"),
     _crash("data_raises", "the data loader raises", made.ordered(causes.RAISE_DATA), obeying, kind=Kind.ERROR, family="data"),
     Fault(name="nan_batch", family="data", how="a batch holds NaN", missing="a batch of a language model is token ids, which cannot be NaN"),
     # state
@@ -165,7 +165,7 @@ _ALL = (
     ),
     # it trains on without writing down what it commits: to the checkers its group stands still
     _rides("disk_full", "state", "the disk of a node, for logs and records, is full for 30 s", made.disk_full, here, own_disks, stays_s=30.0, stalls=True),
-    _hang("checkpoint_blocked", "rank 0 writes its checkpoint into a pipe that nobody reads", made.ordered(causes.BLOCK_CHECKPOINT), obeying, family="state", writers=True),
+    _hang("checkpoint_blocked", "rank 0 writes its checkpoint into a pipe that no one reads", made.ordered(causes.BLOCK_CHECKPOINT), obeying, family="state", writers=True),
     *(
         Fault(name=name, family="state", how=how, inject=inject, needs=(house, own_disks), writers=True, takes_s=storage.TAKES_S)
         for name, how, inject in (

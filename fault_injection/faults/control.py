@@ -148,7 +148,7 @@ def etcd_compacted(scene: Scene, target: Target, after: ExitStack) -> str:
     """Compacts etcd while the leader is stopped: what its watch would read next is gone when it continues."""
     stop(scene, scene.leader_pid(), after)
     seen = scene.revision()
-    scene.wait(lambda: scene.revision() > seen + 1, DONE_WITHIN_S, "somebody writes to etcd")
+    scene.wait(lambda: scene.revision() > seen + 1, DONE_WITHIN_S, "someone writes to etcd")
     newest = scene.revision()
     scene.compact(newest)
     return f"etcd is compacted up to revision {newest}; the leader, stopped, had seen {seen} at the most"

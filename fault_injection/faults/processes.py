@@ -18,7 +18,7 @@ DONE_WITHIN_S = 60.0
 
 def house_of(scene: Scene) -> House:
     if scene.house is None:
-        raise Fatal("this run is somebody else's: its etcd, network and GPUs are not ours to break")
+        raise Fatal("this run is someone else's: its etcd, network and GPUs are not ours to break")
     return scene.house
 
 

@@ -137,7 +137,7 @@ def _hog(folder: Path) -> None:
     page = os.sysconf("SC_PAGE_SIZE")
     for at in range(0, HOG_BYTES, page):
         taken[at] = 1
-    print(f"nobody minds {len(taken)} bytes", flush=True)
+    print(f"no one minds {len(taken)} bytes", flush=True)
 
 
 def _write(folder: Path) -> None:

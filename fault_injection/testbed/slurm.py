@@ -73,7 +73,7 @@ class SlurmHere(Commands):
         try:
             return self.submit(filling(spec, hosts, name), FILLER)
         except Refused as words:
-            raise Fatal(f"Slurm refuses the job that is to fill {', '.join(hosts)}: {words}") from words
+            raise Fatal(f"Slurm refuses the job that must fill {', '.join(hosts)}: {words}") from words
 
     def empty(self, name: str) -> None:
         """Cancels the jobs of that name."""
@@ -119,7 +119,7 @@ class SlurmHere(Commands):
             )
         hosts = self.idle(spec.partition) or list(of_the_run)
         words = self.refusal(filling(spec, hosts, "chaos"), FILLER) if hosts else "the run has no host"
-        return f"Slurm would not take the job that is to fill {', '.join(hosts)}: {words}" if words else ""
+        return f"Slurm would not take the job that must fill {', '.join(hosts)}: {words}" if words else ""
 
     def controller(self) -> int:
         """Returns the pid of slurmctld. Raises Fatal if it cannot be stopped from here, or would take nodes with it."""

@@ -133,7 +133,7 @@ def slurm_world(folder: Path, toys: bool = True, nodes: int = 4, **about: Any) -
             made = SlurmWorld(folder, lab, server, environment)
             try:
                 made.supervisor()
-                eventually(made.led, 30, "somebody leads")
+                eventually(made.led, 30, "a supervisor leads")
                 yield made
             finally:
                 made.close()

@@ -155,7 +155,7 @@ class World:
         return process
 
     def launch(self, spec: RunSpec) -> RunRecord:
-        eventually(self.led, 30, "somebody leads")
+        eventually(self.led, 30, "a supervisor leads")
         return client.launch(self.store, spec, self.runs)
 
     def led(self) -> bool:

@@ -134,7 +134,7 @@ def read(path: Path) -> Past:
     told_of = {*(group for decision in history.decisions for group in decision.groups), *(b["group"] for b, _ in found)}
     groups = 1 + max(told_of, default=-1)
     if not groups or ended <= began:
-        raise ValueError(f"{path}: nothing is told of the time after all its groups trained")
+        raise ValueError(f"{path}: nothing is known of the time after all its groups trained")
     if ended - began > LONGEST_S:
         raise ValueError(
             f"{path}: its times are {(ended - began) / DAY_S:.0f} days apart, and at most {LONGEST_S / DAY_S:.0f} are played"

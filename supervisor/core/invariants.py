@@ -35,7 +35,7 @@ def _sizes(memory: Memory, spec: RunSpec) -> list[str]:
     size = spec.groups.nodes_per_group
     wrong = [group for group in memory.groups.values() if group.size != size and group.phase == "unplaced"]
     return [
-        f"I21: group {group.group} is to be on {group.size} nodes, and the run's groups on {size}" for group in wrong
+        f"I21: group {group.group} must be on {group.size} nodes, and the run's groups on {size}" for group in wrong
     ] + [
         f"I21: group {group.group} starts on {len(group.seats)} of {group.size} nodes"
         for group in memory.groups.values()

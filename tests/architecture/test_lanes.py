@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FAST = ("unit", "properties", "architecture")
+FAST = ("unit", "properties", "architecture", "corpus")
 ASKS = re.compile(r"\bpytest\.(skip|importorskip)\(|\bmark\.skip|\bshutil\.which\(")
 
 

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from typing import Any, Literal, get_args
 from benchmarks.decide import machine
 from fault_injection.checkers import consistency
 from fault_injection.doubles.toys import TOYS
+from fault_injection.sim.lane import commit
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import toy_spec
 from supervisor.core.model.memory import Memory
@@ -172,7 +174,7 @@ class Ground:
                     return client.launch(store, replace(spec, titan=titan, torchft=torchft), self.runs)
             return None
 
-        self.record = eventually(launched, PATIENCE_S, "somebody leads")
+        self.record = eventually(launched, PATIENCE_S, "a supervisor leads")
 
     def newest_commits(self, since: float) -> dict[int, dict[str, Any]]:
         """group -> its newest committed step since then."""
@@ -344,7 +346,9 @@ def main() -> int:
         print(f"{'WRONG' if why else 'well ':5} {cell} ({rows[str(cell)]['seconds']} s) {why}", flush=True)
     wrong = [name for name, row in rows.items() if not row["well"]]
     if options.results is not None:
-        body = {"what": __doc__, "cells": rows, "wrong": len(wrong), "machine": machine()}
+        command = shlex.join(["python", "-m", "tests.nightly.ground", *options.cells])
+        body = {"what": __doc__, "command": command, "cells": rows, "wrong": len(wrong)}
+        body |= {"commit": commit(), "machine": machine()}
         options.results.write_text(json.dumps(body, indent=1) + "\n")
     print(f"{len(rows) - len(wrong)} of {len(rows)} cells well; files in {folder}")
     return 1 if wrong else 0

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.decide import machine
+from fault_injection.sim.lane import commit
 from supervisor.shell.dev.etcd_server import start_etcd
 from tests.nightly.plans import WAYS, Plan, plan
 from tests.nightly.rounds import Lanes, Wrong
@@ -53,6 +54,7 @@ class Tally:
             "seeds": [p.seed for p in self.fired],
             "seeds_not_reached": [p.seed for p in self.missed],
             "wrong": [{"round": str(p), "why": why} for p, why in self.wrong],
+            "commit": commit(),
             "machine": machine(),
         }
 

@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.decide import machine
+from fault_injection.sim.lane import commit
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import TORCHFT, World, toy_spec, world
 from supervisor.core.model.spec import TitanSpec
@@ -167,6 +168,7 @@ def report(found: dict[str, Seconds], options: argparse.Namespace) -> dict[str, 
         "bound": f"each at most {BOUND} times that in plain, by the medians",
         "agents_at_once": AT_ONCE,
         "rows": rows,
+        "commit": commit(),
         "machine": machine(),
     }
 

@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.decide import machine
+from fault_injection.sim import lane
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import LEASE_S, World, world
 from supervisor.shell.inspect import client
@@ -194,6 +195,7 @@ def main() -> int:
         "what": "an upgrade in place, of toys that step in a real TorchFT quorum; nothing restarted but what was killed",
         "command": f"python -m tests.nightly.upgrade --from {commit[:8]}",
         "seconds": seconds,
+        "commit": lane.commit(),
         "machine": machine(),
     }
     options.results.write_text(json.dumps(made, indent=1) + "\n")

@@ -145,7 +145,8 @@ def _process_group(spec: RunSpec, seen: Measured, heartbeat: Row) -> Row:
         best = highest(
             Bound(10_000, "long enough for any collective so far; survivors of a silent loss are freed after it"),
             Bound(
-                in_ms(NOISE * seen.step_s), f"whoever is done first waits for the slowest: {NOISE} times the usual step"
+                in_ms(NOISE * seen.step_s),
+                f"the group that is done first waits for the slowest: {NOISE} times the usual step",
             ),
             Bound(in_ms(2 * seen.collective_s), "twice the longest healthy collective"),
             Bound(2 * top(heartbeat), "twice the heartbeat timeout"),

@@ -13,12 +13,10 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.etcd.convert import bytes_of, put
 from supervisor.shell.etcd.errors import is_denied
 from supervisor.shell.etcd.etcd_store import EtcdStore
+from supervisor.shell.etcd.status import MENDED
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire import keys
 from supervisor.wire.security import ROOT, Security, read_certificate
-
-MENDED = "3.5.33, 3.6.14 or 3.7.1"
-"""The first etcd of each line without any of these holes, by etcd's advisories."""
 
 OUTSIDE = "/everstep-probe"
 """A key that none of our users but `root` may use. It need not exist."""

@@ -12,6 +12,11 @@ from supervisor.shell.etcd.connection import Connection
 from supervisor.shell.etcd.errors import NOSPACE_MEND, is_denied
 from supervisor.shell.etcd.stubs import rpc
 
+MENDED = "3.5.33, 3.6.14 or 3.7.1"
+"""The first etcd of each line without the known ways around its roles (`holes.py`), by etcd's advisories."""
+
+USE = f"use {MENDED} or newer; without certificates Debian's etcd-server does too, 3.4.23 or newer"
+
 CORRUPT_MEND = (
     "etcd found its members' data to differ (alarm CORRUPT): stop writing, keep a copy of each data folder, and restore "
     "the members from a snapshot of a good one"
@@ -92,10 +97,10 @@ def check_version(version: str) -> str | None:
     """
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:
-        return f"etcd reports version {version!r}; only 3.4 and 3.5 are tested"
+        return f"etcd reports version {version!r}, which is no version of etcd's: {USE}"
     major, minor, patch = map(int, numbers.groups())
     if (major, minor) == (3, 5) and patch <= 5:
-        return f"etcd {version} may lose or corrupt data when it is killed (etcd #13766): use 3.4.23+ or 3.5.6+ (Debian: apt-get install etcd-server)"
+        return f"etcd {version} may lose or corrupt data when it is killed (etcd #13766): {USE}"
     if (major, minor) < (3, 4):
-        return f"etcd {version} is older than 3.4 and has no watch progress requests: use 3.4.23+ or 3.5.6+"
+        return f"etcd {version} is older than 3.4 and has no watch progress requests: {USE}"
     return None

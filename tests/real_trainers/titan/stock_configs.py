@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fault_injection.sim.lane import commit
+from fault_injection.sim.lane import commit, machine
 from supervisor.core.model.spec import DataSpec, GroupsSpec, TitanSpec
 from tests.real_trainers.titan.groups import Groups, Lighthouse, Rank, Warm, assert_equal_digests
 from titan_actor import mends
@@ -170,7 +170,14 @@ def main() -> None:
         found[recipe] = entry
         print(recipe, json.dumps(entry), flush=True)
     warm.close()
-    about = {"what": __doc__.partition("\n")[0], "commit": commit(), "steps": STEPS, "overrides": SMALL}
+    about = {
+        "what": __doc__.partition("\n")[0],
+        "command": "python -m tests.real_trainers.titan.stock_configs",
+        "commit": commit(),
+        "machine": machine(),
+        "steps": STEPS,
+        "overrides": SMALL,
+    }
     if given.only != [""]:
         before = json.loads(given.results.read_text())
         rerun = {recipe: {**entry, "commit": about["commit"]} for recipe, entry in found.items()}

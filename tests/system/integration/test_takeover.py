@@ -190,7 +190,7 @@ def test_leaders_that_die_one_after_the_other_are_all_followed(w: World) -> None
     record = None
     epochs = []
     doomed = w.supervisor()
-    eventually(lambda: leader(w) == doomed.pid, 30, "somebody leads")
+    eventually(lambda: leader(w) == doomed.pid, 30, "a supervisor leads")
     for _ in range(4):
         following = w.supervisor()
         record = record or trains(w)

@@ -155,7 +155,7 @@ def office_in(logs: Path) -> Iterator[Office]:
         lab = stack.enter_context(slurm(logs, 4, partitions=PARTITIONS, slurmd_under=user.view()))
         made = Office(folder, lab, server, {"SUPERVISOR_PROGRAMS": json.dumps(TOYS)})
         stack.callback(made.close)
-        eventually(made.led, 30, "somebody leads")
+        eventually(made.led, 30, "a supervisor leads")
         yield made
 
 

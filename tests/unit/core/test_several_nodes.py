@@ -246,7 +246,7 @@ def test_a_group_has_as_many_nodes_after_a_halt_and_after_a_restore() -> None:
     w.round()
     assert [(g.size, g.seats) for g in w.memory.groups.values()] == [(2, ())] * 2
     w.memory = replace(w.memory, groups={0: replace(w.group(0), size=1), 1: w.group(1)})
-    assert "I21: group 0 is to be on 1 nodes, and the run's groups on 2" in violations(
+    assert "I21: group 0 must be on 1 nodes, and the run's groups on 2" in violations(
         w.memory, w.memory, w.observed(), w.spec
     )
 

@@ -80,7 +80,7 @@ def _ask(*command: str) -> str:
     except OSError as error:
         raise _Trouble(f"`{told}` cannot be run: {error.strerror}") from None
     if done.returncode != 0:
-        words = done.stderr.strip().splitlines()[-1:] or done.stdout.strip().splitlines()[:1] or ["it said nothing"]
+        words = done.stderr.strip().splitlines()[-1:] or done.stdout.strip().splitlines()[:1] or ["it printed nothing"]
         raise _Trouble(f"`{told}` ended with {done.returncode}: {words[0]}")
     return done.stdout
 

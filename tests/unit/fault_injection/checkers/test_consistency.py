@@ -375,7 +375,7 @@ PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
     (moved_before_the_fence, "single_owner", "generation 2 still ran on n2, and it was not fenced before"),
     (fenced_because_it_was_gone, "single_owner", "generation 2 still ran on n2, and it was not fenced before"),
     (started_before_it_was_decided, "one_actuation_per_decision", "was spawned 0.400 s before that was decided"),
-    (steps_of_a_process_that_nobody_spawned, "one_actuation_per_decision", "on n1 wrote steps, and nobody spawned it"),
+    (steps_of_a_process_that_nobody_spawned, "one_actuation_per_decision", "on n1 wrote steps, and no one spawned it"),
     (another_loss_in_one_group, "one_quorum_per_step", "step 12 of quorum 3 has a loss of 6.0 and 6.001"),
     (another_norm_in_one_group, "one_quorum_per_step", "step 12 of quorum 3 has a gradient_norm of 1.0 and 2.0"),
     (a_loss_that_is_no_number, "one_quorum_per_step", "step 12 of group 0 generation 1 has a loss of nan"),

@@ -420,7 +420,7 @@ def test_a_run_that_halts_too_late_goes_on_when_the_fault_is_given_up(tmp_path: 
 
 def test_what_only_a_house_of_ours_has_is_not_broken_elsewhere(tmp_path: Path, victim: Any) -> None:
     for name in ("node_silent", "agent_cut_off", "etcd_leader_lost", "etcd_out_of_space", "failpoint", "gpu_lost"):
-        with pytest.raises(Fatal, match="somebody else's"):
+        with pytest.raises(Fatal, match="someone else's"):
             made(name, OneProcess(str(tmp_path), victim.pid), target(tmp_path, victim.pid))
 
 
