@@ -12,7 +12,7 @@ DAY = (
     f"{MODELS}.llama3.config_registry:llama3_debugmodel",
     f"{MODELS}.llama3.config_registry:llama3_debugmodel_ce_loss",
     f"{MODELS}.llama3.config_registry:llama3_debugmodel_dist_gemm",
-    f"{MODELS}.deepseek_v3.config_registry:deepseek_v3_debugmodel_mtp",
+    f"{MODELS}.llama3.config_registry:sft_debugmodel",
     EXPERIMENTS + ":llama3_torchft_debugmodel",
 )
 NIGHT = (
@@ -22,7 +22,7 @@ NIGHT = (
     f"{MODELS}.qwen3.config_registry:qwen3_debugmodel_moe_param_groups",
     f"{MODELS}.muse_glimmer.config_registry:muse_glimmer_debugmodel",
     f"{MODELS}.deepseek_v3.config_registry:deepseek_v3_debugmodel",
-    f"{MODELS}.llama3.config_registry:sft_debugmodel",
+    f"{MODELS}.deepseek_v3.config_registry:deepseek_v3_debugmodel_mtp",
 )
 """Vocabularies of 152,000 tokens make steps long, as do experts; Muse Glimmer takes the backend spmd_types alone."""
 
