@@ -172,7 +172,11 @@ class Rank:
             self.checkpoint_written(replace(mark, path=str(folder)))
 
     def checkpoint_written(self, mark: CheckpointMark) -> None:
-        """Marks a checkpoint's folder as complete, and reports it."""
+        """Marks a checkpoint's folder as complete, and reports it. Raises ValueError for a folder that is not the one of
+        `checkpoint`: resumed ranks look there alone."""
+        folder = checkpoints.folder_of(self.launch.run_dir) / checkpoints.name_of(mark)
+        if Path(mark.path) != folder:
+            raise ValueError(f"the checkpoint is in {mark.path}: write it to {folder}, where resumed ranks look for it")
         write_marker(Path(mark.path), mark)
         self._report.update(checkpoint=mark)
 

@@ -399,7 +399,11 @@ def _argument(optimizer: Any, arguments: dict[str, Any], name: str) -> Any:
         return _type_of(arguments[name])
     group = next(group for group in optimizer.param_groups if group.optimizer_kwargs is arguments)
     factory = type(optimizer)._owner._resolve_optimizer_factory(group.optimizer_name)
-    found = inspect.signature(factory, eval_str=True).parameters.get(name)
+    try:
+        signature = inspect.signature(factory, eval_str=True)
+    except NameError:  # an annotation that is imported for types alone
+        signature = inspect.signature(factory)
+    found = signature.parameters.get(name)
     if found is None or found.default is inspect.Parameter.empty:
         return None
     # fused and foreach are None by default

@@ -362,7 +362,7 @@ class Gate:
                 await self._client(visitor, first)
         finally:
             self._visitors.discard(visitor)
-            if not any(other.key == visitor.key for other in self._visitors):
+            if not self._state.is_admitted(*visitor.key) and all(v.key != visitor.key for v in self._visitors):
                 self._state.left(*visitor.key)
 
     def _identify(self, header: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Visitor | None:

@@ -106,8 +106,11 @@ class GateState:
 
     def left(self, group: int, generation: int) -> None:
         """Forgets a generation that etcd has not named, once its last visitor has left: any node may claim any number."""
-        if self.admitted.get(group) != generation:
+        if not self.is_admitted(group, generation):
             self.generations.pop((group, generation), None)
+
+    def is_admitted(self, group: int, generation: int) -> bool:
+        return self.admitted.get(group) == generation
 
     def built(self, group: int, generation: int, replica_id: str, now: float) -> bool:
         """Notes that a generation is built under this id. Returns false if it speaks under another one, or another

@@ -298,7 +298,9 @@ def _borne_out(r: Round, group: GroupMemory, step: int) -> bool:
     real ones."""
     heard = r.observed.gate.hearing if r.observed.gate is not None else {}
     others = (g for g in r.groups.values() if g is not group and heard.get(g.group) == "beating")
-    ranks = (rank for other in others for rank in group_nodes.ranks_of(other, r.observed) if rank.commits)
+    # one that waits while the others go on, or whose agent is cut off, does not show what they committed
+    shown = (other for other in others if other.group not in r.before.behind)
+    ranks = (rank for other in shown for rank in group_nodes.ranks_answering(other, r.observed) if rank.commits)
     newest = max((rank.step + UNREPORTED_S / (rank.step_s or UNREPORTED_S) for rank in ranks), default=step)
     return step <= newest + r.spec.titan.checkpoint_interval_steps
 

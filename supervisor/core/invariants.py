@@ -117,8 +117,7 @@ def _moved(old: GroupMemory, new: GroupMemory, observed: Observed) -> list[str]:
 
 
 def _store(old: GroupMemory, new: GroupMemory) -> list[str]:
-    again = new.store != "" and new.store == old.store and new.generation > old.generation
-    if new.phase == "starting" and again:
+    if new.phase == "starting" and old.phase != "starting" and new.store and new.store == old.store:
         return [f"I22: generation {new.generation} of group {new.group} has the store of the last one, {new.store}"]
     return []
 

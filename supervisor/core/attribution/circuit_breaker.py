@@ -270,7 +270,9 @@ def _has_moved(r: RoundView, group: GroupMemory) -> bool:
     incident = r.incidents.get(group.incident)
     if incident is None or not group.placed:
         return False
-    return not group.holds(incident.node) if incident.node else incident.rung > Rung.RESTART
+    if incident.node:
+        return not group.holds(incident.node)
+    return incident.decided is not None and incident.rung > Rung.RESTART
 
 
 def _fails(group: int, incident: Incident | None, failing: Mapping[int, Failure] | None) -> Kind | None:

@@ -27,11 +27,11 @@ _LAST = "\U0010ffff"
 @lru_cache(maxsize=1 << 17)
 def sort_of(key: str) -> str:
     """Returns a key's sort: the record's name for a node or run (`check`, `spec`), or else the first part of the key
-    (`cordons`). Records of which a run has many are a sort of their own (`runs/RUN/grants`), and so is a node's key below
-    one of its records, which only a compromised node writes."""
+    (`cordons`). Records of which a run has many are a sort of their own (`runs/RUN/grants`), and so are all keys below a
+    record of a node, which only a compromised node writes."""
     parts = key.removeprefix(keys.PREFIX).split("/", 3)
     if parts[0] == "nodes" and len(parts) > 3 and parts[2] not in _BY_RUN:
-        return "/".join(parts[2:])
+        return "below"
     if parts[0] == "runs" and len(parts) > 3:
         return "/".join(parts[:3])
     return parts[2] if parts[0] in ("nodes", "runs") and len(parts) > 2 else parts[0]

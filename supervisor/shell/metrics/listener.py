@@ -127,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin", "")
         if is_loopback(str(self.server.server_address[0])) and not is_loopback(_name(host) or "localhost"):
             self._say(HTTPStatus.MISDIRECTED_REQUEST, f"this is for localhost, not for {host}")
-        elif origin and urlsplit(origin).netloc != host:
+        elif origin and origin.partition("://")[2] != host:
             self._say(HTTPStatus.FORBIDDEN, f"this is not for pages of {origin}")
         else:
             return True

@@ -184,8 +184,9 @@ class Page:
     def look(self, mirror: Mirror, away_since: float = 0.0) -> None:
         """Publishes the current state to every feed."""
         began = self._monotonic()
-        self.targets = self._kept(mirror.derived(known, "leader", "registration"))
         runs = observe.runs(mirror)
+        grants = (f"runs/{run}/grants" for run in runs)
+        self.targets = self._kept(mirror.derived(known, "leader", "registration", *grants))
         newest = max(runs.values(), key=lambda r: r.launched_unix_s, default=None)
         with self._lock:
             self._runs = frozenset(runs)

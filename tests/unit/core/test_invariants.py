@@ -146,6 +146,6 @@ def test_i21_a_group_starts_on_a_part_of_its_nodes() -> None:
 
 
 def test_i22_a_generation_has_the_store_of_the_last_one() -> None:
-    placing = replace(WIDE, phase="placing")
-    assert broken_of_two(placing, replace(placing, phase="starting", generation=4)) == ["I22"]
-    assert broken_of_two(placing, replace(placing, phase="starting", generation=4, store="n2:1")) == []
+    placing = replace(WIDE, phase="placing", generation=4)
+    assert broken_of_two(placing, replace(placing, phase="starting")) == ["I22"]
+    assert broken_of_two(placing, replace(placing, phase="starting", store="n2:1")) == []

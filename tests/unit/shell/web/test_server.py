@@ -190,7 +190,7 @@ def test_a_web_site_that_names_this_machine_its_own_reads_nothing(site: Site) ->
             with site.ask(path, Host=host) as answer:
                 assert answer.status == 421, host
                 assert len(answer.read()) < 100
-    for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "http://["):
         with site.ask("/snapshot.json", Host="127.0.0.1:80", Origin=origin) as answer:
             assert answer.status == 403, origin
     with site.ask("/snapshot.json", Host="127.0.0.1:80", Origin="http://127.0.0.1:80") as answer:

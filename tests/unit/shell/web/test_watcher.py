@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fault_injection.testbed.waiting import eventually
+from supervisor.core.model.observed import Grant
 from supervisor.ports.errors import Retryable
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.web import watcher
@@ -16,7 +17,7 @@ from supervisor.shell.web.calls import AWAY_S, STILL_S
 from supervisor.shell.web.history import Since
 from supervisor.shell.web.watcher import UNREAD_EVERY_S, Page
 from supervisor.wire import keys
-from supervisor.wire.records import Cordon, encode
+from supervisor.wire.records import Cordon, Registration, encode
 from tests.helpers.told import ToldWorld
 
 
@@ -128,6 +129,21 @@ def test_an_etcd_that_goes_away_as_the_page_begins_to_follow_it_is_said_to_be_aw
             eventually(lambda: not feed.newest["store_since"], 10, "it is back")
     finally:
         page.stop()
+
+
+def test_a_node_is_scraped_once_an_engine_has_given_it(world: ToldWorld) -> None:
+    """Its agent may register before the leader reads the engine's list."""
+    about = {"address": "10.0.0.9", "role": "trainer", "allocation": "", "slots": 1, "agent_pid": 1, "version": "1"}
+    registered = Registration(node="n9", metrics_port=9000, **about)  # type: ignore[arg-type]
+    world.store.put(keys.registration("n9"), encode(registered))
+    page = Page(world.store)
+    mirror = page.begin()
+    page.look(mirror)
+    assert "n9" not in {target.instance for target in page.targets}
+    grant = Grant(key="run-a9", state="granted", nodes=("n9",))
+    mirror.wrote({keys.grant("run", "run-a9"): encode(grant)}, mirror.revision + 1)
+    page.look(mirror)
+    assert "n9" in {target.instance for target in page.targets}
 
 
 def test_text_that_is_no_utf_8_or_turns_the_direction_is_shown_with_a_sign_in_its_place(world: ToldWorld) -> None:
