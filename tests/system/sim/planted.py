@@ -383,6 +383,7 @@ def agents_offer_the_same_store(patch: pytest.MonkeyPatch) -> None:
         right(r, replace(group, store=""), nodes)
 
     patch.setattr(placement, "_start", start)
+    patch.setattr(invariants, "violations", lambda *about: [])  # the loop's own check must not find it
 
 
 def taken_and_split(seed: int) -> list[Fault]:
