@@ -207,8 +207,9 @@ def restarts_are_put_off_for_a_minute(patch: pytest.MonkeyPatch) -> None:
 def nothing_is_withdrawn(patch: pytest.MonkeyPatch) -> None:
     right = loop.Loop._difference
 
-    def difference(self: Any, *about: Any) -> dict[str, bytes]:
-        return {key: value for key, value in right(self, *about).items() if value != loop._nothing(key)}
+    def difference(self: Any, *about: Any) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        at_once, later = right(self, *about)
+        return {key: value for key, value in at_once.items() if value != loop._nothing(key)}, later
 
     patch.setattr(loop.Loop, "_difference", difference)
 
