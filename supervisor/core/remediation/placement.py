@@ -395,7 +395,7 @@ def _wait_for(r: Round, group: GroupMemory, allocation: AllocationMemory) -> Non
 
 
 def _ask_again(r: Round, group: GroupMemory, refused: list[AllocationMemory], lacks: int) -> None:
-    """Asks once more for all nodes that a group lacks that a person asked for: the engine refused, or no budget was left."""
+    """Asks once more, because a person did, for all nodes that a group lacks: the engine refused, or no budget was left."""
     r.restarts_done[group.group] = r.observed.control.restarts[group.group]
     for allocation in refused[:MAX_GIVEN_BACK]:
         r.release(allocation.key, Reason.of(Code.ENGINE_REFUSED_IT, word=r.engines_word(allocation.key)))
