@@ -21,7 +21,6 @@ from fault_injection.testbed.memory_cgroup import memory_cgroup
 from fault_injection.testbed.unavailable import NotHere
 from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.kinds import Kind, Rung
-from supervisor.core.model.observed import LOCKED_BY_ANOTHER
 
 if TYPE_CHECKING:
     from benchmarks.detection import Bench
@@ -182,7 +181,8 @@ CASES: dict[str, Case] = {
         "C code keeps the interpreter's lock", _ordered(causes.HOLD_GIL), "holding the interpreter's lock"
     ),
     "gil_held_aside": _hang(
-        "C code of another thread keeps the interpreter's lock", _ordered(causes.HOLD_GIL_ASIDE), LOCKED_BY_ANOTHER
+        "C code of another thread keeps the interpreter's lock", _ordered(causes.HOLD_GIL_ASIDE),
+        "another thread holds the interpreter's lock",
     ),
     "endless_loop": _hang("a rank computes for ever", _ordered(causes.LOOP), "burns a processor"),
     "data_blocked": _hang("the data loader reads a pipe that no one writes", _ordered(causes.BLOCK_DATA), " in data; "),

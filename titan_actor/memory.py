@@ -42,12 +42,12 @@ def problem(config: Any, ranks: int, together: int = 1) -> str:
     if config.training.enable_cpu_offload:
         return ""
     device, has = _here()
-    needs = least_bytes(config, ranks) * (together if device == "this machine" else 1)
+    needs = least_bytes(config, ranks) * (1 if device else together)
     if needs <= has:
         return ""
-    whom = f"{together} ranks need" if device == "this machine" and together > 1 else "a rank needs"
+    whom = f"{together} ranks need" if together > 1 and not device else "a rank needs"
     return (
-        f"{whom} at least {needs / 1e9:.1f} GB for parameters, gradients and optimizer, and {device} has "
+        f"{whom} at least {needs / 1e9:.1f} GB for parameters, gradients and optimizer, and {device or 'this machine'} has "
         f"{has / 1e9:.1f} GB: take more ranks in a group, or a smaller model"
     )
 
@@ -80,10 +80,10 @@ def _of_gpu(names: str) -> int | None:
 
 
 def _here() -> tuple[str, int]:
-    """Returns the device on which ranks train here, and its memory in bytes."""
+    """Returns the device on which ranks train here (empty: its processors), and the bytes of memory there."""
     import torch
     from torchtitan.tools.utils import device_module
 
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(0), int(torch.cuda.get_device_properties(0).total_memory)
-    return "this machine", int(device_module.get_device_properties(0).total_memory)
+    return "", int(device_module.get_device_properties(0).total_memory)

@@ -236,13 +236,13 @@ class View:
                 self._stacks.drop(name)  # that hang is over
         at = {name: (self.processes[name].pid, self.processes[name].folder) for name in found}
         stacks = {name: self._stacks.of(name, *at[name]) for name in found}
-        if not all(stacks.values()):
+        if None in stacks.values():
             return
         for name in found.keys() - self._stuck.keys():
             self._stuck_in[name] = self._paces[name].stands(awake)
-            self._stuck[name] = replace(found[name], process=self._uses[name].state(at[name][0]), stack=stacks[name])
+            self._stuck[name] = replace(found[name], process=self._uses[name].state(at[name][0]), where=stacks[name])
             said = (name, found[name].bound_s, stacks[name])
-            log.warning("%s hangs: no step for %g s, %s", *said, extra=about(name))
+            log.warning("%s hangs: no step for %g s: %s", *said, extra=about(name))
 
     def running_ways(self) -> dict[str, list[str]]:
         """Returns the generations that run here, with their running ranks."""

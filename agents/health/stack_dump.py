@@ -14,11 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from supervisor.core.model.observed import LOCKED_BY_ANOTHER
+from supervisor.core.model.stacks import Frame, StackView
 from supervisor.wire.aside import Aside
 
 log = logging.getLogger(__name__)
@@ -45,12 +46,12 @@ class Stacks:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="stacks")
-        self._asked: dict[str, tuple[Future[str], float]] = {}
+        self._asked: dict[str, tuple[Future[StackView], float]] = {}
         self._begun: set[str] = set()
         self._left = Aside("left stacks")
 
-    def of(self, name: str, pid: int, folder: str) -> str:
-        """Returns `where` of this process; empty until it is known. Each process is read once until it is dropped."""
+    def of(self, name: str, pid: int, folder: str) -> StackView | None:
+        """Returns `where` of this process; None until it is known. Each process is read once until it is dropped."""
         now = time.monotonic()
         if name not in self._asked:
             asked = self._pool.submit(where, pid, Path(folder), self._left.ask)
@@ -62,14 +63,14 @@ class Stacks:
             self._begun.add(name)
             until = min(until, now + GIVEN_UP_S)
             self._asked[name] = (asked, until)
-        return "its stack is not known (py-spy does not end)" if now > until else ""
+        return StackView(unknown="py-spy does not end") if now > until else None
 
     def drop(self, name: str) -> None:
         self._asked.pop(name, None)
         self._begun.discard(name)
 
 
-def where(pid: int, folder: Path, write: Callable[[Callable[[], None]], object] = lambda work: work()) -> str:
+def where(pid: int, folder: Path, write: Callable[[Callable[[], None]], object] = lambda work: work()) -> StackView:
     """Returns the main thread's innermost frames and the holder of the interpreter's lock, or why they are not known.
     `write` leaves the whole dump in the folder: a disk that stalls may be why the process hangs."""
     said = ""
@@ -80,12 +81,12 @@ def where(pid: int, folder: Path, write: Callable[[Callable[[], None]], object] 
             threads = json.loads(dump)
             found = innermost(threads, pid)
             with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):  # keep what was read
-                found += _held_by_another(threads, pid)
+                found = replace(found, held_at=_held_by_another(threads, pid))
             return found
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             said = f"{type(error).__name__}: {error}"[:200]
     log.warning("no stack of process %d: %s", pid, said)
-    return f"its stack is not known ({said})"
+    return StackView(unknown=said)
 
 
 def _dump(pid: int) -> bytes:
@@ -97,21 +98,21 @@ def _dump(pid: int) -> bytes:
     return done.stdout
 
 
-def _held_by_another(threads: list[dict[str, Any]], pid: int) -> str:
-    """Returns the other thread that holds the lock at one place in several looks: any working thread has it at
-    times."""
+def _held_by_another(threads: list[dict[str, Any]], pid: int) -> tuple[Frame, ...]:
+    """Returns the frames of another thread that holds the lock at one place in several looks: any working thread has it
+    at times."""
     held = _holder(threads, pid)
     for _ in range(LOOKS_AGAIN if held else 0):
         time.sleep(LOOKS_APART_S)
         if _holder(json.loads(_dump(pid)), pid) != held:
-            return ""
-    return f"; {LOCKED_BY_ANOTHER}, {held}" if held else ""
+            return ()
+    return held
 
 
-def _holder(threads: list[dict[str, Any]], pid: int) -> str:
-    """Returns where the thread is that has the lock; empty if it is the main thread, or none."""
+def _holder(threads: list[dict[str, Any]], pid: int) -> tuple[Frame, ...]:
+    """Returns the frames of the thread that has the lock; empty if it is the main thread, or none."""
     owner = next((thread for thread in threads if thread.get("owns_gil")), None)
-    return "" if owner is None or owner["os_thread_id"] == pid or not owner["frames"] else _frames(owner)
+    return () if owner is None or owner["os_thread_id"] == pid else _frames(owner)
 
 
 def _leave(dump: bytes, folder: Path) -> None:
@@ -121,15 +122,14 @@ def _leave(dump: bytes, folder: Path) -> None:
         log.warning("the stacks are not left in %s: %s", folder, error)
 
 
-def innermost(threads: list[dict[str, Any]], pid: int) -> str:
+def innermost(threads: list[dict[str, Any]], pid: int) -> StackView:
     """Returns the innermost frames of the main thread (number: the pid); other threads of a trainer wait for work."""
     main = next((thread for thread in threads if thread.get("os_thread_id") == pid), None)
     if main is None or not main["frames"]:
-        return "its main thread runs no Python"
-    lock = ", holding the interpreter's lock" if main.get("owns_gil") else ""
-    return f"{_frames(main)}{lock}"
+        return StackView()
+    return StackView(frames=_frames(main), holds_lock=bool(main.get("owns_gil")))
 
 
-def _frames(thread: dict[str, Any]) -> str:
-    at = [f"{frame['name']} ({Path(frame['filename']).name}:{frame['line']})" for frame in thread["frames"][:FRAMES]]
-    return f"in {' < '.join(at)}"
+def _frames(thread: dict[str, Any]) -> tuple[Frame, ...]:
+    newest = thread["frames"][:FRAMES]
+    return tuple(Frame(frame["name"], Path(frame["filename"]).name, frame["line"]) for frame in newest)

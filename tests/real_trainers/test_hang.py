@@ -99,9 +99,9 @@ def test_steps_that_are_five_times_as_slow_are_left_alone(run: Run) -> None:
 @pytest.mark.parametrize(
     ("how", "group", "activity", "state", "where"),
     [
-        pytest.param("data", 1, "data", "sleeping", "batch_generator (hanging.py:", marks=pytest.mark.long),
-        pytest.param("gil", 0, "compute", "sleeping", ", holding the interpreter's lock", marks=pytest.mark.long),
-        pytest.param("compute", 1, "compute", "busy", "forward_backward_step (hanging.py:", marks=pytest.mark.long),
+        pytest.param("data", 1, "data", "sleeping", "batch_generator", marks=pytest.mark.long),
+        pytest.param("gil", 0, "compute", "sleeping", "forward_backward_step", marks=pytest.mark.long),
+        pytest.param("compute", 1, "compute", "busy", "forward_backward_step", marks=pytest.mark.long),
     ],
 )
 def test_the_one_that_hangs_is_found_and_started_again(
@@ -113,7 +113,9 @@ def test_the_one_that_hangs_is_found_and_started_again(
     assert (incident.kind, incident.group, incident.rung) == (Kind.HANG, group, Rung.RESTART)
     seen = values(incident.evidence, Code.NO_STEP)[0]
     assert (seen["activity"], seen["process"]) == (activity, state)
-    assert where in seen["stack"]
+    stack = seen["stack"].about
+    assert (where, "hanging.py") in {(function, file) for function, file, _ in stack["frames"]}
+    assert stack["holds_lock"] or how != "gil"
     run.steps_on(2 * 5)
     assert equal_digests(run.w, run.record, since)
 

@@ -59,6 +59,8 @@ class NodeChecks:
         self._mark = Mark(settings.node_folder / "check.json", life, write)
         self._why = ""
         """Reason of the checks that run now; empty while none run."""
+        self._repeats = False
+        """True if they run again because they had not passed."""
         self._suspect = False
         self._bad = False
         """True if the newest checks have not passed, as far as etcd knows."""
@@ -100,13 +102,13 @@ class NodeChecks:
             self._begin(AGAIN)
         elif self._again_at is not None and now >= self._again_at:
             self._again_s, self._again_at = min(2 * self._again_s, REPEAT_MOST_S), None
-            self._begin(REPEATED)
+            self._begin(REPEATED, repeats=True)
 
-    def _begin(self, why: str) -> None:
-        self._why, self._suspect = why, False
-        if why != REPEATED:
+    def _begin(self, why: str, repeats: bool = False) -> None:
+        self._why, self._repeats, self._suspect = why, repeats, False
+        if not repeats:
             self._mark.write("pending")
-        self._tell(self._record("pending", ()), why == REPEATED)
+        self._tell(self._record("pending", ()), repeats)
 
     def written(self, record: NodeCheck, revision: int, peers: Sequence[network.Peer]) -> None:
         """Goes on once etcd has the record, at this revision. Revision 0: it was not written, because a person freed
@@ -147,7 +149,7 @@ class NodeChecks:
                 logging.WARNING if result.outcome in ("failed", "unknown") else logging.INFO,
                 "check of %s %s: %s", result.name, result.outcome, result.evidence,
             )  # fmt: skip
-        self._tell(record, self._why == REPEATED)
+        self._tell(record, self._repeats)
 
     def _record(self, state: str, results: Sequence[CheckResult], began: int = 0) -> NodeCheck:
         node, host = self._settings.node, self._settings.host or self._settings.node

@@ -4,7 +4,6 @@ the ranks tell them apart; where all wait for other groups, their stacks do."""
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
@@ -15,10 +14,11 @@ from supervisor.core.evidence.group_nodes import all_answer, answering, ranks_an
 from supervisor.core.model.incident import Confidence, Failure
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import Behind, GroupMemory, Memory
-from supervisor.core.model.observed import ACROSS, LOCKED_BY_ANOTHER, WAITING, Observed, RankView, StuckView
+from supervisor.core.model.observed import ACROSS, WAITING, Observed, RankView, StuckView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.signs import Sign, SignKind
 from supervisor.core.model.spec import HangSpec, RunSpec
+from supervisor.core.model.stacks import StackView
 
 ALONE = frozenset({"data", "save"})
 """Activities that involve no other rank."""
@@ -41,10 +41,8 @@ machine may be put down to a hang in which all wait."""
 UNSEEN = "ranks_unseen"
 """Fact of a machine whose agent cannot read what its ranks do."""
 
-COLLECTIVES = "(distributed_c10d.py:"
-"""File of torch.distributed's collectives, as an innermost frame names it."""
-
-_LINE = re.compile(r":\d+\)")
+COLLECTIVES = "distributed_c10d.py"
+"""File of torch.distributed's collectives."""
 
 UNSURE = Sign(SignKind.UNSURE).key
 
@@ -297,19 +295,20 @@ def _unseen(group: GroupMemory, observed: Observed) -> bool:
 
 class _Place(NamedTuple):
     activity: str
-    where: str
-    """Its stack without line numbers: a loop that waits is seen at any of its lines."""
+    calls: tuple[tuple[str, str], ...] = ()
+    holds_lock: bool = False
+    held_at: tuple[tuple[str, str], ...] = ()
 
 
 def _place(rank: RankView) -> _Place | None:
     """Where a rank waits; None if unknown. A stack made unreadable by uninterruptible sleep is a place of its own."""
     stuck = rank.stuck
-    if stuck is None:
+    if stuck is None or (where := stuck.where) is None:
         return None
-    if not stuck.stack.startswith("in "):
-        asleep = stuck.stack and stuck.process == "uninterruptible"
-        return _Place(stuck.activity, stuck.process) if asleep else None
-    return _Place(stuck.activity, _LINE.sub(")", stuck.stack))
+    if not where.frames:
+        return _Place(stuck.activity) if stuck.process == "uninterruptible" else None
+    calls, held_at = (tuple(frame.place for frame in frames) for frames in (where.frames, where.held_at))
+    return _Place(stuck.activity, calls, where.holds_lock, held_at)
 
 
 def failure(group: GroupMemory, observed: Observed) -> Failure:
@@ -381,7 +380,8 @@ def _own(rank: RankView) -> bool:
 
 
 def _stands(rank: RankView) -> bool:
-    return _stopped(rank) or (rank.stuck is not None and LOCKED_BY_ANOTHER in rank.stuck.stack)
+    where = rank.stuck.where if rank.stuck is not None else None
+    return _stopped(rank) or (where is not None and bool(where.held_at))
 
 
 def _stopped(rank: RankView) -> bool:
@@ -389,7 +389,8 @@ def _stopped(rank: RankView) -> bool:
 
 
 def _in_a_collective(rank: RankView) -> bool:
-    return rank.stuck is not None and COLLECTIVES in rank.stuck.stack.partition(" < ")[0]
+    where = rank.stuck.where if rank.stuck is not None else None
+    return where is not None and bool(where.frames) and where.frames[0].file == COLLECTIVES
 
 
 def _step(group: GroupMemory, observed: Observed) -> int:
@@ -399,5 +400,13 @@ def _step(group: GroupMemory, observed: Observed) -> int:
 def _reason(rank: RankView, stuck: StuckView) -> Reason:
     return Reason.of(
         Code.NO_STEP, rank=rank.rank, bound_s=stuck.bound_s, usual_s=stuck.usual_s, activity=stuck.activity,
-        activity_s=stuck.activity_s, process=stuck.process, stack=stuck.stack,
+        activity_s=stuck.activity_s, process=stuck.process, stack=_stack(stuck.where),
     )  # fmt: skip
+
+
+def _stack(where: StackView | None) -> Reason | str:
+    if where is None:
+        return ""
+    if where.unknown:
+        return Reason.of(Code.STACK_UNKNOWN, why=where.unknown)
+    return Reason.of(Code.STACK, frames=where.frames, holds_lock=where.holds_lock, held_at=where.held_at)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from supervisor.core.model.measured import NOTHING, Measured
+from supervisor.core.model.stacks import StackView, of_text
 
 
 class Verdict(StrEnum):
@@ -33,9 +34,6 @@ ACROSS = frozenset({"quorum", "collective", "heal"})
 WAITING = ACROSS | {"commit"}
 """Activities that wait for other ranks. Other ones wait for no one or, unseen, for the shards of the group."""
 
-LOCKED_BY_ANOTHER = "another thread holds the interpreter's lock"
-"""Words in the stack of a process whose main thread cannot go on: it waits for no others, whatever it was doing."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckView:
@@ -50,10 +48,25 @@ class StuckView:
     """Median of its last steps; 0 if none was learned."""
     process: Literal["", "stopped", "uninterruptible", "busy", "sleeping"] = ""
     """Process state in the kernel. busy: it used half of a processor or more. Empty if unknown."""
-    stack: str = ""
-    """The innermost frames of its main thread; empty until they are read."""
+    where: StackView | None = None
+    """Stack of its main thread; None until it is read."""
     lasted_s: float = 0.0
     """For how long no step had been committed when this was first reported; 0 if not reported."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        """Describes its JSON: that of its fields. The stack that older agents sent as a sentence is read too."""
+        return {
+            "type": "function-before",
+            "function": {"type": "no-info", "function": _typed},
+            "schema": handler(source),
+        }
+
+
+def _typed(value: Any) -> Any:
+    if not isinstance(value, Mapping) or not isinstance(text := value.get("stack"), str):
+        return value
+    return {"where": of_text(text), **{name: each for name, each in value.items() if name != "stack"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

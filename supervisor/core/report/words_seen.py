@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from supervisor.core.model.reason import Code
+from supervisor.core.model.stacks import Frame
 
 _STATES = {
     "stopped": "the process is stopped by a signal",
@@ -40,6 +41,18 @@ def _no_step(
     state = f"; {_STATES[process]}" if process in _STATES else ""
     where = f", {stack}" if stack else ""
     return f"rank {rank} has not committed a step for {bound_s:g} s{usual}{doing}{state}{where}"
+
+
+def _stack(frames: tuple[Frame, ...], holds_lock: bool, held_at: tuple[Frame, ...]) -> str:
+    main = _calls(frames) if frames else "its main thread runs no Python"
+    own = ", holding the interpreter's lock" if holds_lock else ""
+    anothers = f"; another thread holds the interpreter's lock, {_calls(held_at)}" if held_at else ""
+    return f"{main}{own}{anothers}"
+
+
+def _calls(frames: tuple[Frame, ...]) -> str:
+    """Names calls; out of JSON they are plain tuples."""
+    return f"in {' < '.join(str(Frame(*each)) for each in frames)}"
 
 
 def does(times: float, for_data: bool) -> str:
@@ -125,6 +138,8 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.UNHEARD: "the gate has not heard it for {timeout_ms} ms",
     Code.SILENT_FOR: "silent for {seconds:g} s on a node that lives",
     Code.NO_STEP: _no_step,
+    Code.STACK: _stack,
+    Code.STACK_UNKNOWN: "its stack is not known ({why})",
     Code.STEPS_UNSEEN: "the others wait for it, or make steps without it, and its node cannot see what its ranks do",
     Code.STOPPED: "rank {rank} {how}, for longer than policy.hang.stopped_s = {limit_s:g}",
     Code.SLOW: _slow,

@@ -16,6 +16,9 @@ from agents.health import stack_dump as stacks_module
 from agents.health.stack_dump import FILE, Stacks, innermost, where
 from fault_injection.testbed.stopping import stop
 from fault_injection.testbed.waiting import eventually
+from supervisor.core.model.stacks import Frame, StackView
+
+LATE = StackView(unknown="late")
 
 SLEEPS = "import time\ndef waits():\n    print('here', flush=True)\n    time.sleep(600)\nwaits()\n"
 HOLDS = "import ctypes\ndef holds():\n    print('here', flush=True)\n    ctypes.PyDLL(None).sleep(600)\nholds()\n"
@@ -61,7 +64,7 @@ def running(folder: Path, text: str) -> Iterator[int]:
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_innermost_frames_of_a_live_and_of_a_stopped_process(tmp_path: Path, stopped: bool) -> None:
     with running(tmp_path, SLEEPS) as pid:
-        asleep = "in waits (program.py:4) < <module> (program.py:5)"
+        asleep = StackView(frames=(Frame("waits", "program.py", 4), Frame("<module>", "program.py", 5)))
         eventually(lambda: where(pid, tmp_path) == asleep, 30, "it has come to where it waits")
         if stopped:
             stop(pid)
@@ -72,59 +75,62 @@ def test_the_innermost_frames_of_a_live_and_of_a_stopped_process(tmp_path: Path,
 
 def test_a_disk_that_takes_no_dump_costs_the_dump_alone(tmp_path: Path) -> None:
     with running(tmp_path, SLEEPS) as pid:
-        asleep = "in waits (program.py:4) < <module> (program.py:5)"
+        asleep = StackView(frames=(Frame("waits", "program.py", 4), Frame("<module>", "program.py", 5)))
         eventually(lambda: where(pid, tmp_path / "missing") == asleep, 30, "it is told all the same")
 
 
 def test_one_that_holds_the_interpreters_lock_is_named_as_such(tmp_path: Path) -> None:
     with running(tmp_path, HOLDS) as pid:
-        holds = "in holds (program.py:4) < <module> (program.py:5), holding the interpreter's lock"
+        calls = Frame("holds", "program.py", 4), Frame("<module>", "program.py", 5)
+        holds = StackView(frames=calls, holds_lock=True)
         eventually(lambda: where(pid, tmp_path) == holds, 30)
 
 
 def test_a_thread_that_holds_the_lock_for_ever_is_named(tmp_path: Path) -> None:
     with running(tmp_path, A_THREAD_HOLDS) as pid:
-        found = eventually(lambda: "lock" in (w := where(pid, tmp_path)) and w, 30)
-    main, _, holder = found.partition("; another thread holds the interpreter's lock, ")
-    assert "waits (program.py:" in main
-    assert holder.startswith("in holds (program.py:3) <")
+        found = eventually(lambda: (w := where(pid, tmp_path)).held_at and w, 30)
+    assert ("waits", "program.py") in [frame.place for frame in found.frames]
+    assert found.held_at[0] == Frame("holds", "program.py", 3)
 
 
 def test_a_thread_that_works_keeps_the_lock_from_nobody(tmp_path: Path) -> None:
     with running(tmp_path, THREADS_WORK) as pid:
         # What it printed is read before it has the lock again, and so before it has left the line that prints.
-        eventually(lambda: "waits (program.py:5)" in where(pid, tmp_path), 30, "it has come to where it waits")
+        waits = Frame("waits", "program.py", 5)
+        eventually(lambda: waits in where(pid, tmp_path).frames, 30, "it has come to where it waits")
         seen = [where(pid, tmp_path) for _ in range(5)]
-    assert all("waits (program.py:5)" in said for said in seen), seen
-    assert not any("another thread" in said for said in seen), seen
+    assert all(waits in each.frames for each in seen), seen
+    assert not any(each.held_at for each in seen), seen
 
 
-def test_a_process_that_is_gone_has_a_sentence_instead(tmp_path: Path) -> None:
+def test_a_process_that_is_gone_has_a_reason_instead(tmp_path: Path) -> None:
     with running(tmp_path, SLEEPS) as pid:
         pass
-    assert where(pid, tmp_path).startswith("its stack is not known (")
+    found = where(pid, tmp_path)
+    assert found == StackView(unknown=found.unknown)
+    assert found.unknown
 
 
 def test_a_py_spy_that_no_signal_ends_is_waited_for_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is in uninterruptible sleep, and so is py-spy. The hang must be reported all the same."""
     ends = threading.Event()
-    monkeypatch.setattr(stacks_module, "where", lambda *args: "late" if ends.wait(60) else "never")
+    monkeypatch.setattr(stacks_module, "where", lambda *args: LATE if ends.wait(60) else StackView())
     monkeypatch.setattr(stacks_module, "GIVEN_UP_S", 0.2)
     stacks = Stacks()
     try:
-        assert stacks.of("a", 1, str(tmp_path)) == ""
+        assert stacks.of("a", 1, str(tmp_path)) is None
         found = eventually(lambda: stacks.of("a", 1, str(tmp_path)), 30)
-        assert found == "its stack is not known (py-spy does not end)"
+        assert found == StackView(unknown="py-spy does not end")
     finally:
         ends.set()
-    eventually(lambda: stacks.of("a", 1, str(tmp_path)) == "late", 30, "and told once it ends")
+    eventually(lambda: stacks.of("a", 1, str(tmp_path)) == LATE, 30, "and told once it ends")
 
 
 def test_only_the_main_thread_counts() -> None:
     worker = {"os_thread_id": 8, "owns_gil": True, "frames": [{"name": "w", "filename": "/a/w.py", "line": 1}]}
     main = {"os_thread_id": 7, "owns_gil": False, "frames": [{"name": "m", "filename": "/a/m.py", "line": 2}]}
-    assert innermost([worker, main], 7) == "in m (m.py:2)"
-    assert innermost([worker], 7) == "its main thread runs no Python"
+    assert innermost([worker, main], 7) == StackView(frames=(Frame("m", "m.py", 2),))
+    assert innermost([worker], 7) == StackView(), "it runs no Python"
 
 
 def test_it_is_read_once_and_in_a_thread(tmp_path: Path) -> None:
@@ -134,4 +140,4 @@ def test_it_is_read_once_and_in_a_thread(tmp_path: Path) -> None:
     assert stacks.of("a", pid, str(tmp_path)) == found
     stacks.drop("a")
     again = eventually(lambda: stacks.of("a", pid, str(tmp_path)), 30)
-    assert again.startswith("its stack is not known")
+    assert again.unknown

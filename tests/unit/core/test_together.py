@@ -18,6 +18,7 @@ from supervisor.core.model.engines import TRAITS
 from supervisor.core.model.observed import CordonView, GpuFact, RankView, StuckView
 from supervisor.core.model.reason import Code
 from supervisor.core.model.spec import SlurmSpec
+from supervisor.core.model.stacks import of_text
 from supervisor.core.round.view import MAX_CHANGES
 from supervisor.shell.inspect.pending_reasons import held
 from tests.helpers.reasons import values
@@ -87,7 +88,7 @@ def test_who_waits_because_too_few_are_left_is_not_ended(how: str) -> None:
     for g in (1, 2):
         for rank in range(2):
             at = "in a (x.py:1)" if g == 2 or rank == 0 else "in b (x.py:1)"
-            w.report(g, rank, commits=1, step=50, stuck=replace(WAITS, stack=at if how == "stacks" else ""))
+            w.report(g, rank, commits=1, step=50, stuck=replace(WAITS, where=of_text(at if how == "stacks" else "")))
     for _ in range(3):
         w.round(60.0)
     assert [w.group(g).generation for g in range(3)] == [1, 1, 1]
@@ -163,7 +164,7 @@ def nan(g: int, rank: RankView) -> RankView:
 
 
 def wait(g: int, rank: RankView) -> RankView:
-    return replace(rank, stuck=replace(WAITS, stack="in wait (gloo.py:91)"))
+    return replace(rank, stuck=replace(WAITS, where=of_text("in wait (gloo.py:91)")))
 
 
 def once(what: Callable[[int, RankView], RankView], groups: int, monkeypatch: pytest.MonkeyPatch) -> float:

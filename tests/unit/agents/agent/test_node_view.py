@@ -13,11 +13,13 @@ from agents.agent.node_view import View
 from agents.health.step_timing import LEARNED_AT_LEAST, UNSEEN_S, WARM_UP_COMMITS
 from agents.shim.settings import Settings
 from supervisor.core.model.spec import HangSpec
+from supervisor.core.model.stacks import Frame, StackView
 from supervisor.wire.activity import Activity
 from supervisor.wire.records import ProcessRecord, Progress, encode
 from titan_actor.activity import ActivityFile
 
 WAY = "toy.0.1"
+A, B = (StackView(frames=(Frame(name, "x.py", 1),)) for name in "ab")
 LIMITS = {WAY: HangSpec(factor=10.0, at_least_s=5.0, at_most_s=600.0)}
 LEARNED = WARM_UP_COMMITS + LEARNED_AT_LEAST + 1
 
@@ -26,12 +28,12 @@ class Slow:
     """Stacks that arrive when the test decides."""
 
     def __init__(self) -> None:
-        self.known: dict[str, str] = {}
+        self.known: dict[str, StackView] = {}
         self.asked: set[str] = set()
 
-    def of(self, name: str, pid: int, folder: str) -> str:
+    def of(self, name: str, pid: int, folder: str) -> StackView | None:
         self.asked.add(name)
-        return self.known.get(name, "")
+        return self.known.get(name)
 
     def drop(self, name: str) -> None:
         self.known.pop(name, None)
@@ -85,7 +87,7 @@ def told(view: View) -> set[int]:
 def test_one_that_is_nearly_at_its_bound_is_told_with_the_one_that_is(view: View, stacks: Slow) -> None:
     view.look_for_hangs(LIMITS, LEARNED + 9.9)
     assert stacks.asked == set()
-    stacks.known = {f"{WAY}.0": "in a", f"{WAY}.1": "in b"}
+    stacks.known = {f"{WAY}.0": A, f"{WAY}.1": B}
     view.look_for_hangs(LIMITS, LEARNED + 10.1)
     assert told(view) == {0, 1}
 
@@ -100,22 +102,22 @@ def test_who_waits_for_a_rank_that_may_take_longer_does_not_hang_before_that_one
     view.look_for_hangs(LIMITS, LEARNED + 1.0)
     view.look_for_hangs(LIMITS, LEARNED + 1.0 + LIMITS[WAY].at_most_s - 2.0)
     assert stacks.asked == set()
-    stacks.known = {f"{WAY}.0": "in a", f"{WAY}.1": "in b"}
+    stacks.known = {f"{WAY}.0": A, f"{WAY}.1": B}
     view.look_for_hangs(LIMITS, LEARNED + 1.0 + LIMITS[WAY].at_most_s)
     assert told(view) == {0, 1}
 
 
 def test_nobody_is_told_before_the_stacks_of_all_are_known(view: View, stacks: Slow) -> None:
-    stacks.known = {f"{WAY}.0": "in a"}
+    stacks.known = {f"{WAY}.0": A}
     view.look_for_hangs(LIMITS, LEARNED + 10.1)
     assert told(view) == set()
-    stacks.known[f"{WAY}.1"] = "in b"
+    stacks.known[f"{WAY}.1"] = B
     view.look_for_hangs(LIMITS, LEARNED + 10.2)
     assert told(view) == {0, 1}
 
 
 def test_one_that_goes_on_is_told_no_more(view: View, stacks: Slow, tmp_path: Path) -> None:
-    stacks.known = {f"{WAY}.0": "in a", f"{WAY}.1": "in b"}
+    stacks.known = {f"{WAY}.0": A, f"{WAY}.1": B}
     view.look_for_hangs(LIMITS, LEARNED + 11.0)
     commits(view, tmp_path, 1, LEARNED + 1)
     view.look_for_hangs(LIMITS, LEARNED + 11.1)
@@ -130,11 +132,11 @@ def test_what_could_not_be_seen_counts_for_nothing(view: View, stacks: Slow, tmp
     view.look_for_hangs(LIMITS, LEARNED + 1.0)
     view.unseen()
     view.look_for_hangs(LIMITS, LEARNED + 61.0)
-    stacks.known = {f"{WAY}.0": "in a", f"{WAY}.1": "in a"}
+    stacks.known = {f"{WAY}.0": A, f"{WAY}.1": A}
     view.look_for_hangs(LIMITS, LEARNED + 61.0 + 8.9 - UNSEEN_S)
     assert (told(view), stacks.asked) == (set(), set())
     commits(view, tmp_path, 0, LEARNED + 1)
-    stacks.known[f"{WAY}.1"] = "in a"
+    stacks.known[f"{WAY}.1"] = A
     view.look_for_hangs(LIMITS, LEARNED + 61.0 + 9.6 - UNSEEN_S)
     assert told(view) == {1}, "one that does not go on hangs, by the bound that it had learned"
     assert view.observed().trainers[0].measured.longest_step_s == 1.0
@@ -142,7 +144,7 @@ def test_what_could_not_be_seen_counts_for_nothing(view: View, stacks: Slow, tmp
 
 def test_of_one_that_is_not_seen_any_more_nobody_says_that_it_hangs(view: View, stacks: Slow, tmp_path: Path) -> None:
     """The rank waited for another group; that is back, and all go on while the disk here does not answer."""
-    stacks.known = {f"{WAY}.0": "in a", f"{WAY}.1": "in b"}
+    stacks.known = {f"{WAY}.0": A, f"{WAY}.1": B}
     view.look_for_hangs(LIMITS, LEARNED + 11.0)
     assert told(view) == {0, 1}
     before = view.milestones()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,9 +12,10 @@ from supervisor.core.evidence.hang_attribution import TOLD_S
 from supervisor.core.model.incident import Confidence
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.measured import Measured
-from supervisor.core.model.observed import LOCKED_BY_ANOTHER, GpuFact, StuckView
+from supervisor.core.model.observed import GpuFact, StuckView
 from supervisor.core.model.reason import Code, Reason
-from tests.helpers.reasons import texts, values
+from supervisor.core.model.stacks import of_text
+from tests.helpers.reasons import values
 from tests.unit.core.world import World
 
 
@@ -20,9 +23,22 @@ def hangs(
     w: World, group: int, activity: str, rank: int = 0, step: int = 50, process: str = "", stack: str = ""
 ) -> None:
     stuck = StuckView(
-        activity=activity, activity_s=31.0, bound_s=30.0, usual_s=1.5, lasted_s=31.4, process=process, stack=stack
+        activity=activity,
+        activity_s=31.0,
+        bound_s=30.0,
+        usual_s=1.5,
+        lasted_s=31.4,
+        process=process,
+        where=of_text(stack),
     )
     w.report(group, rank, commits=1, step=step, stuck=stuck)
+
+
+def stack(evidence: Reason) -> Mapping[str, Any]:
+    """The values of the stack that an evidence names."""
+    found = evidence.about["stack"]
+    assert isinstance(found, Reason)
+    return found.about
 
 
 @pytest.fixture
@@ -69,12 +85,10 @@ def test_of_two_the_one_whose_lock_another_thread_holds_hangs(waits_in: str) -> 
     """Its main thread waits like the other's, and can never go on."""
     w = World(groups=2).bring_up()
     hangs(w, 0, "collective", stack=REDUCES)
-    hangs(w, 1, waits_in, stack=f"{REDUCES}; {LOCKED_BY_ANOTHER}, in copies (loader.py:7)")
+    hangs(w, 1, waits_in, stack=f"{REDUCES}; another thread holds the interpreter's lock, in copies (loader.py:7)")
     w.round()
     assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, 0)
-    assert texts(w.incident.evidence[0]).endswith(
-        "; another thread holds the interpreter's lock, in copies (loader.py:7)"
-    )
+    assert stack(w.incident.evidence[0])["held_at"] == (("copies", "loader.py", 7),)
 
 
 def test_the_others_are_not_touched_while_it_comes_back(w: World) -> None:
@@ -185,7 +199,7 @@ def test_where_all_wait_the_one_that_waits_elsewhere_left_a_collective_out(w: Wo
     hangs(w, 2, "collective", stack=REDUCES.replace("91", "93"))
     w.round()
     assert (w.incident.kind, w.incident.group, w.incident.rung) == (Kind.HANG, 1, Rung.RESTART)
-    assert "in wait_quorum" in texts(w.incident.evidence[0])
+    assert stack(w.incident.evidence[0])["frames"] == (("wait_quorum", "manager.py", 600),)
     assert w.incident.confidence == Confidence.SUSPECTED
 
 
@@ -476,7 +490,7 @@ def test_a_rank_inside_a_collective_of_its_group_waits_for_one_that_is_elsewhere
     w = World(groups=2, ranks=2).bring_up()
     inside = "in all_reduce (distributed_c10d.py:3252) < step (train.py:9)"
     for rank, activity, stack in ((0, "compute", inside), (1, culprit, "in step (train.py:7)")):
-        stuck = StuckView(activity=activity, activity_s=31.0, bound_s=30.0, usual_s=1.5, stack=stack)
+        stuck = StuckView(activity=activity, activity_s=31.0, bound_s=30.0, usual_s=1.5, where=of_text(stack))
         w.report(1, rank, commits=1, step=50, stuck=stuck)
     w.others_wait(1)
     w.round()

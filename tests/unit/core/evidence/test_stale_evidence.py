@@ -13,11 +13,13 @@ from supervisor.core.model.engines import TRAITS
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.observed import GpuFact, StuckView
 from supervisor.core.model.spec import FirstRungSpec
+from supervisor.core.model.stacks import of_text
 from tests.unit.core.world import World
 
 LOCAL_WORD_S = TRAITS["local"].word_s
 
-HANGS = StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.5, stack="in read (data.py:1)")
+READS = of_text("in read (data.py:1)")
+HANGS = StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.5, where=READS)
 
 SLOW_FOR_S = 300.0
 

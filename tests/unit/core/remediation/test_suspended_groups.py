@@ -10,6 +10,7 @@ from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.observed import ControlView, CordonView, StuckView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import FirstRungSpec
+from supervisor.core.model.stacks import of_text
 from supervisor.core.remediation.resume import fresh_start
 from supervisor.core.report.notifications import due
 from tests.helpers.reasons import codes
@@ -264,8 +265,8 @@ def test_a_hang_of_the_others_is_found_as_if_it_were_not_there() -> None:
     w.admit(0)
     w.round(1.0)
     for group, place in enumerate(("barrier", "all_reduce", "all_reduce"), 1):
-        stack = f"in {place} (work.py:1)"
-        w.commit(group, step=5000, stuck=StuckView(activity="collective", activity_s=31.0, bound_s=30.0, stack=stack))
+        where = of_text(f"in {place} (work.py:1)")
+        w.commit(group, step=5000, stuck=StuckView(activity="collective", activity_s=31.0, bound_s=30.0, where=where))
     w.round(1.0)
     assert (w.incident.kind, w.incident.group, w.incident.rung) == (Kind.HANG, 1, Rung.RESTART)
 

@@ -10,15 +10,17 @@ import pytest
 
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.reason import Code, Reason, of_json
+from supervisor.core.model.stacks import Frame
 from supervisor.core.report import words, words_seen
 from supervisor.core.report.words import say
 from tests.helpers.reasons import SEGFAULT
 
 SNAPSHOT = Path(__file__).with_name("sentences.jsonl")
 
+AT = (Frame("step", "train.py", 7),)
 STUCK = {
     "rank": 0, "bound_s": 30.0, "usual_s": 1.5, "activity": "compute", "activity_s": 31.0, "process": "busy",
-    "stack": "in step (train.py:7)",
+    "stack": Reason.of(Code.STACK, frames=AT, holds_lock=False, held_at=()),
 }  # fmt: skip
 SLOW = {
     "rank": 0, "times": 2.0, "for_data": False, "seconds": 0.9, "compute_s": 0.9, "data_s": 0.0, "usual_s": 0.4,
@@ -124,6 +126,22 @@ SENTENCES: list[tuple[Code, dict[str, Any], str]] = [
         {**STUCK, "usual_s": 0.0, "activity": "", "process": "", "stack": ""},
         "rank 0 has not committed a step for 30 s",
     ),
+    (
+        Code.NO_STEP,
+        {**STUCK, "usual_s": 0.0, "activity": "", "process": "", "stack": "in older (words.py:1)"},
+        "rank 0 has not committed a step for 30 s, in older (words.py:1)",
+    ),
+    (
+        Code.STACK,
+        {"frames": (*AT, ("main", "run.py", 1)), "holds_lock": True, "held_at": ()},
+        "in step (train.py:7) < main (run.py:1), holding the interpreter's lock",
+    ),
+    (
+        Code.STACK,
+        {"frames": (), "holds_lock": False, "held_at": AT},
+        "its main thread runs no Python; another thread holds the interpreter's lock, in step (train.py:7)",
+    ),
+    (Code.STACK_UNKNOWN, {"why": "no such process"}, "its stack is not known (no such process)"),
     (
         Code.STEPS_UNSEEN,
         {},

@@ -10,6 +10,7 @@ from supervisor.core.model.engines import TRAITS
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.observed import GpuFact, StuckView
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.stacks import of_text
 from tests.helpers.reasons import values
 from tests.unit.core.world import World
 
@@ -327,7 +328,7 @@ def test_who_left_a_collective_out_is_told_beside_it(beside: bool) -> None:
         w.round(1.0)
     for g in range(4 - beside):
         at = "in barrier (a.py:7)" if g == 1 else "in allreduce (b.py:9)"
-        w.report(g, commits=1, step=50, stuck=replace(STUCK, activity="collective", stack=at))
+        w.report(g, commits=1, step=50, stuck=replace(STUCK, activity="collective", where=of_text(at)))
     w.round(1.0)
     assert any(i.kind == Kind.HANG and i.group == 1 for i in w.incidents.values())
 

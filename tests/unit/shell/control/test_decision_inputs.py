@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from supervisor.core.decide import decide
 from supervisor.core.model.observed import GpuFact, Observed, SpikeView, StuckView
 from supervisor.core.model.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
+from supervisor.core.model.stacks import Frame, StackView
 from supervisor.shell.control import decision_inputs
 from supervisor.shell.control.build_info import program
 from supervisor.shell.control.decision_inputs import Inputs, Kept, LostInput, find, take
@@ -22,6 +23,8 @@ from tests.unit.shell.records import MEMORY
 
 OBSERVED = Observed(revision=9, now=12.345678901, store_stable_s=float("inf"))
 SPEC = RunSpec(name="run")
+AT = (Frame("a\nb", "odd name.py", 3),)
+STACK = StackView(frames=AT, held_at=AT, unknown="é")
 
 
 def kept(folder: Path, digest: str) -> Kept:
@@ -44,7 +47,7 @@ def test_so_is_all_that_a_node_may_say(tmp_path: Path) -> None:
     name = world.group(0).first_node
     node = world.nodes[name]
     spike = SpikeView(step=3, loss=9.5, usual=2.5, spreads=8.0, own=9.0, own_usual=2.0, own_spreads=7.0)
-    ranks = tuple(replace(r, spike=spike, stuck=StuckView(activity="step", stack="a\nb")) for r in node.ranks)
+    ranks = tuple(replace(r, spike=spike, stuck=StuckView(activity="step", where=STACK)) for r in node.ranks)
     gpu = GpuFact(kind="gpu_xid", evidence="GPU 0 [bus]", xid=79, rank=0, during=frozenset({(0, 1), (2, 7)}))
     world.nodes[name] = replace(node, ranks=ranks, gpus=(gpu,), facts={"disk_full": "é"})
     taken = take(world.observed(), world.spec, world.memory)
