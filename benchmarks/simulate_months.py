@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.decide import machine
 from fault_injection.sim.lane import commit
-from fault_injection.whatif.command import AS_SHIPPED, interval
+from fault_injection.whatif.compare import AS_SHIPPED, interval
 
 RESULTS = Path(__file__).parent / "results" / "simulate_54_days.json"
 GPUS, DAYS, RATES = 16_384, 54, "llama3"

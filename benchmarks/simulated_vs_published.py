@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks.decide import machine
 from fault_injection.sim.lane import commit
-from fault_injection.whatif import command
+from fault_injection.whatif import compare
 from fault_injection.whatif.months import ByChance, Months, Outcome
-from fault_injection.whatif.rates import Times, rates, times
+from fault_injection.whatif.rates import GPUS_A_NODE, Times, rates, times
 from supervisor.core.model.spec import RunSpec
 
 RESULTS = Path(__file__).parent / "results" / "simulated_vs_published.json"
@@ -39,7 +39,7 @@ def policy_of(groups: int, gpus: int) -> RunSpec:
     """Returns the shipped policy, but with budgets that are never spent, as in the papers, and time for starts of a
     quarter of an hour. Spares are those that `supervisor simulate` gives a run of that size: each is a node, even where
     one group is the whole job."""
-    spec = command.spec(groups, command.spares_of(gpus // command.GPUS_A_NODE), None)
+    spec = compare.spec(groups, compare.spares_of(gpus // GPUS_A_NODE), None)
     many = replace(spec.policy.budget, restart=NEVER_SPENT, replace=NEVER_SPENT, reallocate=NEVER_SPENT)
     return replace(spec, policy=replace(spec.policy, budget=many, start_timeout_s=START_TIMEOUT_S))
 
@@ -92,7 +92,7 @@ def simulated(
 
 def interval_of(played: list[Outcome]) -> tuple[float, float]:
     """Returns the mean of at least two seeds, and half of its 95% interval."""
-    mean, half = command.interval([outcome.ettr for outcome in played])
+    mean, half = compare.interval([outcome.ettr for outcome in played])
     assert half is not None
     return mean, half
 

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from fault_injection.chaos import own
-from fault_injection.chaos.campaign import Campaign, refuse_if_there
-from fault_injection.chaos.schedule import MOST_FAULTS, Schedule, ScheduleError, drawn, load
-from fault_injection.checkers import history_file
-from fault_injection.checkers.consistency import Verdict, check
-from fault_injection.checkers.recovery import ALL
-from fault_injection.faults import site as sites
-from fault_injection.faults.catalogue import FAULTS
-from fault_injection.faults.fault import Site
-from fault_injection.testbed import netns
-from fault_injection.testbed.interrupts import interruptible
+from fault_injection.chaos.bounds import MOST_FAULTS
 from supervisor.cli.common import HOME, Etcd, Home, Json, SecurityFile, opened_store, sentences, show
-from supervisor.shell.history.files import History
-from supervisor.shell.runfile import parse
 from supervisor.wire import command_line
-from supervisor.wire.printer import Printer, print_line
+from supervisor.wire.printer import print_line
+
+if TYPE_CHECKING:
+    from fault_injection.chaos.schedule import Schedule
+    from fault_injection.faults.fault import Site
+    from supervisor.shell.history.files import History
 
 FAULTS_DRAWN, STEPS_APART = 10, 30
 
@@ -44,39 +34,14 @@ def register(app: typer.Typer) -> None:
 @chaos.command("list", epilog="Example: supervisor chaos list")
 def list_command(as_json: Json = False) -> None:
     """List every fault and what it does. Says why a fault cannot be made on this machine."""
+    from fault_injection.chaos import printed
+    from fault_injection.faults import site as sites
+
     site = sites.of_machine()
-    rows = [
-        {"fault": f.name, "family": f.family, "how": f.how, "kinds": list(f.kinds), "why_not": f.why_not(site)}
-        for f in FAULTS.values()
-    ]
     if as_json:
-        show(rows, True, None)
-        return
-    console = Printer()
-    reasons = Counter(why for f in FAULTS.values() if (why := f.why_not(site)))
-    numbers = {why: number for number, why in enumerate(reasons, 1)}
-    for family, faults in itertools.groupby(sorted(FAULTS.values(), key=lambda f: f.family), lambda f: f.family):
-        console.print(family, style="bold")
-        table = _rows()
-        for fault in faults:
-            why = fault.why_not(site)
-            right = f"not here: {numbers[why]}" if why else " or ".join(fault.kinds) or "no incident"
-            table.add_row(fault.name, f"{fault.how} ({right})")
-        console.print(table)
-    if reasons:
-        console.print("not here", style="bold")
-        table = _rows()
-        for why, many in reasons.items():
-            table.add_row(f"{numbers[why]} ({many} fault{'s' if many > 1 else ''})", why)
-        console.print(table)
-    possible = len(FAULTS) - reasons.total()
-    print_line(f"{possible} of {len(FAULTS)} faults can be made here. In brackets: the expected incident.")
-
-
-def _rows() -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(min_width=max(map(len, FAULTS)), no_wrap=True)
-    return table
+        show(printed.rows(site), True, None)
+    else:
+        printed.faults(site)
 
 
 Name = Annotated[str | None, typer.Option(help="Name of the run that it starts. Default: chaos.")]
@@ -120,6 +85,12 @@ def run_command(
     """Break a run by a schedule or a seed and certify the outcome. Exits 1 unless all checkers pass.
 
     On Ctrl-C, SIGTERM or a closed terminal, it heals what it broke before it exits."""
+    from fault_injection.chaos import own
+    from fault_injection.chaos.campaign import Campaign
+    from fault_injection.chaos.schedule import ScheduleError, drawn, load
+    from fault_injection.testbed import netns
+    from fault_injection.testbed.interrupts import interruptible
+    from supervisor.shell.runfile import parse
 
     def wanted(site: Site) -> Schedule:
         if loaded is None:
@@ -166,6 +137,9 @@ def replay_command(
     security: SecurityFile = "",
 ) -> None:
     """Break a run again by a saved plan, victim by victim."""
+    from fault_injection.chaos.schedule import ScheduleError, load
+    from fault_injection.faults.catalogue import FAULTS
+
     with sentences(), _wrong_input():
         loaded = load(plan)
         named = [f for f in loaded.fault if not FAULTS[f.name].writers]
@@ -184,6 +158,10 @@ def replay_command(
 
 def _in_namespaces(folder: Path) -> int:
     """Runs this command again with network namespaces, in which each node is a machine of its own."""
+    from fault_injection.chaos import own
+    from fault_injection.chaos.campaign import refuse_if_there
+    from fault_injection.testbed import netns
+
     refuse_if_there(folder)
     arguments = sys.argv[2:] if sys.argv[1:2] == ["chaos"] else sys.argv[1:]
     with netns.network(own.NODES) as network:
@@ -200,6 +178,8 @@ def _say(sentence: str) -> None:
 @contextmanager
 def _wrong_input() -> Iterator[None]:
     """Prints wrong input line by line and exits with code 2."""
+    from fault_injection.chaos.schedule import ScheduleError
+
     try:
         yield
     except ScheduleError as error:
@@ -215,6 +195,11 @@ def check_command(
 ) -> None:
     """Judge histories from their files, checker by checker. Exits 1 unless all pass; 2 if a file is not a history, after judging
     the others."""
+    from fault_injection.chaos import printed
+    from fault_injection.checkers import history_file
+    from fault_injection.checkers.consistency import check
+    from fault_injection.checkers.recovery import ALL
+
     judged, unread = {}, False
     with sentences():
         for file in files:
@@ -228,7 +213,7 @@ def check_command(
     else:
         for path, verdicts in judged.items():
             print_line(f"{path}: {sum(v.answer == 'pass' for v in verdicts)} of {len(verdicts)} checkers pass")
-            for line in render(verdicts):
+            for line in printed.verdicts(verdicts):
                 print_line(f"  {line}")
     if unread:
         raise typer.Exit(2)
@@ -238,6 +223,8 @@ def check_command(
 
 def _history(path: Path) -> History:
     """Raises NoHistory if no history can be read from the path."""
+    from fault_injection.checkers import history_file
+
     if path.is_dir():
         raise history_file.NoHistory(f"{path} is a folder: give the file, {path / 'history.jsonl'}")
     try:
@@ -246,13 +233,6 @@ def _history(path: Path) -> History:
         raise history_file.NoHistory(
             f"cannot read {path}: {error.strerror}; `supervisor chaos run` writes history.jsonl into the run's folder, or --out"
         ) from error
-
-
-def render(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yields a line for each verdict, and one for each sentence of those that do not pass."""
-    for verdict in verdicts:
-        yield f"{verdict.answer:8} {verdict.checker}"
-        yield from (f"         {sentence}" for sentence in verdict.sentences)
 
 
 __all__ = ["chaos", "register"]

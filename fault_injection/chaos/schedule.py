@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
+from fault_injection.chaos.bounds import LAST_STEP, MOST_FAULTS
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.control import LEADERS
 from fault_injection.faults.fault import Fault, Site
@@ -24,13 +25,7 @@ from fault_injection.faults.fault import Fault, Site
 Together = Literal["", "with", "during"]
 """`with`: right after the fault before it. `during`: as soon as that one is acted on. Empty: when all is well again."""
 
-LAST_STEP = 10**9
-"""More steps than any run makes; a rate is counted up to its last."""
-
 Step = Annotated[int, Field(ge=1, le=LAST_STEP)]
-
-MOST_FAULTS = 5_000
-"""Most faults of a plan. One takes some twenty seconds on a run of two small groups: more than a day is a mistake."""
 
 COMPOUND_SHARE = 0.25
 """The share of the other faults drawn that bring a second one, from which no group suffers."""

@@ -15,7 +15,7 @@ from supervisor.core.model.engines import TRAITS
 from supervisor.core.model.observed import GATE_ETCD_SILENCE_S
 from supervisor.core.model.spec import RunSpec
 from supervisor.core.remediation.lighthouse import MARGIN_S
-from supervisor.shell.etcd import LEASE_S
+from supervisor.ports.store import LEASE_S
 
 SEEN_S = 15.0
 """Seconds after a fault's end when nothing of it shows: a node's lease and a silent one's timeouts are shorter."""

@@ -14,10 +14,11 @@ from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import Observed
 from supervisor.core.model.spec import RunSpec
 from supervisor.ports.errors import Fenced, Retryable
+from supervisor.ports.store import LEASE_S
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.journal import Journal
 from supervisor.shell.control.loop import INVARIANT, Loop, Machine
-from supervisor.shell.etcd import LEASE_S, Election
+from supervisor.shell.etcd import Election
 from supervisor.shell.etcd.election import Leadership
 from supervisor.shell.metrics.live_goodput import Accounts
 from supervisor.shell.metrics.telemetry import Records, Telemetry

@@ -13,11 +13,12 @@ from pydantic import Field, StrictStr, TypeAdapter
 from pydantic.dataclasses import dataclass as checked
 
 from fault_injection.checkers import history_file
-from fault_injection.whatif.rates import Look, Times
+from fault_injection.whatif.rates import DAY_S, LONGEST_S, Look, Times
 from supervisor.core.model.kinds import Kind
+from supervisor.core.model.spec import MAX_GROUPS
 from supervisor.core.report.durations import from_first_sign_s
 from supervisor.shell.history.files import History, of_lines
-from supervisor.shell.history.schema import GROUPS, Group, wrong_by, wrong_with_journal
+from supervisor.shell.history.schema import Group, wrong_by, wrong_with_journal
 
 LOOKS: dict[Kind, Look] = {
     Kind.NODE_LOST: "node",
@@ -32,10 +33,6 @@ LOOKS: dict[Kind, Look] = {
 }  # fmt: skip
 """Maps a kind to what the model of months shows of it. A hang is shown as an end, when it was found."""
 
-DAY_S = 86_400.0
-LONGEST_S = 3650 * DAY_S
-"""Longest time that is played: no model is trained for ten years, and each month of many GPUs takes seconds."""
-
 GIVE = "give a run's journal.jsonl, or the history.jsonl of `supervisor chaos run`"
 
 
@@ -47,7 +44,7 @@ Seconds = Annotated[float, Field(strict=True, ge=-1e11, le=1e11)]
 class _Incident:
     id: StrictStr
     kind: Kind
-    group: Annotated[int, Field(strict=True, ge=0, lt=GROUPS)]
+    group: Annotated[int, Field(strict=True, ge=0, lt=MAX_GROUPS)]
     opened: Seconds
     decided: Seconds | None = None
     acted: Seconds | None = None

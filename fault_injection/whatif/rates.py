@@ -12,6 +12,12 @@ from typing import Any, Literal, get_args
 Look = Literal["process", "gpu", "node", "allocation", "numerics"]
 LOOKS: tuple[str, ...] = get_args(Look)
 
+GPUS_A_NODE = 8
+
+DAY_S = 86_400.0
+LONGEST_S = 3650 * DAY_S
+"""Longest time that is played: no model is trained for ten years, and each month of many GPUs takes seconds."""
+
 
 @dataclass(frozen=True)
 class Rates:

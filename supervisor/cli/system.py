@@ -20,9 +20,9 @@ from supervisor.cli.common import (
     text_option,
 )
 from supervisor.ports.errors import Fatal
+from supervisor.ports.store import LEASE_S
 from supervisor.shell import failpoints
 from supervisor.shell.dev.home import system_folder
-from supervisor.shell.etcd import LEASE_S
 from supervisor.wire import command_line
 from supervisor.wire.address import AUTO
 from supervisor.wire.printer import print_line

@@ -166,6 +166,12 @@ PLANTED_LAYERS = [
         "agents.agent.names -> supervisor.shell.control.loop",
     ),
     (
+        "agents/gate/state.py",
+        "def planted():\n    from supervisor.core.model import memory\n    return memory",
+        "agents is not allowed to import supervisor.core.model.memory",
+        "agents.gate.state -> supervisor.core.model.memory",
+    ),
+    (
         "fault_injection/faults/acts.py",
         "import torch",
         "fault_injection is not allowed to import torch",
@@ -238,3 +244,40 @@ def test_planted_layer_violations_are_caught(tree: Path) -> None:
     for file, _, rule, named in PLANTED_LAYERS:
         assert rule in said, f"{file}: {rule}: {said}"
         assert named in said, f"{file}: {named}: {said}"
+
+
+AGENTS_LOAD = {
+    *("supervisor.core.evidence.error_text", "supervisor.core.evidence.xid_catalog", "supervisor.core.report.visible"),
+    *("supervisor.core.model.engines", "supervisor.core.model.kinds", "supervisor.core.model.measured"),
+    *("supervisor.core.model.observed", "supervisor.core.model.spec", "supervisor.core.goodput.causes"),
+}
+"""All modules of the core that a node's programs load, also by way of others: agents report, and judge nothing."""
+
+LOADED = """
+import grimp
+graph = grimp.build_graph("supervisor", "agents", cache_dir=None)
+sources = [m for m in graph.modules if m.split(".")[0] == "agents"]
+found = {loaded for m in sources for loaded in graph.find_upstream_modules(m)}
+print(*sorted(m for m in found if m.startswith("supervisor.core.")))
+"""
+
+
+def loaded_of_the_core(tree: Path) -> set[str]:
+    """Modules of a tree's core to which the imports of its agents lead."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], cwd=tree, capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+    )  # fmt: skip
+    return set(done.stdout.split())
+
+
+def test_agents_load_of_the_core_what_is_listed() -> None:
+    assert loaded_of_the_core(ROOT) == AGENTS_LOAD
+
+
+def test_a_decision_that_agents_would_load_by_way_of_another_module_is_caught(tree: Path) -> None:
+    plant(
+        tree, "supervisor/shell/metrics/registry.py", "def planted():\n    from supervisor.core.policy import cordons"
+    )
+    more = loaded_of_the_core(tree) - AGENTS_LOAD
+    assert "supervisor.core.policy.cordons" in more

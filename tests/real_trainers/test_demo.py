@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agents.shim import process
-from supervisor.cli.ledger import of_run
+from supervisor.shell.history.account import of_run
 from tests.helpers import site
 
 TIMEOUT_S = 1200

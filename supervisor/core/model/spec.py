@@ -84,6 +84,9 @@ class TrainerSpec:
         return self.reports == "output"
 
 
+MAX_GROUPS = 100_000
+"""More groups than any run has; no number beyond it may be counted up to."""
+
 MAX_NODES_PER_GROUP = 32
 """One transaction of etcd must hold all that is decided about a group: three records for each of its nodes."""
 

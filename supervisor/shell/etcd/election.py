@@ -11,9 +11,6 @@ from supervisor.ports.store import Expect, Lease, Snapshot, Store, Watch
 
 _log = logging.getLogger(__name__)
 
-LEASE_S = 5
-"""How long a dead leader blocks a standby. Below 5 s a loaded machine loses leases (findings on etcd)."""
-
 _LOOK_S = 0.25
 """Longest wait, in seconds, without a check of `stop`."""
 

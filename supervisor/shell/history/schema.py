@@ -16,11 +16,8 @@ MAY_BE_NO_NUMBER = frozenset({"loss", "gradient_norm", "within_s", "others_withi
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
-GROUPS = 100_000
-"""More groups than any run has; no number beyond it may be counted up to."""
-
 Group = Annotated[str, Field(pattern="^[0-9]{1,5}$")]
-"""A name in JSON: a number below GROUPS."""
+"""A name in JSON: a number below MAX_GROUPS."""
 
 
 @checked(kw_only=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dashboards import rules
-from fault_injection.demo.command import spec
+from fault_injection.demo.play import spec
 from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.incident import Incident
 from supervisor.shell.control.state_cache import Mirror

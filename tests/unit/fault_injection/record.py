@@ -21,10 +21,10 @@ from fault_injection.demo import report
 from fault_injection.faults.acts import Injected
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import World, toy_spec, world
-from supervisor.cli.ledger import from_start_to_end
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.spec import TitanSpec
 from supervisor.core.remediation.restore import ENDED
+from supervisor.shell.history.account import from_start_to_end
 from supervisor.shell.history.goodput import Span
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord

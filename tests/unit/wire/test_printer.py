@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agents.health.checks import hand
-from fault_injection.demo import command as demo
+from fault_injection.demo import play as demo
 from supervisor.cli import ledger
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung

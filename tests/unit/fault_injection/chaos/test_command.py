@@ -15,10 +15,11 @@ import typer
 from typer.testing import CliRunner
 
 from fault_injection import commands
-from fault_injection.chaos import command
+from fault_injection.chaos import campaign, command, schedule
 from fault_injection.chaos.schedule import load
 from fault_injection.checkers.history_file import save
 from fault_injection.checkers.recovery import ALL
+from fault_injection.faults import site as sites
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
 from fault_injection.faults.site import no_collective
@@ -46,7 +47,7 @@ def said(code: int, *arguments: str, columns: int = 200) -> str:
 
 
 def on(monkeypatch: pytest.MonkeyPatch, site: Site) -> None:
-    monkeypatch.setattr(command.sites, "of_machine", lambda: site)
+    monkeypatch.setattr(sites, "of_machine", lambda: site)
 
 
 def test_list_names_every_fault_with_the_reason_why_not(monkeypatch: Any) -> None:
@@ -166,7 +167,7 @@ def test_how_many_is_not_said_of_a_schedule_that_names_them(tmp_path: Path) -> N
 def test_a_name_that_no_run_can_have_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dry: bool
 ) -> None:
-    monkeypatch.setattr(command, "Campaign", None)  # nothing is started in any case
+    monkeypatch.setattr(campaign, "Campaign", None)  # nothing is started in any case
     (tmp_path / "s.toml").write_text(SCHEDULE + "group = 1\nrank = 0\n")
     given = [str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"), f"--name={name}"]
     (sentence,) = said(2, "run", *given, *(["--dry-run"] if dry else [])).splitlines()
@@ -195,7 +196,7 @@ def test_a_plan_is_read_once_before_it_is_replayed_and_once_then(
 ) -> None:
     (tmp_path / "s.toml").write_text(SCHEDULE + "group = 1\nrank = 0\n")
     read: list[Path] = []
-    monkeypatch.setattr(command, "load", lambda path: read.append(path) or load(path))
+    monkeypatch.setattr(schedule, "load", lambda path: read.append(path) or load(path))
     (tmp_path / "runs" / "chaos").mkdir(parents=True)
     said(1, "replay", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))
     assert len(read) == 2

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import simulate_months
-from fault_injection.whatif import command
+from fault_injection.whatif import command, compare
 from fault_injection.whatif.months import ByChance, Months, Outcome
 from fault_injection.whatif.rates import known, rates, times
 
@@ -23,7 +23,7 @@ GPUS = 256
 
 def simulated(seed: int, days: float = 30.0, many: float = 50.0, size: int = 1, **policy: object) -> Outcome:
     """Failures come `many` times as often as published, so that a short run has some."""
-    spec = command.spec(GPUS // 8 // size, 1, None, size)
+    spec = compare.spec(GPUS // 8 // size, 1, None, size)
     spec = replace(spec, policy=replace(spec.policy, **policy))  # type: ignore[arg-type]
     published = rates("llama3")
     often = replace(published, mttf=tuple((gpus, hours / many) for gpus, hours in published.mttf))
@@ -93,7 +93,7 @@ def test_a_longer_lease_is_paid_until_the_decision() -> None:
 
 def only_group(interval_s: float) -> Outcome:
     """A run of one group, whose failures stop the whole run."""
-    spec, published = command.spec(1, 30, None), rates("rsc")
+    spec, published = compare.spec(1, 30, None), rates("rsc")
     often = replace(published, mttf=((8, 4.0),))
     return Months(spec, ByChance(often, 8), replace(times(), whole_interval_s=interval_s), 7).run(20 * DAY_S)
 
@@ -115,7 +115,7 @@ def test_who_goes_on_loses_nothing_that_was_trained() -> None:
 def test_what_stops_everybody_costs_more() -> None:
     out = Outcome(seconds=10 * DAY_S, groups=4, failures=10)
     cost_s = times().whole_restart_s + times().whole_interval_s / 2
-    assert command.whole(out, times()) == pytest.approx(1 - cost_s / DAY_S)
+    assert compare.whole(out, times()) == pytest.approx(1 - cost_s / DAY_S)
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,12 @@ def test_what_stops_everybody_costs_more() -> None:
     [(1, 12.706), (9, 2.2622), (10, 2.2281), (11, 2.2010), (19, 2.0930), (30, 2.0423), (49, 2.0096), (1000, 1.9623)],
 )
 def test_students_t_is_as_the_tables_have_it(freedom: int, t: float) -> None:
-    assert command.student_t_95(freedom) == pytest.approx(t, rel=2e-3 if freedom < 10 else 1e-4)
+    assert compare.student_t_95(freedom) == pytest.approx(t, rel=2e-3 if freedom < 10 else 1e-4)
 
 
 def test_the_interval_of_seeds() -> None:
-    assert command.interval([0.5]) == (0.5, None)
-    mean, half = command.interval([1.0, 2.0, 3.0])
+    assert compare.interval([0.5]) == (0.5, None)
+    mean, half = compare.interval([1.0, 2.0, 3.0])
     assert mean == 2.0
     assert half == pytest.approx(4.30 / 3**0.5)
 
@@ -141,7 +141,7 @@ def test_each_seeds_figures_are_written(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*few, "--out", str(out)]).exit_code == 0
     body = json.loads(out.read_text())
     assert (body["rates"], body["gpus"], body["days"]) == ("llama3", 1024, 60.0)
-    seeds = body["policies"][command.AS_SHIPPED]
+    seeds = body["policies"][compare.AS_SHIPPED]
     assert [seed["seed"] for seed in seeds] == [0, 1]
     for seed in seeds:
         assert seed["ettr"] + sum(seed["badput"].values()) == pytest.approx(1.0)

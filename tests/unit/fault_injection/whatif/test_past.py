@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fault_injection.checkers import history_file
 from fault_injection.checkers.consistency import check
 from fault_injection.checkers.recovery import ALL
-from fault_injection.whatif import command, past
+from fault_injection.whatif import command, compare, past
 from fault_injection.whatif.months import Months, Outcome
 from fault_injection.whatif.rates import times
 from supervisor.shell.history import files
@@ -113,7 +113,7 @@ def test_the_same_failures_cost_what_the_policy_makes_of_them(tmp_path: Path) ->
         policy.write_text(
             f"[policy]\nbackoff_first_s = 0.0\nbackoff_max_s = 0.0\n[policy.budget]\nrestart = {restarts}\n"
         )
-        return Months(command.spec(2, 1, policy), found.failures, measured, 0).run(found.seconds)
+        return Months(compare.spec(2, 1, policy), found.failures, measured, 0).run(found.seconds)
 
     enough, few = under(3), under(1)
     assert (enough.failures, few.failures) == (3, 3)
@@ -125,7 +125,7 @@ def test_the_same_failures_cost_what_the_policy_makes_of_them(tmp_path: Path) ->
 
 def test_a_failure_of_a_group_that_is_down_costs_nothing_more(tmp_path: Path) -> None:
     found = past.read(journal_of(tmp_path, incident(1, "crash", 1120.0), incident(2, "crash", 1121.0)))
-    out = Months(command.spec(2, 1, None), found.failures, past.as_measured(found, times()), 0).run(found.seconds)
+    out = Months(compare.spec(2, 1, None), found.failures, past.as_measured(found, times()), 0).run(found.seconds)
     assert (out.failures, out.while_down) == (1, 1)
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from supervisor.cli import ledger
+from supervisor.shell.history import account
 from tests.unit.fault_injection.files import RUN, Files, resumed, seconds, step, story
 
 app = typer.Typer()
@@ -85,7 +86,7 @@ def test_a_row_is_a_line(folder: Path, columns: int) -> None:
 
     def told(width: int) -> list[str]:
         with (console := Console(width=width, soft_wrap=True)).capture() as said:
-            console.print(ledger._Printed(ledger.of_run(folder)))
+            console.print(ledger._Printed(account.of_run(folder)))
         return said.get().splitlines()
 
     wide, narrow = told(150), told(columns)
@@ -105,18 +106,18 @@ def test_files_that_are_on_another_machine_are_missed(folder: Path) -> None:
 
 def test_a_folder_may_be_called_as_one_likes(folder: Path) -> None:
     """It may be a copy that is kept: the run's name comes from its journal, or from its ranks' folders alone."""
-    whole = ledger.of_run(folder)
+    whole = account.of_run(folder)
     copy = folder.rename(folder.parent / "archived")
-    assert ledger.of_run(copy) == whole
+    assert account.of_run(copy) == whole
     (folder.parent / ".supervisor" / "nodes" / "n1" / "ranks" / "another.0.1.0").mkdir()
     journal = copy / "journal.jsonl"
-    said = ledger.of_run(copy)
+    said = account.of_run(copy)
     assert said["run"] == "archived", "two runs have ranks here"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     begins = next(line for line in lines if line["entry"] == "intent")
     begins["actions"].append({"verb": "acquire", "key": f"acquire:{RUN}-a1", "reason": "the run starts"})
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert ledger.of_run(copy) == whole
+    assert account.of_run(copy) == whole
 
 
 def test_what_has_trained_and_left_no_file_is_missed(folder: Path) -> None:
@@ -144,7 +145,7 @@ def test_what_was_only_started_may_have_left_none(folder: Path) -> None:
             json.dumps({**about, "entry": "intent", "phase": "running", "actions": acts, "groups": groups}) + "\n"
         )
         file.write(json.dumps({**about, "entry": "outcome", "refused": ""}) + "\n")
-    assert ledger.of_run(folder, now=24.0)["wrong"] == []
+    assert account.of_run(folder, now=24.0)["wrong"] == []
 
 
 def test_a_line_that_cannot_be_read_is_named_and_one_that_is_being_written_is_not(folder: Path) -> None:
@@ -186,7 +187,7 @@ def live(folder: Path, until: float) -> Path:
 def test_what_stands_still_costs_until_now(folder: Path) -> None:
     """Both groups have ended by now, and nothing is done about it: the run is paused."""
     live(folder, 22.95)
-    early, late = (ledger.of_run(folder, now=now) for now in (60.0, 105.0))
+    early, late = (account.of_run(folder, now=now) for now in (60.0, 105.0))
     assert not early["over"]
     assert (early["seconds"], late["seconds"]) == (59.0, 104.0)
     assert late["ettr"] < early["ettr"]
@@ -197,15 +198,15 @@ def test_what_stands_still_costs_until_now(folder: Path) -> None:
 def test_what_nobody_supervises_is_counted_until_it_was_last_heard_of(folder: Path) -> None:
     """Its machine lost its power, and the run's end is unknown."""
     live(folder, 22.0)
-    found = ledger.of_run(folder, now=100_000.0)
+    found = account.of_run(folder, now=100_000.0)
     assert (found["over"], found["silent_since_unix_s"], found["seconds"], found["wrong"]) == (False, 23.2, 22.2, [])
     assert "nothing is heard of it since 1970-01-01 00:00:23 UTC; counted until then" in asked(str(folder)).output
     with (folder.parent / ".supervisor" / "up.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         print(os.getpid(), file=lock, flush=True)
-        found = ledger.of_run(folder, now=100_000.0)
+        found = account.of_run(folder, now=100_000.0)
         assert (found["silent_since_unix_s"], found["seconds"]) == (None, 99_999.0), "it stands still, as one paused"
-    assert ledger.of_run(folder, now=100_000.0)["seconds"] == 22.2
+    assert account.of_run(folder, now=100_000.0)["seconds"] == 22.2
 
 
 def test_a_run_whose_trainers_are_silent_for_longer_at_times_is_heard_of(folder: Path) -> None:
@@ -214,12 +215,12 @@ def test_a_run_whose_trainers_are_silent_for_longer_at_times_is_heard_of(folder:
     with steps.open("a") as file:
         file.write(json.dumps({"event": "evaluated", "start": 24.0, "t": 1024.0}) + "\n")
     for now, silent in ((2900.0, None), (3200.0, 1024.0)):
-        assert ledger.of_run(folder, now=now)["silent_since_unix_s"] == silent
+        assert account.of_run(folder, now=now)["silent_since_unix_s"] == silent
 
 
 def test_the_step_that_is_under_way_is_not_counted_yet(folder: Path) -> None:
     live(folder, 22.95)
-    found = ledger.of_run(folder, now=24.0)
+    found = account.of_run(folder, now=24.0)
     assert (found["over"], found["seconds"], found["wrong"]) == (False, 22.0, [])
 
 
@@ -228,22 +229,22 @@ def test_before_the_first_step_it_tells_what_there_is(folder: Path) -> None:
     for path in (folder.parent / ".supervisor").glob("nodes/*/ranks/*/steps.jsonl"):
         lines = [line for line in path.read_text().splitlines(True) if json.loads(line)["t"] <= 4.0]
         path.write_text("".join(lines))
-    found = ledger.of_run(folder, now=4.0)
+    found = account.of_run(folder, now=4.0)
     assert (found["seconds"], found["ettr"], found["wrong"]) == (3.0, 0.0, [])
     assert found["causes"] == {"act": pytest.approx(1.8), "allocate": pytest.approx(0.2), "start": pytest.approx(4.0)}
     for shim in (folder.parent / ".supervisor").glob("nodes/*/shim.jsonl"):
         lines = [line for line in shim.read_text().splitlines(True) if json.loads(line)["t"] <= 4.0]
         shim.write_text("".join(lines))
-    found = ledger.of_run(folder, now=60.0)
+    found = account.of_run(folder, now=60.0)
     assert found["causes"]["start"] == pytest.approx(2 * 58.0), "a long first step is no failure that nobody has seen"
 
 
 def test_a_run_that_was_halted_and_resumed_is_not_over(folder: Path) -> None:
     (journal := folder / "journal.jsonl").write_text(journal.read_text().replace('"finished"', '"halted"'))
-    assert ledger.of_run(folder, now=60.0)["seconds"] == 22.5
+    assert account.of_run(folder, now=60.0)["seconds"] == 22.5
     with journal.open("a") as file:
         file.write('{"t":30.0,"entry":"intent","epoch":1,"decision":9,"phase":"resuming"}\n')
-    found = ledger.of_run(folder, now=60.0)
+    found = account.of_run(folder, now=60.0)
     assert (found["phase"], found["over"], found["seconds"]) == ("resuming", False, 59.0 - 6.5)
 
 
@@ -257,7 +258,7 @@ def written(files: Files) -> Path:
 def test_what_a_person_takes_to_resume_it_is_left_out(tmp_path: Path) -> None:
     """It is as in the leader's accounts (`test_live_accounts`): eight hours of a halt were once counted as `detect`."""
     folder = written(resumed(tmp_path))
-    found = ledger.of_run(folder)
+    found = account.of_run(folder)
     assert (found["phase"], found["over"], found["wrong"]) == ("finished", True, [])
     assert (found["seconds"], found["halted_s"]) == (28864.0 - 1.0 - 28800.0, 28800.0)
     assert found["groups"][0] == {
@@ -279,22 +280,22 @@ def test_who_is_told_to_end_commits_its_step(tmp_path: Path) -> None:
     last = files.steps["n1", 0, 1][-1]
     assert last["t"] <= 11.0
     files.steps["n1", 0, 1].append(step(last["t"], 13.0, 6))
-    assert not ledger.of_run(written(files))["wrong"]
+    assert not account.of_run(written(files))["wrong"]
 
 
 def test_a_step_in_a_halt_is_wrong(tmp_path: Path) -> None:
     """Nothing begins then, so a trainer's record of it is not counted."""
     files = resumed(tmp_path)
     files.steps["n1", 0, 1] += seconds(11.1, 6, 2)
-    wrong = ledger.of_run(written(files))["wrong"]
+    wrong = account.of_run(written(files))["wrong"]
     assert "group 0 generation 1: steps until 2.1 s after a halt: they are not counted" in wrong
 
 
 def test_a_halt_is_as_long_as_the_journal_says() -> None:
     phases = ((1.0, "running"), (5.0, "halted"), (6.0, "halted"), (9.0, "resuming"), (12.0, "halted"), (20.0, "new"))
     lines = [{"t": at, "entry": "intent", "phase": phase} for at, phase in phases]
-    assert ledger.lasts(lines, 30.0) == ledger.Lasted(1.0, 30.0, "new", False, halts=((5.0, 9.0), (12.0, 20.0)))
-    assert ledger.lasts(lines[:5], 30.0) == ledger.Lasted(1.0, 12.0, "halted", True, halts=((5.0, 9.0),))
+    assert account.lasts(lines, 30.0) == account.Lasted(1.0, 30.0, "new", False, halts=((5.0, 9.0), (12.0, 20.0)))
+    assert account.lasts(lines[:5], 30.0) == account.Lasted(1.0, 12.0, "halted", True, halts=((5.0, 9.0),))
 
 
 def test_a_halt_that_was_never_committed_is_none() -> None:
@@ -304,11 +305,11 @@ def test_a_halt_that_was_never_committed_is_none() -> None:
         {"t": 5.0, "entry": "intent", "phase": "halted", "decision": 2, "changed": True},
         {"t": 40.0, "entry": "intent", "phase": "running", "decision": 2, "changed": True},
     ]
-    assert ledger.lasts(lines, 50.0) == ledger.Lasted(1.0, 50.0, "running", False)
+    assert account.lasts(lines, 50.0) == account.Lasted(1.0, 50.0, "running", False)
     waits = lines[0] | {"t": 9.0, "changed": False}  # since the one before it
-    assert ledger.lasts([*lines[:2], waits, lines[2]], 50.0) == ledger.Lasted(1.0, 50.0, "running", False)
+    assert account.lasts([*lines[:2], waits, lines[2]], 50.0) == account.Lasted(1.0, 50.0, "running", False)
     lines[2]["changed"] = False  # it has found it, and reports what it waits for
-    assert ledger.lasts(lines, 50.0) == ledger.Lasted(1.0, 50.0, "running", False, halts=((5.0, 40.0),))
+    assert account.lasts(lines, 50.0) == account.Lasted(1.0, 50.0, "running", False, halts=((5.0, 40.0),))
 
 
 def test_a_decision_that_was_refused_ends_no_run() -> None:
@@ -316,22 +317,22 @@ def test_a_decision_that_was_refused_ends_no_run() -> None:
         {"t": 1.0, "entry": "intent", "phase": "running"}, {"t": 1.1, "entry": "outcome", "refused": ""},
         {"t": 5.0, "entry": "intent", "phase": "halted"}, {"t": 5.1, "entry": "outcome", "refused": "another leads"},
     ]  # fmt: skip
-    assert ledger.lasts(lines, 9.0) == ledger.Lasted(1.0, 9.0, "running", False)
-    assert ledger.lasts(lines[:3], 9.0) == ledger.Lasted(1.0, 5.0, "halted", True)
-    assert ledger.lasts([], 9.0) is None
-    assert ledger.lasts([{"entry": "intent", "phase": "running"}, *lines], 9.0) == ledger.lasts(lines, 9.0)
+    assert account.lasts(lines, 9.0) == account.Lasted(1.0, 9.0, "running", False)
+    assert account.lasts(lines[:3], 9.0) == account.Lasted(1.0, 5.0, "halted", True)
+    assert account.lasts([], 9.0) is None
+    assert account.lasts([{"entry": "intent", "phase": "running"}, *lines], 9.0) == account.lasts(lines, 9.0)
 
 
 def test_a_ledger_that_leaves_out_some_of_the_run_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger that covers its given time covers all of it, so the journal determines how much there is."""
     live(folder, 22.95)
-    monkeypatch.setattr(ledger, "_span", lambda history, lasted: (ledger.Span(1.0, 23.0), 2.0))
-    assert ledger.of_run(folder, now=60.0)["wrong"] == [
+    monkeypatch.setattr(account, "_span", lambda history, lasted: (account.Span(1.0, 23.0), 2.0))
+    assert account.of_run(folder, now=60.0)["wrong"] == [
         f"group {g}: 22.0 s are under a cause, and the run has lasted 59.0 s by its journal" for g in (0, 1)
     ]
 
 
 def test_steps_after_the_end_of_the_run_are_wrong(folder: Path) -> None:
     (journal := folder / "journal.jsonl").write_text(journal.read_text().replace('"t": 23.5', '"t": 21.9'))
-    wrong = ledger.of_run(folder)["wrong"]
+    wrong = account.of_run(folder)["wrong"]
     assert "group 0 generation 1: steps until 1.1 s after the end of the run: they are not counted" in wrong

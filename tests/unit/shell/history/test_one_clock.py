@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli import ledger
+from supervisor.shell.history import account
 from supervisor.shell.history.files import read
 from supervisor.shell.history.one_clock import retimed
 from tests.unit.fault_injection.files import RUN, story
@@ -37,7 +37,7 @@ def told(tmp_path: Path, clock: Callable[[float], float]) -> Path:
 
 
 def counted(folder: Path) -> dict[str, Any]:
-    found = ledger.of_run(folder, now=1e6)
+    found = account.of_run(folder, now=1e6)
     return {name: found[name] for name in ("ettr", "causes", "groups", "incidents", "seconds", "wrong", "over")}
 
 
