@@ -22,6 +22,7 @@ from typing import Any
 from supervisor.core.model.spec import GroupsSpec, SlurmSpec, TitanSpec
 from supervisor.wire.records import RecordError, RunRecord, decode
 from titan_actor import mends
+from titan_actor.problem import Problem
 
 Lines = list[dict[str, object]]
 
@@ -58,19 +59,19 @@ def looked_at(
     found = fit.problems(built, titan, groups, files)
     ranks = groups.ranks_per_group
     if here and not found and (why := memory.problem(built, ranks, groups.count * ranks)):
-        found = [config.Problem("groups.ranks_per_group", ranks, why)]
+        found = [Problem("groups.ranks_per_group", ranks, why)]
     if slurm is not None and not found:
         why, note = memory.in_slurm(built, groups, slurm)
-        found = [config.Problem("groups.ranks_per_group", ranks, why)] if why else []
+        found = [Problem("groups.ranks_per_group", ranks, why)] if why else []
         notes += [note] if note else []
     if here and (why := _no_weights(built.checkpoint)):
         key = "titan.overrides.checkpoint.initial_load_path"
-        found.append(config.Problem(key, built.checkpoint.initial_load_path, why))
+        found.append(Problem(key, built.checkpoint.initial_load_path, why))
     if here and not found and not mends.on_gpu():
         try:
             fit.refuse_on_cpu(built)
         except fit.NotOnCpu as error:
-            found = [config.Problem("titan.recipe", titan.recipe, str(error))]
+            found = [Problem("titan.recipe", titan.recipe, str(error))]
     lines = [dataclasses.asdict(problem) for problem in found], [dataclasses.asdict(change) for change in changes]
     return *lines, notes
 

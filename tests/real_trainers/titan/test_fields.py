@@ -19,6 +19,7 @@ from supervisor.core.model.spec import TitanSpec
 from supervisor.wire.address import free_port
 from tests.real_trainers.titan.groups import Groups, assert_equal_digests, complete
 from titan_actor import fields, mends
+from titan_actor.overrides import leaves
 
 NEEDED: tuple[type[Exception], ...] = (ImportError, ValueError)
 """Raised by configs for packages or devices that are not here."""
@@ -61,9 +62,7 @@ def configs() -> Iterator[Any]:
 
 
 def test_every_field_of_every_config_has_a_row_and_every_row_a_field() -> None:
-    from titan_actor import config
-
-    paths = {path for one in configs() for path, _ in config._leaves(one)}
+    paths = {path for one in configs() for path, _ in leaves(one)}
     assert len(paths) > 120
     assert sorted(path for path in paths if fields.standing(path) is None) == []
     known = {(section, name) for section, rows in fields.TABLE.items() for name in rows if section}
