@@ -67,6 +67,8 @@ def looked_at(
     if here and (why := _no_weights(built.checkpoint)):
         key = "titan.overrides.checkpoint.initial_load_path"
         found.append(Problem(key, built.checkpoint.initial_load_path, why))
+    if here and (why := _no_dump(built.dump_folder)):
+        found.append(Problem("titan.overrides.dump_folder", built.dump_folder, why))
     if here and not found and not mends.on_gpu():
         try:
             fit.refuse_on_cpu(built)
@@ -104,6 +106,16 @@ def _no_weights(checkpoint: Any) -> str:
             "titan.overrides.checkpoint.initial_load_in_hf = true for weights of Hugging Face"
         )
     return ""
+
+
+def _no_dump(folder: str) -> str:
+    """Explains why TorchTitan's own files cannot be written to a folder; empty: they can, or it is the run's own."""
+    if not Path(folder).is_absolute():
+        return ""
+    above = next((one for one in (Path(folder), *Path(folder).parents) if one.exists()), Path())
+    if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+        return ""
+    return f"profiles and metrics go there, and {above} is no folder that this user may write to: name another"
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from supervisor.core.model.spec import DataSpec, TitanSpec
 from supervisor.wire.records import TrainerLaunch
 from titan_actor import data, fields, mends, recipes
-from titan_actor.lift import Change, lift, trainer_config
+from titan_actor.lift import IN_THE_RUN, Change, lift, trainer_config
 from titan_actor.overrides import RESERVED, fields_of, leaves, nearest_path, set_field, single_fields
 from titan_actor.problem import Problem
 
@@ -63,7 +63,6 @@ def shown(titan: TitanSpec, ranks: int = 1) -> list[Setting]:
     Raises ConfigError."""
     stages = _Stages()
     config = _resolved(titan, ranks, stages)
-    config.dump_folder = "RUN/titan/group-N"  # as for_launch sets it
     # its checkpointer may read the recipe's, but these are what the run goes by
     config.checkpoint.interval, config.checkpoint.keep_latest_k = (
         titan.checkpoint_interval_steps,
@@ -171,13 +170,17 @@ def _refused(config: Any) -> Iterator[Problem]:
         row = fields.standing(key)
         if row is not None and row.standing == "refused" and value != row.unless:
             yield Problem(f"titan.overrides.{key}", value, f"{row.note}: leave it {row.unless!r}")
+    if "://" in config.dump_folder:
+        why = "TorchTitan writes profiles and metrics to a folder: name one that all nodes have"
+        yield Problem("titan.overrides.dump_folder", config.dump_folder, why)
 
 
 def for_launch(launch: TrainerLaunch) -> Any:
     """Returns the config of one rank. Raises ConfigError."""
     config = from_spec(launch.titan, launch.world_size)
     # kept over restarts, which may be on other nodes
-    config.dump_folder = f"{launch.run_dir}/titan/group-{launch.group}"
+    above = f"{launch.run_dir}/titan" if config.dump_folder == IN_THE_RUN else f"{config.dump_folder}/{launch.run}"
+    config.dump_folder = f"{above}/group-{launch.group}"
     if config.training.global_batch_size > 0:
         # TorchTitan's trainer knows one group
         config.training.global_batch_size //= launch.groups

@@ -48,7 +48,7 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
     "": {
         **_honoured("model_spec", "tokenizer", "loss", note="anything below it"),
         **_honoured("hf_assets_path", note="relative paths are taken from the run file's folder"),
-        **_ours("a folder of the group in the run's own, where it keeps what TorchTitan writes", "dump_folder"),
+        **_honoured("dump_folder", note="a folder of the group in the run's own, or in NAME below an absolute path given here"),
         **_ours("[groups] and [torchft]", "fault_tolerance"),
     },
     "activation_checkpoint": _honoured(

@@ -17,7 +17,6 @@ from titan_actor.problem import Problem
 RESERVED = {
     "training.steps": "titan.steps",
     "debug.seed": "titan.seed",
-    "dump_folder": "the run's own folder",
     "model_spec.name": "titan.recipe",
     "model_spec.flavor": "titan.recipe",
     "fault_tolerance": "groups and torchft",
