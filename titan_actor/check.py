@@ -22,6 +22,7 @@ from typing import Any
 from supervisor.core.model.spec import GroupsSpec, SlurmSpec, TitanSpec
 from supervisor.wire.records import RecordError, RunRecord, decode
 from titan_actor import mends
+from titan_actor.problem import Problem
 
 Lines = list[dict[str, object]]
 
@@ -58,19 +59,21 @@ def looked_at(
     found = fit.problems(built, titan, groups, files)
     ranks = groups.ranks_per_group
     if here and not found and (why := memory.problem(built, ranks, groups.count * ranks)):
-        found = [config.Problem("groups.ranks_per_group", ranks, why)]
+        found = [Problem("groups.ranks_per_group", ranks, why)]
     if slurm is not None and not found:
         why, note = memory.in_slurm(built, groups, slurm)
-        found = [config.Problem("groups.ranks_per_group", ranks, why)] if why else []
+        found = [Problem("groups.ranks_per_group", ranks, why)] if why else []
         notes += [note] if note else []
     if here and (why := _no_weights(built.checkpoint)):
         key = "titan.overrides.checkpoint.initial_load_path"
-        found.append(config.Problem(key, built.checkpoint.initial_load_path, why))
+        found.append(Problem(key, built.checkpoint.initial_load_path, why))
+    if here and (why := _no_dump(built.dump_folder)):
+        found.append(Problem("titan.overrides.dump_folder", built.dump_folder, why))
     if here and not found and not mends.on_gpu():
         try:
             fit.refuse_on_cpu(built)
         except fit.NotOnCpu as error:
-            found = [config.Problem("titan.recipe", titan.recipe, str(error))]
+            found = [Problem("titan.recipe", titan.recipe, str(error))]
     lines = [dataclasses.asdict(problem) for problem in found], [dataclasses.asdict(change) for change in changes]
     return *lines, notes
 
@@ -103,6 +106,16 @@ def _no_weights(checkpoint: Any) -> str:
             "titan.overrides.checkpoint.initial_load_in_hf = true for weights of Hugging Face"
         )
     return ""
+
+
+def _no_dump(folder: str) -> str:
+    """Explains why TorchTitan's own files cannot be written to a folder; empty: they can, or it is the run's own."""
+    if not Path(folder).is_absolute():
+        return ""
+    above = next((one for one in (Path(folder), *Path(folder).parents) if one.exists()), Path())
+    if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+        return ""
+    return f"profiles and metrics go there, and {above} is no folder that this user may write to: name another"
 
 
 def main() -> int:

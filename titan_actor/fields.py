@@ -1,7 +1,7 @@
 """Says of each field of TorchTitan's config what becomes of it: honoured, set by a key of the run file, or refused.
 
 The table is complete for the versions of TorchTitan that are tested: `tests/real_trainers/titan/test_fields.py` walks every config of
-its registries. docs/TITAN.md shows it.
+its registries and every field that their types declare, and fails for one without a row. docs/TITAN.md shows it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ _DATA = [
     "dataset",
     "dataset_path",
     "infinite",
-    "load_dataset_kwargs",
     "num_workers",
     "persistent_workers",
     "pin_memory",
@@ -46,14 +45,15 @@ _DATA = [
 
 TABLE: Mapping[str, Mapping[str, Row]] = {
     "": {
-        **_honoured("model_spec", "tokenizer", "loss", note="anything below it"),
+        **_honoured("model_spec.*", "tokenizer.*", "loss.*", note="the recipe's own objects, which are built unchanged"),
+        **_honoured("activation_checkpoint", note="none, full or selective; or any object of a recipe's"),
         **_honoured("hf_assets_path", note="relative paths are taken from the run file's folder"),
-        **_ours("a folder of the group in the run's own, where it keeps what TorchTitan writes", "dump_folder"),
-        **_ours("[groups] and [torchft]", "fault_tolerance"),
+        **_honoured("dump_folder", note="a folder of the group in the run's own, or in NAME below an absolute path given here"),
+        **_ours("[groups] and [torchft]", "fault_tolerance.*"),
     },
     "activation_checkpoint": _honoured(
-        "activation_checkpoint", "debug", "determinism_check", "force_recompute_mm_shapes_by_fqns", "preserve_rng_state",
-        "budget", "visualize_memory_budget_pareto",
+        "debug", "determinism_check", "force_recompute_mm_shapes_by_fqns", "memory_budget", "preserve_rng_state",
+        "visualize_memory_budget_pareto",
     ),
     "checkpoint": {
         **_honoured(
@@ -80,8 +80,9 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
     },
     "compile": _honoured("enable", "enable_async_tensor_parallel", "components", "backend"),
     "dataloader": _honoured(
-        *_DATA, "sample_processor", note="each group reads a share of its own; [titan.data] sets the text, if it is given",
+        *_DATA, "load_dataset_kwargs.*", "sample_processor", note="each group reads a share of its own; [titan.data] sets the text, if it is given",
     ),
+    "validator.dataloader": _honoured(*_DATA, note="each group validates on a share of its own"),
     "debug": {
         **_honoured(
             "batch_invariant", "detect_anomaly", "deterministic", "deterministic_warn_only", "enable_structured_logging",
@@ -97,8 +98,9 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         **_honoured("enable_wandb", note="one run for each group, which its restarts go on with"),
         **_honoured("save_for_all_ranks"),
     },
-    "optimizer": _honoured(
-        "implementation", "optimizer_factory_kwargs_by_name", "param_groups",
+    "optimizer": _honoured("implementation", "optimizer_factory_kwargs_by_name.*"),
+    "optimizer.param_groups": _honoured(
+        "optimizer_kwargs.*", "optimizer_name", "pattern",
         note="optimizer.NAME sets NAME in every group, optimizer.param_groups.0.optimizer_kwargs.NAME in one",
     ),
     "override": _honoured("imports"),
@@ -119,7 +121,7 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
     "profiler": _honoured(
         "enable_memory_snapshot", "enable_profiling", "memory_snapshot_freq", "memory_snapshot_max_entries", "profile_freq",
         "profiler_active", "profiler_repeat", "profiler_skip_first", "profiler_skip_first_wait", "profiler_warmup",
-        "save_memory_snapshot_folder", "save_traces_folder", "trace_post_processor",
+        "save_memory_snapshot_folder", "save_traces_folder", "trace_post_processor.*",
     ),
     "training": {
         **_honoured(
@@ -132,15 +134,16 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
             "ours", "always true: a captured step would hold the all-reduce between groups (titan_actor/mends.py)"
         ),
     },
-    "validator": _honoured("enable", "freq", "steps", "dataloader", note="each group validates on a share of its own"),
+    "validator": _honoured("enable", "freq", "steps", note="each group validates on a share of its own"),
 }  # fmt: skip
-"""Section -> name of a field in it -> what becomes of it. Under "" the fields that are no section."""
+"""Section -> name of a field in it -> what becomes of it; `NAME.*`: of it and all below it. Under "" the fields that are
+in no section. Items of a list are not numbered."""
 
 
 def standing(path: str) -> Row | None:
     """Returns the row of a field, given as its path from the top of the config; None: it has none."""
-    section, _, rest = path.partition(".")
-    if section in TABLE[""]:
-        return TABLE[""][section]
-    known = TABLE.get(section, {})
-    return known.get(rest.partition(".")[0] or section)
+    *section, name = parts = [part for part in path.split(".") if not part.isdecimal()]
+    if row := TABLE.get(".".join(section), {}).get(name):
+        return row
+    rows = (TABLE.get(".".join(parts[:at]), {}).get(f"{part}.*") for at, part in enumerate(parts))
+    return next(filter(None, rows), None)

@@ -13,7 +13,7 @@ from typing import Any
 
 from supervisor.core.model.spec import DataSpec, GroupsSpec, TitanSpec
 from titan_actor import data, shares
-from titan_actor.config import Problem
+from titan_actor.problem import Problem
 
 
 class NotOnCpu(ValueError):

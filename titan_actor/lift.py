@@ -9,6 +9,12 @@ from typing import Any
 
 from supervisor.wire.titan_names import ASSETS
 
+IN_THE_RUN = "RUN/titan/group-N"
+"""Stands for the folder of TorchTitan's own files until the run and the group are known."""
+
+OUTPUTS = "./outputs"
+"""TorchTitan's default, which stands for no choice of the recipe's author."""
+
 TOKENIZER = Path(__file__).parent / "assets" / "tokenizer"
 
 
@@ -47,6 +53,12 @@ def lift(made: Any, changes: list[Change]) -> None:
 
     if made.hf_assets_path.startswith(ASSETS) and not Path(made.hf_assets_path).is_dir():
         change("hf_assets_path", str(TOKENIZER), "TorchTitan's test tokenizer is not in its wheel: this is Everstep's")
+    if not Path(made.dump_folder).is_absolute():
+        if made.dump_folder != OUTPUTS:
+            changes.append(
+                Change("dump_folder", made.dump_folder, IN_THE_RUN, "only an absolute path is one on each node")
+            )
+        made.dump_folder = IN_THE_RUN
     wanted = starts_from_weights(made) or made.checkpoint.last_save_in_hf
     why = "the supervisor writes checkpoints: titan.checkpoint_interval_steps"
     change("checkpoint.enable", wanted, "for the weights at the start or the end" if wanted else why)

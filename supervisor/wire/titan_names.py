@@ -23,6 +23,7 @@ MOVED: Mapping[str, str] = {
     "activation_checkpoint.mode": "activation_checkpoint",
     "experimental.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
     "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
+    "job.dump_folder": "dump_folder",
     "model.hf_assets_path": "hf_assets_path",
     "model.tokenizer_path": "hf_assets_path",
     "training.batch_size": "training.local_batch_size",

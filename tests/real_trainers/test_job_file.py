@@ -29,8 +29,27 @@ mixed_precision_param = "float32"
 [checkpoint]
 enable_checkpoint = true
 interval = 10
+[metrics]
+enable_tensorboard = true
 """
 STEPS = 20
+
+
+@pytest.mark.parametrize(("folder", "exit_code"), [("outputs", 0), ("train.toml/outputs", 2)])
+def test_the_check_says_where_the_dump_folder_is_or_why_it_cannot_be_there(
+    folder: str, exit_code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "train.toml").write_text(JOB)
+    given = ["--job.config_file", "train.toml", "--training.dataset_path", ".", "--validator.no-enable"]
+    (tmp_path / "text.txt").write_text("A page.\n" * 200)
+    (tmp_path / "more.txt").write_text("Another page.\n" * 200)
+    checked = subprocess.run(
+        [sys.executable, "-m", "supervisor.cli", "launch", "--check", *given, "--job.dump_folder", folder],
+        capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path,
+    )  # fmt: skip
+    assert checked.returncode == exit_code, checked.stderr
+    assert f"job.dump_folder = '{tmp_path}/{folder}': titan.overrides.dump_folder; profiles, " in checked.stderr
+    assert (f"{tmp_path}/train.toml is no folder that this user may write to" in checked.stderr) == bool(exit_code)
 
 
 @pytest.mark.long
@@ -62,4 +81,6 @@ def test_the_five_arguments_train_a_local_folder_to_the_last_step(tmp_path: Path
             for one in w.history(record).steps
         }
         assert last == {0: STEPS, 1: STEPS}
+        written = [*(tmp_path / "outputs" / "train").glob("group-*/tb/*/events.out.tfevents.*")]
+        assert {file.relative_to(tmp_path).parts[2] for file in written} == {"group-0", "group-1"}
         w.check(record)

@@ -115,7 +115,7 @@ OF_PATHS = (
     "dataloader.dataset_path",
     "validator.dataloader.dataset_path",
 )
-"""Overrides that are paths."""
+"""Overrides that are paths, if something is there."""
 
 
 def _from(base: Path, titan: TitanSpec) -> TitanSpec:
@@ -131,9 +131,15 @@ def _overrides_from(base: Path, table: dict[str, Any], where: str = "") -> dict[
     for name, value in table.items():
         if isinstance(value, dict):
             found[name] = _overrides_from(base, value, f"{where}{name}.")
-        elif f"{where}{name}" in OF_PATHS and isinstance(value, str) and (base / value).exists():
+        elif isinstance(value, str) and _is_path(f"{where}{name}", base, value):
             found[name] = str((base / value).resolve())
     return found
+
+
+def _is_path(key: str, base: Path, value: str) -> bool:
+    # the dump folder is made by the run
+    made = key == "dump_folder" and value != "" and "://" not in value
+    return made or (key in OF_PATHS and (base / value).exists())
 
 
 def name_problem(name: str) -> str:

@@ -21,8 +21,6 @@ JOB_FILE = "job.config_file"
 OVERRIDES = "titan.overrides."
 
 LEFT_OUT: Mapping[str, str] = {
-    "dump_folder": "the run's folder is HOME/NAME (`--home`, `--name`), and TorchTitan's own files are in `titan` there",
-    "job.dump_folder": "the run's folder is HOME/NAME (`--home`, `--name`), and TorchTitan's own files are in `titan` there",
     "job.description": "it says nothing to the training",
     "job.print_args": "`supervisor config show` prints the config",
     "job.print_config": "`supervisor config show` prints the config",
@@ -222,8 +220,14 @@ def _override(key: str, value: Any, folders: Sequence[Path], lines: list[str], o
         # the tokenizer was a file once; the check knows what takes the place of TorchTitan's, by the name as it is
         if folder.exists() or not str(value).startswith(ASSETS):
             value = str(folder.parent if folder.is_file() else folder)
+    elif new == "dump_folder" and value and "://" not in str(value):
+        value = str(Path(str(value)).resolve())  # as TorchTitan takes it, in a job file too
+        lines.append(
+            f"{key} = {value!r}: titan.overrides.{new}; profiles, TensorBoard and W&B go to NAME/group-N there, checkpoints "
+            "to the run's folder, HOME/NAME (`--home`, `--name`)"
+        )
     overrides[new] = value
-    if new != key:
+    if new != key and new != "dump_folder":
         lines.append(f"{key} = {value!r}: titan.overrides.{new}")
 
 

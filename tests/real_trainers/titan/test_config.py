@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -110,9 +111,7 @@ def test_wrong_type_names_what_is_expected(key: str, value: object, expected: st
     assert expected in problem.message
 
 
-@pytest.mark.parametrize(
-    "key", ["training.steps", "debug.seed", "checkpoint.enable", "fault_tolerance.group_size", "dump_folder"]
-)
+@pytest.mark.parametrize("key", ["training.steps", "debug.seed", "checkpoint.enable", "fault_tolerance.group_size"])
 def test_what_the_run_file_sets_elsewhere_is_no_override(key: str) -> None:
     [problem] = problems(overrides={key: 1})
     assert "is not an override: set " in problem.message
@@ -343,15 +342,57 @@ def test_what_trains_on_gpus_alone_is_refused_on_a_cpu() -> None:
         )
 
 
-def test_a_global_batch_is_that_of_all_groups() -> None:
+def launched(**fields: Any) -> Any:
+    """Returns the config of a rank of group 0."""
     from titan_actor import config
 
     launch = TrainerLaunch(
         run="r", group=0, generation=1, rank=0, world_size=1, groups=2, min_groups=1, node="n", node_address="127.0.0.1",
-        master_port=1, lighthouse="127.0.0.1:1", run_dir="", rank_dir="",
-        titan=TitanSpec(recipe=RECIPE, overrides={"training.global_batch_size": 8}),
+        master_port=1, lighthouse="127.0.0.1:1", run_dir="/runs/r", rank_dir="",
+        titan=TitanSpec(**{"recipe": RECIPE, **fields}),
     )  # fmt: skip
-    assert config.for_launch(launch).training.global_batch_size == 4
+    return config.for_launch(launch)
+
+
+def test_a_global_batch_is_that_of_all_groups() -> None:
+    assert launched(overrides={"training.global_batch_size": 8}).training.global_batch_size == 4
+
+
+def test_a_dump_folder_is_where_titans_own_files_go() -> None:
+    assert launched().dump_folder == "/runs/r/titan/group-0"
+    assert launched(overrides={"dump_folder": "/out"}).dump_folder == "/out/r/group-0"
+    (problem,) = problems(overrides={"dump_folder": "s3://bucket/out"})
+    assert (problem.key, problem.value) == ("titan.overrides.dump_folder", "s3://bucket/out")
+
+
+@pytest.mark.parametrize(
+    ("folder", "becomes"),
+    [("./outputs", "/runs/r/titan/group-0"), ("/out", "/out/r/group-0"), ("mine", "/runs/r/titan/group-0")],
+)
+def test_a_recipes_dump_folder_is_honoured_or_changed_with_a_line(
+    folder: str, becomes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from titan_actor import config, recipes
+
+    monkeypatch.setitem(
+        recipes.SHIPPED, RECIPE, lambda: dataclasses.replace(recipes.llama3_debug_small(), dump_folder=folder)
+    )
+    changed = [change.before for change in config.resolved(TitanSpec(recipe=RECIPE))[1] if change.key == "dump_folder"]
+    assert changed == (["mine"] if folder == "mine" else [])
+    assert launched().dump_folder == becomes
+
+
+def test_a_dump_folder_that_cannot_be_made_is_refused_where_it_would_be_written(tmp_path: Path) -> None:
+    from titan_actor import check
+
+    (tmp_path / "file").touch()
+    spec = TitanSpec(recipe=RECIPE, overrides={"dump_folder": f"{tmp_path}/file/out"})
+    (problem,) = check.looked_at(spec, GroupsSpec(), here=True)[0]
+    assert problem["key"] == "titan.overrides.dump_folder"
+    assert f"{tmp_path}/file is no folder" in str(problem["message"])
+    assert check.looked_at(spec, GroupsSpec())[0] == [], "the nodes may have it"
+    spec = TitanSpec(recipe=RECIPE, overrides={"dump_folder": f"{tmp_path}/not/yet"})
+    assert check.looked_at(spec, GroupsSpec(), here=True)[0] == []
 
 
 MOE = "torchtitan.models.qwen3.config_registry:qwen3_debugmodel_moe_param_groups"

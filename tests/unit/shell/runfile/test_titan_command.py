@@ -112,6 +112,7 @@ def test_an_older_job_file_with_the_five_arguments_of_the_tutorials(
         "training.seq_len": 2048,
         "parallelism.data_parallel_shard_degree": -1,
         "hf_assets_path": f"{tmp_path}/tokenizer",
+        "dump_folder": f"{here}/out",
     }
     told = {line.partition(" = ")[0].partition(":")[0] for line in made.lines}
     assert {"job.dump_folder", "training.batch_size", "training.dataset_path", "dataloader.dataset"} <= told
@@ -191,13 +192,26 @@ def test_relative_paths_are_those_of_the_run_file(tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     (tmp_path / "run.toml").write_text(
         'name = "r"\n[titan.overrides]\nhf_assets_path = "words"\n"dataloader.dataset_path" = "allenai/c4"\n'
-        'validator.dataloader.dataset_path = "words"\n'
+        'validator.dataloader.dataset_path = "words"\ndump_folder = "out"\n'
     )
     assert parse.load(tmp_path / "run.toml").titan.overrides == {
         "hf_assets_path": str(tmp_path / "words"),
         "dataloader.dataset_path": "allenai/c4",
         "validator": {"dataloader": {"dataset_path": str(tmp_path / "words")}},
+        "dump_folder": str(tmp_path / "out"),
     }
+
+
+@pytest.mark.parametrize("key", ["dump_folder", "job.dump_folder"])
+def test_a_dump_folder_is_that_of_where_the_command_is_typed_and_the_line_says_what_goes_there(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = from_arguments("llama3", "llama3_8b", [f"--{key}", "out"])
+    assert made.body["titan"]["overrides"] == {"dump_folder": f"{tmp_path}/out"}
+    (line,) = made.lines
+    assert line.startswith(f"{key} = '{tmp_path}/out': titan.overrides.dump_folder; ")
+    assert "checkpoints to the run's folder" in line
 
 
 def test_the_last_of_a_repeated_option_counts_and_two_ways_to_say_one_thing_do_not() -> None:
