@@ -35,7 +35,7 @@ from supervisor.wire.checks import CheckResult
 VERSION = 1
 """Version of every kind that is not in VERSIONS."""
 
-VERSIONS: dict[str, int] = {"Memory": 3, "GroupMemory": 4, "Incident": 3, "AllocationMemory": 2}
+VERSIONS: dict[str, int] = {"Memory": 3, "GroupMemory": 5, "Incident": 3, "AllocationMemory": 2}
 """Kinds that had an incompatible change, and their current version. Raise one only if a program that drops unknown
 fields when it writes would do harm. A field with a good default needs no new version (docs/UPGRADES.md)."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from supervisor.core.attribution.cross_host_recurrence import BY_END, BY_KIND
 from supervisor.core.model.decision import Decision
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.reason import Reason
@@ -23,7 +24,7 @@ WORDS = {"reason", "evidence", "considered", "costs", "error", "trace", "said", 
 SET_OR_NOT = {"halt_reason", "left_out", "resumed"}
 """Text fields of which only the presence counts."""
 
-DROPPED = {"oom_at", "oom_host"}
+DROPPED = {"oom_at", "oom_host", "restarts_host"}
 """Fields that memory had when the corpus was made, and has no more: the decisions that rested on them are compared."""
 
 Answer = dict[str, Any]
@@ -84,11 +85,19 @@ def _of_one_node(group: dict[str, Any]) -> dict[str, Any]:
     """A group's first seat under the names that the corpus has for it."""
     seats, left, _ = group.pop("seats"), group.pop("left"), group.pop("size")
     (was, *_), (now, *_) = left or [{}], seats or [{}]
-    for shown in group["shown"]:
-        if shown["rank"] is None:
-            del shown["rank"]  # only groups on several nodes have it
+    failures = group.pop("failures")
+    restarts = [f for f in failures if f.pop("restarted")]
+    group["restarts_here"] = [f["at"] for f in restarts]
+    newest = {f["kind"]: f for f in failures if f["kind"] in BY_KIND | BY_END}
+    group["shown"] = [_shown(f) for f in failures if f is newest.get(f["kind"])]
     here = {"node": now.get("node"), "host": now.get("host"), "allocation": (now or was).get("allocation")}
     return {**group, **here, "old_node": was.get("node")}
+
+
+def _shown(failure: dict[str, Any]) -> dict[str, Any]:
+    """The newest failure of a kind as the corpus has it: with its text where alikeness depends on that."""
+    same = failure["same"] if failure["kind"] in BY_END else ""
+    return {name: value for name, value in {**failure, "same": same}.items() if (name, value) != ("rank", None)}
 
 
 def _lean(value: Any) -> dict[str, Any]:

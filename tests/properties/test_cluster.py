@@ -183,7 +183,7 @@ def test_what_crashes_one_group_on_every_host_bars_none_of_them(seed: int, group
     """From the second host on no incident is held against any: neither by this run nor, in etcd, for others."""
     c = live(seed, [], spec(restart=1))
     c.training.segfaults = group
-    assert c.until(lambda: any(s.followed for s in c.memory.groups[group].shown), 300.0), state(c)
+    assert c.until(lambda: any(s.followed for s in c.memory.groups[group].failures), 300.0), state(c)
     c.run(1.0)
     assert not c.until(lambda: bool(c.memory.cordons or [key for key in c.held() if "/incident/" in key]), 50.0)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from supervisor.core.model.incident import Failure
 from supervisor.core.model.kinds import Is, that_are
-from supervisor.core.model.memory import GroupMemory, Shown
+from supervisor.core.model.memory import GroupMemory, PastFailure
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy.cordons import REPEATED_S
 from supervisor.core.round.draft import Round
@@ -20,25 +20,28 @@ BY_KIND = that_are(Is.ALIKE)
 """Kinds that are alike whatever their words: step or factor may differ, and a hanging start reports nothing."""
 BY_END = that_are(Is.ALIKE_BY_END)
 """Kinds that are alike if the exception, or the signal, is the same. A SIGKILL of unknown origin is never alike."""
+KEPT = 40
+"""Failures of a group that are kept, the newest ones: enough to find a flapping host at a budget of 16 restarts."""
 
 
-def before(r: RoundView, group: GroupMemory, failure: Failure, at: float | None = None) -> Shown | None:
+def before(r: RoundView, group: GroupMemory, failure: Failure, at: float | None = None) -> PastFailure | None:
     """Returns how this failure was seen on another host within a day, or None. `at`: when it began; None: now. In a
     group on several nodes it follows the rank: another rank is no sign that the host of the first was not at fault."""
-    kind, same = failure.kind, failure.same
-    if kind not in BY_KIND and not (kind in BY_END and same):
+    newest = group.newest(failure.kind)
+    if newest is None or not _alike(newest, failure, group):
         return None
-    host, at = r.its_host(group), r.now if at is None else at
-    for shown in group.shown:
-        known = (shown.kind, shown.same) == (kind, same if kind in BY_END else "")
-        if group.size > 1 and kind in BY_KIND and shown.rank != failure.rank:
-            continue
-        if known and at - shown.at <= WITHIN_S and (shown.followed or shown.host != host):
-            return shown
-    return None
+    at = r.now if at is None else at
+    elsewhere = newest.followed or newest.host != r.its_host(group)
+    return newest if elsewhere and at - newest.at <= WITHIN_S else None
 
 
-def told(failure: Failure, earlier: Shown | None) -> Failure:
+def _alike(past: PastFailure, failure: Failure, group: GroupMemory) -> bool:
+    if failure.kind in BY_KIND:
+        return group.size == 1 or past.rank == failure.rank
+    return failure.kind in BY_END and bool(failure.same) and past.same == failure.same
+
+
+def told(failure: Failure, earlier: PastFailure | None) -> Failure:
     """Adds to the failure's evidence where it was seen before."""
     if earlier is None:
         return failure
@@ -46,7 +49,7 @@ def told(failure: Failure, earlier: Shown | None) -> Failure:
     return replace(failure, evidence=(*failure.evidence, follows))
 
 
-def not_finite(r: RoundView, group: GroupMemory, step: int, earlier: Shown) -> Reason | None:
+def not_finite(r: RoundView, group: GroupMemory, step: int, earlier: PastFailure) -> Reason | None:
     """Explains why a number that is not finite stops the run; None if it does not. Each one ends all groups, another
     host gets the same data, and only a person may leave some of it out. A group that has come past that data shows that
     it was not the cause: two such failures are no reason yet, three are. A group that was away for some steps reaches
@@ -59,23 +62,21 @@ def not_finite(r: RoundView, group: GroupMemory, step: int, earlier: Shown) -> R
     )  # fmt: skip
 
 
-def remember(r: Round, group: GroupMemory, shown: Shown, earlier: Shown | None) -> None:
+def remember(r: Round, group: GroupMemory, failure: PastFailure, earlier: PastFailure | None) -> None:
     """Remembers a failure that is acted on here. If another host showed it before, that host is freed of it."""
-    if shown.kind not in BY_KIND | BY_END:
-        return
-    shown = replace(shown, same=shown.same if shown.kind in BY_END else "")
     if earlier is not None:
-        shown = replace(shown, followed=True)
+        failure = replace(failure, followed=True)
         acquit(r, group, earlier)
     group = r.groups[group.group]
-    r.set_group(replace(group, shown=(*(s for s in group.shown if s.kind != shown.kind), shown)))
+    kept = (f for f in group.failures if f.kind != failure.kind or (f.restarted and r.now - f.at <= WITHIN_S))
+    r.set_group(replace(group, failures=(*kept, failure)[-KEPT:]))
 
 
-def acquit(r: Round, group: GroupMemory, earlier: Shown) -> None:
+def acquit(r: Round, group: GroupMemory, earlier: PastFailure) -> None:
     """Frees the earlier host of the failure, once: what came after was held against no host."""
     if earlier.followed:
         return
     elsewhere = Reason.of(Code.BEFELL_ELSEWHERE, group=group.group, host=r.its_host(group))
     r.acquit(earlier.host, earlier.incident, earlier.kind, elsewhere)
-    shown = tuple(replace(s, followed=True) if s == earlier else s for s in group.shown)
-    r.set_group(replace(group, shown=shown))
+    failures = tuple(replace(f, followed=True) if f == earlier else f for f in group.failures)
+    r.set_group(replace(group, failures=failures))

@@ -15,34 +15,28 @@ from supervisor.core.round.view import RoundView
 WINDOWS = 2
 """Windows' budgets of restarts within a day that are no chance. Llama 3's 16,384 GPUs had 419 unplanned interruptions
 in 54 days: a host of eight one in 264 days."""
-KEPT = 32
-"""Restarts that are kept. A budget of which twice is more is never reached by this rule."""
 OTHERS_ALIKE = 2
 """Restarts of another group from which on no single host is at fault."""
 
 
-def remember(r: RoundView, group: GroupMemory, kind: Kind) -> GroupMemory:
-    """Notes that the group is started again in place."""
-    if kind == Kind.REQUESTED or kind in OF_THE_PROGRAM or _unknown(group):
+def remember(group: GroupMemory, kind: Kind) -> GroupMemory:
+    """Notes that the group is started again in place after its newest failure. Restarts on another host before it are
+    forgotten."""
+    if kind in OF_THE_PROGRAM or _unknown(group):
         return group
-    host = r.its_host(group)
-    before = group.restarts_here if group.restarts_host == host else ()
-    return replace(group, restarts_here=(*before, r.now)[-KEPT:], restarts_host=host)
+    *before, newest = group.failures
+    here = [replace(f, restarted=f.restarted and f.host == newest.host) for f in before]
+    return replace(group, failures=(*here, replace(newest, restarted=True)))
 
 
 def here(r: RoundView, group: GroupMemory, kind: Kind) -> Reason | None:
     """Explains why the group leaves its host: many failures there within a day. None: few, or others have them too."""
     host = r.its_host(group)
-    times = _lately(r, group)
-    if (
-        kind in OF_THE_PROGRAM
-        or _unknown(group)
-        or group.restarts_host != host
-        or times < WINDOWS * r.spec.policy.budget.restart
-    ):
+    times = _lately(r, group).count(host)
+    if kind in OF_THE_PROGRAM or _unknown(group) or times < WINDOWS * r.spec.policy.budget.restart:
         return None
-    others = (g for g in r.groups.values() if g.group != group.group and g.restarts_host != host)
-    if any(_lately(r, g) >= OTHERS_ALIKE for g in others):
+    others = (_lately(r, g) for g in r.groups.values() if g.group != group.group)
+    if any(len(hosts) - hosts.count(host) >= OTHERS_ALIKE for hosts in others):
         return None
     return Reason.of(Code.OFTEN_HERE, times=times, host=host)
 
@@ -58,8 +52,9 @@ def hold(r: Round, group: GroupMemory, incident: Incident) -> None:
 def freed(r: Round, host: str) -> None:
     """Forgets the restarts on a host that a person or a passed check has freed: they are not held against it again."""
     for group in r.groups.values():
-        if group.restarts_host == host and group.restarts_here:
-            r.groups[group.group] = replace(group, restarts_here=())
+        if any(f.restarted and f.host == host for f in group.failures):
+            left = tuple(replace(f, restarted=f.restarted and f.host != host) for f in group.failures)
+            r.groups[group.group] = replace(group, failures=left)
 
 
 def _unknown(group: GroupMemory) -> bool:
@@ -67,5 +62,6 @@ def _unknown(group: GroupMemory) -> bool:
     return group.size > 1 and not group.at_fault
 
 
-def _lately(r: RoundView, group: GroupMemory) -> int:
-    return sum(r.now - at <= REPEATED_S for at in group.restarts_here)
+def _lately(r: RoundView, group: GroupMemory) -> list[str]:
+    """Hosts of its restarts in place within a day, each as often as it had one."""
+    return [f.host for f in group.failures if f.restarted and r.now - f.at <= REPEATED_S]

@@ -188,7 +188,8 @@ def elsewhere(r: RoundView, group: GroupMemory, failure: Failure) -> Reason | No
 def _killed_here(r: RoundView, group: GroupMemory) -> bool:
     """Returns true if it was killed for memory on its host before, within the window of the budgets."""
     host, window_s = r.its_host(group), r.spec.policy.budget.window_s
-    return any(s.kind == Kind.OOM and s.host == host and r.now - s.at < window_s for s in group.shown)
+    before = group.newest(Kind.OOM)
+    return before is not None and before.host == host and r.now - before.at < window_s
 
 
 def as_the_programs(failure: Failure) -> Failure:

@@ -33,7 +33,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class PastFailure:
     """A failure that was acted on, and where the group was."""
 
     kind: Kind
@@ -43,11 +43,13 @@ class Shown:
     """Time on the run clock."""
     step: int
     same: str = ""
-    """As in Failure; empty if all of the kind are alike."""
-    followed: bool = False
-    """True if it has come again on another host: no host is at fault."""
+    """As in Failure."""
     rank: int | None = None
     """Rank at fault, in a group on several nodes: another of its ranks that fails alike has other data and work."""
+    followed: bool = False
+    """True if it has come again on another host: no host is at fault."""
+    restarted: bool = False
+    """True if the group was started again in place, and its host may be at fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +117,10 @@ class GroupMemory:
     """Checkpoint that the current generation was started with."""
     resume: Literal["disk", "peers"] = "disk"
     seen: Seen | None = None
-    restarts_here: tuple[float, ...] = ()
-    """Times of restarts in place that may be its host's fault, on the run clock; the newest are kept."""
-    restarts_host: str = ""
-    """Host of those restarts."""
-    shown: tuple[Shown, ...] = ()
-    """Newest failure of each kind that may follow it to another host."""
+    """Its last end, acted on or not, if it may say something of the program (ADR 21)."""
+    failures: tuple[PastFailure, ...] = ()
+    """Its failures that were acted on, the oldest first: the newest of each kind, and those that ended in a restart in
+    place on one host. Forgotten when a person restarts the group or resumes the run."""
     left_out: Reason | None = None
     """Reason why it is suspended, until a person asks for it or a budget has one left. None: it is not."""
 
@@ -164,15 +164,30 @@ class GroupMemory:
         it any more in a quorum or a collective, and none ends by its loss."""
         return not self.placed and self.phase in ("unplaced", "placing") and now - self.since >= for_s
 
+    def newest(self, kind: Kind) -> PastFailure | None:
+        """Returns its newest failure of a kind that was acted on, if any."""
+        return next((failure for failure in reversed(self.failures) if failure.kind == kind), None)
+
     def without_history(self) -> GroupMemory:
         """Returns the group with none of its failures: a person who asks for it has looked."""
-        return replace(self, seen=None, restarts_here=(), shown=())
+        return replace(self, seen=None, failures=())
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
-        """Describes its JSON: that of its fields. The form of version 2 is read too."""
-        read = {"type": "no-info", "function": seated}
+        """Describes its JSON: that of its fields. The forms of versions 2 and 4 are read too."""
+        read = {"type": "no-info", "function": _of_an_earlier_version}
         return {"type": "function-before", "function": read, "schema": handler(source)}
+
+
+def _of_an_earlier_version(value: Any) -> Any:
+    """Reads a group of version 4, which kept the times of restarts in place apart from the newest failure of each kind
+    (`shown`); or of version 2 (`seated`)."""
+    if not isinstance(value, Mapping) or "failures" in value:
+        return value
+    # their kinds were not kept; no rule asks for an earlier stall
+    stalled = {"kind": Kind.STALLED, "host": value.get("restarts_host"), "incident": "", "step": 0, "restarted": True}
+    restarts = ({**stalled, "at": at} for at in value.get("restarts_here", ()))
+    return {**seated(value), "failures": (*restarts, *value.get("shown", ()))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

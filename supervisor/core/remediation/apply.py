@@ -50,7 +50,7 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
     if choice.rung == Rung.RESTART:
         if not (choice.free or incident.outside):
             flapping_hosts.hold(r, group, incident)
-            group = flapping_hosts.remember(r, group, incident.kind)
+            group = flapping_hosts.remember(group, incident.kind)
         # on several nodes no rank starts before the last old one, on any of them, is gone or shut out
         r.set_group(replace(group, phase="placing" if group.size == 1 else "fencing", left=group.last_seats))
         return

@@ -15,7 +15,7 @@ from supervisor.core.attribution.full_preemption import all_lost, nobody_left
 from supervisor.core.evidence import group_failure, group_nodes
 from supervisor.core.model.incident import Failure, Incident
 from supervisor.core.model.kinds import Is, Kind, Rung, that_are
-from supervisor.core.model.memory import GroupMemory, Shown
+from supervisor.core.model.memory import GroupMemory, PastFailure
 from supervisor.core.model.observed import Verdict
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy import ladder
@@ -93,8 +93,8 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
         incident = observe_mode.ended(r, incident, failure, step)
         host = r.its_host(r.groups[group.group])
         rank = failure.rank if group.size > 1 else None
-        shown = Shown(kind=kind, host=host, incident=incident.id, at=r.now, step=step, same=failure.same, rank=rank)
-        cross_host_recurrence.remember(r, r.groups[group.group], shown, earlier)
+        now = PastFailure(kind=kind, host=host, incident=incident.id, at=r.now, step=step, same=failure.same, rank=rank)
+        cross_host_recurrence.remember(r, r.groups[group.group], now, earlier)
         if out:
             suspended_groups.leave_out(
                 r, r.groups[group.group], replace(incident, costs=costs, followed=earlier is not None), out, choice

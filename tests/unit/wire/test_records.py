@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind
-from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory
+from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory, PastFailure
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import RunSpec
@@ -130,10 +130,46 @@ def test_a_group_of_version_2_is_read_with_its_seats(
     assert decode(encode(read), GroupMemory) == read
 
 
+SHOWN = {"kind": "crash", "host": "h1", "incident": "i3", "at": 30.5, "step": 7, "same": "ended by SIGSEGV"}
+CRASH = PastFailure(kind=Kind.CRASH, host="h1", incident="i3", at=30.5, step=7, same="ended by SIGSEGV")
+HUNG = {"kind": "hang", "host": "h2", "incident": "i1", "at": 10.0, "step": 2, "followed": True, "rank": 1}
+HANG = PastFailure(kind=Kind.HANG, host="h2", incident="i1", at=10.0, step=2, followed=True, rank=1)
+
+
+def earlier(at: float) -> PastFailure:
+    """A restart of which version 4 kept the time alone."""
+    return PastFailure(kind=Kind.STALLED, host="h1", incident="", at=at, step=0, restarted=True)
+
+
+@pytest.mark.parametrize(
+    ("shown", "restarts", "host", "failures"),
+    [
+        ([], [], "", ()),
+        ([HUNG, SHOWN], [], "h1", (HANG, CRASH)),
+        ([], [30.5], "h1", (earlier(30.5),)),
+        ([HUNG, SHOWN], [5, 30.5], "h1", (earlier(5), earlier(30.5), HANG, CRASH)),
+    ],
+)
+def test_a_group_of_version_4_is_read_with_one_history(
+    shown: list[dict[str, Any]], restarts: list[float], host: str, failures: tuple[PastFailure, ...]
+) -> None:
+    kept = {"restarts_here": restarts, "restarts_host": host, "shown": shown}
+    old = {"$kind": "GroupMemory", "$version": 4, "group": 3, "seats": [{"node": "n1"}], **kept}
+    read = decode(json.dumps(old), GroupMemory)
+    assert read == GroupMemory(group=3, seats=(Seat("n1"),), failures=failures)
+    assert decode(encode(read), GroupMemory) == read
+
+
+@pytest.mark.parametrize("kept", [{"shown": [{}]}, {"restarts_here": ["a"]}])
+def test_a_group_of_version_4_with_a_history_that_is_none_is_corrupt(kept: dict[str, Any]) -> None:
+    with pytest.raises(RecordError):
+        decode(json.dumps({"$kind": "GroupMemory", "$version": 4, "group": 3, **kept}), GroupMemory)
+
+
 def test_a_program_of_version_2_sees_a_newer_group_and_no_corrupt_one(monkeypatch: pytest.MonkeyPatch) -> None:
     written = encode(GroupMemory(group=3, seats=(HERE,)))
     monkeypatch.setitem(records.VERSIONS, "GroupMemory", 2)
-    assert newer(written) == "version 4 is newer than this program's 2"
+    assert newer(written) == "version 5 is newer than this program's 2"
     with pytest.raises(NewerRecord):
         decode(written, GroupMemory)
 

@@ -208,7 +208,7 @@ def test_a_person_who_resumes_or_restarts_begins_anew() -> None:
     w.control = replace(w.control, restarts={0: 1})
     w.round(61.0)
     w.recover(step=40)
-    assert w.group().shown == ()
+    assert w.group().failures == ()
     crash(w, 77)
     assert "n1" in w.memory.cordons
 

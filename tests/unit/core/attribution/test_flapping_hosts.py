@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from supervisor.core.attribution.cross_host_recurrence import KEPT
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code, Reason
 from tests.helpers.reasons import held_against
@@ -48,6 +49,15 @@ def test_on_its_new_host_it_begins_anew() -> None:
 def test_those_of_yesterday_do_not_count() -> None:
     w = World(groups=2, spares=1).bring_up()
     assert [crashes(w, after=DAY_S / 6 + 1) for _ in range(20)] == [Rung.RESTART] * 20
+
+
+def test_the_history_of_a_group_is_bounded() -> None:
+    w = World(groups=2, spares=1, budget={"restart": 99}).bring_up()
+    for _ in range(KEPT + 5):
+        assert crashes(w, after=60.0) == Rung.RESTART
+    assert len(w.group(1).failures) == KEPT
+    assert crashes(w, after=DAY_S) == Rung.RESTART
+    assert len(w.group(1).failures) == 1, "those of yesterday count no more, and are not kept"
 
 
 def test_what_befalls_other_hosts_too_is_no_hosts_doing() -> None:

@@ -277,10 +277,10 @@ def test_a_person_who_resumes_the_run_begins_anew() -> None:
         w.round(1.0)
     assert w.memory.phase == "halted"
     assert w.group().seen is not None
-    assert w.group().shown != ()
+    assert w.group().failures != ()
     w.control = ControlView(resumes=1, because="the data set is mended")
     w.round()
-    assert (w.group().seen, w.group().shown) == (None, ())
+    assert (w.group().seen, w.group().failures) == (None, ())
 
 
 def test_a_person_who_restarts_the_group_begins_anew() -> None:
