@@ -249,7 +249,8 @@ def test_planted_layer_violations_are_caught(tree: Path) -> None:
 AGENTS_LOAD = {
     *("supervisor.core.evidence.error_text", "supervisor.core.evidence.xid_catalog", "supervisor.core.report.visible"),
     *("supervisor.core.model.engines", "supervisor.core.model.kinds", "supervisor.core.model.measured"),
-    *("supervisor.core.model.observed", "supervisor.core.model.spec", "supervisor.core.goodput.causes"),
+    *("supervisor.core.model.observed", "supervisor.core.model.spec", "supervisor.core.model.stacks"),
+    "supervisor.core.goodput.causes",
 }
 """All modules of the core that a node's programs load, also by way of others: agents report, and judge nothing."""
 
