@@ -55,7 +55,7 @@ chaos: debian  ## every fault that can be made here, once, with real trainers: a
 	rm -rf runs/chaos
 	$(BIN)/supervisor chaos run fault_injection/schedules/every.toml
 
-gpu: install  ## what one CUDA device shows: two groups that share it, a kill, a compiled config, step time beside TorchTitan's own trainer; at most eight minutes
+gpu: install  ## what one CUDA device shows: two groups that share it, a kill, a compiled config, one with flash attention, step time beside TorchTitan's own trainer; at most eight minutes
 	$(BIN)/python -m benchmarks.gpu
 
 configs: install-dev  ## nightly: every config of TorchTitan's registries, checked, and the debug-sized ones trained through a kill; twenty minutes

@@ -4,7 +4,8 @@ One system (`supervisor up`, two nodes that share the device) trains, one run af
 
 1. *kill*: two groups of TorchTitan's own debug model; a rank is killed, and its group is forked from a warm process;
 2. *compiled*: two groups of the same with `torch.compile`, bfloat16 and flex attention;
-3. *step time*: 100 steps of one group, in turn with TorchTitan's own trainer without Everstep, three times each.
+3. *flash*: two groups of the same with flash attention. A trace of one step names the kernels: it fails without flash's;
+4. *step time*: 100 steps of one group, in turn with TorchTitan's own trainer without Everstep, three times each.
 
 Each part has its own time limit, and all of it ends within eight minutes on one device: what is left by then fails. The
 figures of a part are written as soon as it ends. `--dry-run` does the same on a processor, at a size for it.
@@ -13,6 +14,7 @@ figures of a part are written as soon as it ends. `--dry-run` does the same on a
 from __future__ import annotations
 
 import argparse
+import gzip
 import importlib.metadata
 import itertools
 import json
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,7 +45,7 @@ TURNS = 3
 UP_LIMIT_S = 60.0
 HALT_LOOK_S = 5.0
 """Seconds between looks at whether a run has halted: each is a command."""
-PART_LIMIT_S = {"kill": 150.0, "compiled": 150.0, "step_time": 45.0}
+PART_LIMIT_S = {"kill": 150.0, "compiled": 150.0, "flash": 120.0, "step_time": 45.0}
 """Most seconds of a part; of `step_time`, of each of its six runs."""
 END_LIMIT_S = 75.0
 """Most seconds that the system takes to end: a drain of what still trains, and then its parts."""
@@ -56,13 +59,15 @@ class Size:
 
     recipe: str
     compiled: str
+    flash: str
     kill_steps: int
     compiled_steps: int
     steps: int
 
 
-ON_A_DEVICE = Size("benchmarks.gpu_recipes:stock", "benchmarks.gpu_recipes:compiled", 200, 80, 100 + WARM_UP_STEPS)
-DRY = Size("benchmarks.gpu_recipes:small", "benchmarks.gpu_recipes:small", 150, 60, 30 + WARM_UP_STEPS)
+RECIPES = "benchmarks.gpu_recipes"
+ON_A_DEVICE = Size(f"{RECIPES}:stock", f"{RECIPES}:compiled", f"{RECIPES}:flash", 200, 80, 100 + WARM_UP_STEPS)
+DRY = Size(f"{RECIPES}:small", f"{RECIPES}:small", f"{RECIPES}:small_flash", 150, 60, 30 + WARM_UP_STEPS)
 
 
 class Failed(Exception):
@@ -261,14 +266,41 @@ def kill(system: System, size: Size) -> dict[str, Any]:
 
 def compiled(system: System, size: Size) -> dict[str, Any]:
     """Trains two groups of the compiled config."""
-    name, limit = "compiled", system.until(PART_LIMIT_S["compiled"])
+    return two_groups(system, "compiled", size.compiled, size.compiled_steps)
+
+
+def flash(system: System, size: Size) -> dict[str, Any]:
+    """Trains two groups of the compiled config with flash attention, and names the kernels that attended."""
+    figures = two_groups(system, "flash", size.flash, size.compiled_steps)
+    return figures | {"kernels": flash_kernels(system.home / "flash")}
+
+
+def flash_kernels(run_dir: Path) -> dict[str, int]:
+    """Returns the flash attention kernels in the traces of a run, with how often each ran. Raises Failed unless both the
+    forward and the backward pass have one: PyTorch would use another in silence."""
+    found: Counter[str] = Counter()
+    for file in run_dir.glob("titan/group-*/profiling/traces/**/*.json*"):
+        text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        for event in json.loads(text)["traceEvents"]:
+            # a processor's kernels are operators
+            if event.get("cat") in ("kernel", "cpu_op") and "flash" in event["name"].lower():
+                found[event["name"][:120]] += 1
+    backward = [name for name in found if "bwd" in name.lower() or "backward" in name.lower()]
+    if not backward or len(backward) == len(found):
+        raise Failed(f"the trace of the run shows no flash attention forward and backward: {dict(found)}")
+    return dict(found)
+
+
+def two_groups(system: System, name: str, recipe: str, count: int) -> dict[str, Any]:
+    """Trains two groups to the end of that many steps."""
+    limit = system.until(PART_LIMIT_S[name])
     launched = time.time()
-    system.launch(spec(name, size.compiled, size.compiled_steps, 2, digests=20))
+    system.launch(spec(name, recipe, count, 2, digests=20))
     finished(system, name, limit)
     steps = joint(system, name)
     return {
-        "recipe": size.compiled,
-        "steps": size.compiled_steps,
+        "recipe": recipe,
+        "steps": count,
         "first_joint_step_after_launch_s": round(steps[0]["t"] - launched, 2),
         "digests": digests(system, name),
         "step": step_s(steps),
@@ -303,7 +335,7 @@ def without_us(system: System, named: RunSpec) -> list[dict[str, Any]]:
     return [{"t": t} for t in json.loads(done.stdout)]
 
 
-PARTS = {"kill": kill, "compiled": compiled, "step_time": step_time}
+PARTS = {"kill": kill, "compiled": compiled, "flash": flash, "step_time": step_time}
 
 
 def machine() -> dict[str, Any]:
@@ -329,7 +361,7 @@ def main() -> int:
     size, environment, whole_s = ON_A_DEVICE, dict(os.environ), WHOLE_LIMIT_S
     if given.dry_run:
         size, environment = DRY, environment | {"CUDA_VISIBLE_DEVICES": ""}
-        PART_LIMIT_S.update(kill=600.0, compiled=600.0, step_time=180.0)
+        PART_LIMIT_S.update(kill=600.0, compiled=600.0, flash=600.0, step_time=180.0)
         whole_s = 2400.0
     here = machine()
     if here["device"] == "cpu" and not given.dry_run:

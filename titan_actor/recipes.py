@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,14 @@ def llama3_8b() -> Any:
     return config
 
 
+PACKAGES = {
+    "fla": "flash-linear-attention",
+    "torchao": "torchao",
+    "torchvision": "torchvision",
+    "transformers": "transformers",
+}
+"""Module that some of TorchTitan's configs need -> the package that has it."""
+
 SHIPPED: dict[str, Callable[[], Any]] = {
     "llama3-debug": llama3_debug,
     "llama3-debug-small": llama3_debug_small,
@@ -74,6 +84,9 @@ def load(recipe: str) -> Any:
         raise
     except Exception as error:
         # the user's own code may raise anything
+        if isinstance(error, ImportError) and (module := _not_installed(error)):
+            what = f"{module}, which is not installed: pip install {PACKAGES[module]}"
+            raise RecipeError(f"recipe {recipe!r} needs {what}, on this machine and on the nodes") from error
         raise RecipeError(f"recipe {recipe!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(made, Trainer.Config):
         raise RecipeError(f"recipe {recipe!r} gives a {type(made).__name__}, not the config of a TorchTitan trainer")
@@ -101,6 +114,18 @@ def _of_module(module: str, function: str) -> Any:
     return made
 
 
+def _not_installed(error: ImportError) -> str:
+    """Returns the module of PACKAGES whose lack an error is of; empty if it is of none."""
+    if error.name is not None:
+        top = error.name.partition(".")[0]
+        return top if top in PACKAGES and isinstance(error, ModuleNotFoundError) else ""
+    # a converter's own sentence on its package
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    raised_by = frame.f_globals.get("__name__", "")
+    lacks = raised_by.startswith("torchtitan.components.quantization.") and importlib.util.find_spec("torchao") is None
+    return "torchao" if lacks else ""
+
+
 def _of_titan(arguments: str) -> Any:
     """Returns the config that TorchTitan's command line builds from these arguments. Raises RecipeError for others than
     the pair, and what TorchTitan raises."""
@@ -109,6 +134,9 @@ def _of_titan(arguments: str) -> Any:
     pair = re.fullmatch(r"--module[ =](\S+)\s+--config[ =](\S+)", arguments.strip())
     if pair is None:
         raise RecipeError("give --module M --config C and nothing more; other settings go under [titan.overrides]")
+    if pair[1].isidentifier() and importlib.util.find_spec(f"torchtitan.models.{pair[1]}") is not None:
+        # TorchTitan passes over a registry that it cannot import, and does not say which package is missing
+        importlib.import_module(f"torchtitan.models.{pair[1]}.config_registry")
     return ConfigManager().parse_args(["--module", pair[1], "--config", pair[2]])
 
 

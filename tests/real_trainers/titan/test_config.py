@@ -636,7 +636,27 @@ def test_the_default_steps_take_the_place_of_a_recipes_with_a_line() -> None:
 def test_a_converter_whose_package_is_not_here_is_refused_by_the_check(name: str) -> None:
     (problem,) = problems(recipe=f"torchtitan.models.llama3.config_registry:llama3_debugmodel_{name}")
     assert problem.key == "titan.recipe"
-    assert "torchao is not installed" in problem.message
+    assert "needs torchao, which is not installed: pip install torchao, on" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "needs", "package"),
+    [
+        ("flux", "flux_debugmodel", "transformers", "transformers"),
+        ("kimi_k2_7", "kimi_k2_7_debugmodel", "torchvision", "torchvision"),
+        ("muse_glimmer", "muse_glimmer_debugmodel_mm", "torchvision", "torchvision"),
+        ("qwen3_5", "qwen3_5_debugmodel", "fla", "flash-linear-attention"),
+        ("llama3", "llama3_debugmodel_float8", "torchao", "torchao"),
+    ],
+)
+def test_a_package_that_a_config_needs_is_named_in_both_forms(
+    module: str, config: str, needs: str, package: str
+) -> None:
+    if importlib.util.find_spec(needs) is not None:
+        pytest.skip(f"{needs} is installed here")
+    for recipe in (f"torchtitan.models.{module}.config_registry:{config}", f"--module {module} --config {config}"):
+        (problem,) = problems(recipe=recipe)
+        assert f"needs {needs}, which is not installed: pip install {package}, on this machine" in problem.message
 
 
 @pytest.mark.parametrize(
