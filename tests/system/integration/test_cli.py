@@ -109,13 +109,14 @@ def test_no_etcd(tmp_path: Path) -> None:
     fails(cli("status", "--etcd", endpoint, home=tmp_path), 1, "no etcd answers", "supervisor up")
 
 
-def test_a_port_in_use(empty: World) -> None:
+def test_a_port_in_use(one_run: tuple[World, RunRecord]) -> None:
+    w, _ = one_run
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         fails(
-            cli("run", "--metrics-port", port, "--etcd", empty.etcd.endpoint, "--home", str(empty.runs)),
+            cli("run", "--metrics-port", port, "--etcd", w.etcd.endpoint, "--home", str(w.runs)),
             1,
             "cannot serve metrics",
             port,
