@@ -176,7 +176,7 @@ def test_a_program_of_version_2_sees_a_newer_group_and_no_corrupt_one(monkeypatc
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_round_trip(kind: type[Any]) -> None:
-    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=20, suppress_health_check=list(HealthCheck))
     @given(st.from_type(kind))
     def survives(record: Any) -> None:
         value = encode(record)
@@ -232,7 +232,7 @@ def test_what_cannot_be_read_is_refused(value: bytes, why: str) -> None:
     assert why in str(error.value)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(max_size=60))
 def test_no_bytes_do_more_than_be_refused(value: bytes) -> None:
     with pytest.raises(RecordError):

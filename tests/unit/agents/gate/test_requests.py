@@ -18,7 +18,7 @@ from hyperframe.frame import (
     SettingsFrame,
     WindowUpdateFrame,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.gate.requests import FRAME_BYTES, HEARTBEAT, PREFACE, QUORUM, STREAMS, Answers, Refused, Requests
@@ -79,7 +79,6 @@ def what_a_manager_sends(cut_at: int | None = None) -> bytes:
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 400), max_size=30), st.integers(1, 60))
 def test_what_a_manager_asks_passes_unchanged_however_it_comes(pieces: list[int], cut_at: int) -> None:
     sent, asked, passed, at = what_a_manager_sends(cut_at), Requests(OWN), b"", 0
@@ -172,7 +171,6 @@ def test_other_protocols_are_refused(data: bytes) -> None:
         Requests(OWN).passing(data)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_pass_or_are_refused(data: bytes) -> None:
     asked = Requests(OWN)
@@ -194,7 +192,6 @@ def answer(stream: int, quorum_id: int, rest: bytes = bytes(200)) -> list[Frame]
     ]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 200), max_size=20))
 def test_the_number_of_a_quorum_is_read_from_the_answer_to_it(pieces: list[int]) -> None:
     frames = [*answer(1, 0), *answer(3, 300), *answer(5, 0), *answer(3, 2**40, bytes(range(100))), SettingsFrame(0)]

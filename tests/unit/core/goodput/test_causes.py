@@ -184,7 +184,7 @@ CAUSES = st.sampled_from(list(Cause))
 INTERVALS = st.builds(Interval, MOMENTS, MOMENTS, CAUSES)  # also empty ones and ones that go back: a clock was set
 PROCESSES = st.lists(st.lists(INTERVALS, max_size=6), max_size=4)
 MARKS = st.lists(st.builds(Mark, MOMENTS, CAUSES), max_size=6)
-QUICK = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=100, derandomize=True, database=None)
 
 
 @QUICK

@@ -224,14 +224,14 @@ SEENS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SPECS, SEENS, st.booleans())
 def test_what_it_proposes_it_accepts(spec: RunSpec, seen: Measured, keep_longer: bool) -> None:
     proposed = proposal(spec, seen, keep_longer)
     assert [each.sentence for each in solver.rows(proposed, seen) if each.settable and each.state != "fits"] == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SPECS, SEENS, st.sampled_from(dataclasses.fields(Measured)), st.floats(1.0, 100.0))
 def test_what_takes_longer_never_needs_a_shorter_time(spec: RunSpec, seen: Measured, field: Any, times: float) -> None:
     slower = replace(seen, **{field.name: times * max(0.01, getattr(seen, field.name))})

@@ -71,7 +71,7 @@ def test_a_name_that_is_no_utf_8_is_kept_too(tmp_path: Path) -> None:
     assert found.observed.nodes[name].facts["disk_full"] == odd
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@settings(max_examples=50, derandomize=True, database=None)
 @given(st.floats(0, 1e9), st.floats(0, 1e9), st.integers(0, 2**40))
 def test_no_number_is_rounded(now: float, stable: float, revision: int) -> None:
     observed = Observed(revision=revision, now=now, store_stable_s=stable)

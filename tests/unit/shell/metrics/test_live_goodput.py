@@ -398,7 +398,7 @@ _STEP = st.tuples(
 )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@settings(max_examples=50, derandomize=True, database=None)
 @given(st.lists(_STEP, max_size=12))
 def test_all_seconds_are_counted_once(steps: list[tuple[float, str, bool, float, float, bool]]) -> None:
     """For any reports at any times, the counted and the held seconds are all of the time that has passed."""
