@@ -150,5 +150,5 @@ debian: install-dev  ## the Debian packages that the tests need, as root
 		prometheus prometheus-alertmanager \
 		slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 
-clean:  ## remove .venv, that of test-torch, and what was built and cached
-	rm -rf $(VENV) $(OTHER) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+clean:  ## remove .venv, those beside it, and what was built and cached
+	rm -rf $(VENV) .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -12,6 +12,7 @@ esac
 if problem=$("$python" "$@" -r "$here/torch-cpu.lock" 2>&1); then exit 0; fi
 case "$problem" in
     *"No matching distribution found"*) ;;
+    *"ResolutionImpossible"*) ;; # the same, where pip's configuration has a constraint on torch
     *) echo "$problem" >&2; exit 1 ;; # a wrong hash among others
 esac
 echo "torch.sh: pip finds no CPU build of torch $pinned: the public one is installed, with CUDA"

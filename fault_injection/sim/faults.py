@@ -188,7 +188,8 @@ def _crash_again(world: World, fault: Fault) -> bool:
     world.victims.append((group, node))
 
     def look() -> None:
-        found = [t for node in world.nodes.values() for t in node.living() if t.group == group and t.commits]
+        # not `node` again: in Python 3.12.1 the lambda below would then lose the outer one
+        found = [t for at in world.nodes.values() for t in at.living() if t.group == group and t.commits]
         for trainer in sorted(found, key=lambda t: (t.node.name != node, t.rank))[:1]:
             trainer.end(signal=9)
         if not found and world.clock.now < until:

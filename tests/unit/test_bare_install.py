@@ -86,7 +86,12 @@ def test_the_supervisor_imports_nothing_that_only_a_node_has(python: Path) -> No
     ("arguments", "code", "said"),
     [
         (["supervisor", "--help"], 0, ""),
-        (["supervisor", "chaos", "--help"], 2, "needs jinja2, which is not installed: pip install 'everstep[demo]'"),
+        (["supervisor", "chaos", "--help"], 0, ""),
+        (
+            ["supervisor", "chaos", "run", "--home", "{}"],
+            2,
+            "needs jinja2, which is not installed: pip install 'everstep[demo]'",
+        ),
         (["supervisor", "up", "--home", "{}"], 1, "cannot run here: torch is not installed: pip install 'everstep[tr"),
         (["supervisor", "demo", "--home", "{}"], 1, "cannot be done here: torch is not installed: pip install 'eve"),
         (["agents.cli", "--help"], 0, ""),
@@ -96,7 +101,7 @@ def test_the_supervisor_imports_nothing_that_only_a_node_has(python: Path) -> No
             "a node needs pynvml, which is not installed: pip install 'everstep[trainer]'",
         ),
     ],
-    ids=lambda given: " ".join(given[:2]) if isinstance(given, list) else "",
+    ids=lambda given: " ".join(given[:3]) if isinstance(given, list) else "",
 )
 def test_each_program_says_what_it_lacks(
     python: Path, tmp_path: Path, arguments: list[str], code: int, said: str

@@ -23,7 +23,7 @@ from supervisor.cli import ledger, look
 from supervisor.core.goodput.causes import Cause
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.history import account
+from supervisor.shell.history.account import from_start_to_end, of_run
 from supervisor.shell.history.files import read
 from supervisor.shell.history.goodput import Span, in_short
 from supervisor.shell.history.goodput import ledger as of_group
@@ -48,7 +48,7 @@ class Told:
             store.put(key, value.encode())
         self.mirror = Mirror(store.list(keys.PREFIX))
         self.page = snapshot(self.mirror, observe.runs(self.mirror)["toy"], Live(now=2e9))
-        self.ledger = account.of_run(self.folder)
+        self.ledger = of_run(self.folder)
         self.report: dict[str, Any] = kept["report"]
         self.faults = [Injected(**fault) for fault in kept["faults"]]
 
@@ -150,7 +150,7 @@ def test_the_recovery_is_the_first_step_with_the_others(told: Told) -> None:
 
 def test_the_report_is_made_of_the_files_alone(told: Told) -> None:
     history = read("toy", told.folder, told.folder.parent / ".supervisor")
-    found = report.build(history, told.faults, account.from_start_to_end(told.folder, Span(0.0, 1.0)), 2, [])
+    found = report.build(history, told.faults, from_start_to_end(told.folder, Span(0.0, 1.0)), 2, [])
     for name in ("ettr", "badput", "seconds", "begin_unix_s", "end_unix_s", "badput_wrong", "incidents"):
         assert found[name] == told.report[name], name
 
@@ -171,7 +171,7 @@ def test_an_hour_of_the_leaders_clock_changes_nothing_but_the_time_of_day(
             account["ended_unix_s"] += off_s if account["ended_unix_s"] else 0.0
             account["off_s"] = off_s
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = account.of_run(folder)
+    found = of_run(folder)
     assert found["wrong"] == []
     for name in ("ettr", "badput", "causes", "seconds", "phase"):
         assert found[name] == told.ledger[name], name
