@@ -188,7 +188,7 @@ def _crash_again(world: World, fault: Fault) -> bool:
     world.victims.append((group, node))
 
     def look() -> None:
-        # not `node` again: in Python 3.12.1 the lambda below would then lose the outer one
+        # not `node` again: in Python 3.12 and 3.13 the lambda below would then lose the outer one
         found = [t for at in world.nodes.values() for t in at.living() if t.group == group and t.commits]
         for trainer in sorted(found, key=lambda t: (t.node.name != node, t.rank))[:1]:
             trainer.end(signal=9)

@@ -264,18 +264,28 @@ class Slurm:
         jobs = [str(job["job_id"]) for job in self.jobs() if job["job_state"] in ("PENDING", "RUNNING", "SUSPENDED")]
         if jobs:
             self._must("scancel", *jobs)
+        self.revive()
+
+        def idle() -> bool:
+            return self.usable() and self.node_states() == {node: ["idle"] for node in self.nodes}
+
+        eventually(idle, within_s, "every node is idle again")
+
+    def revive(self) -> None:
+        """Starts the slurmds that were killed."""
         for node in self.nodes:
             if not self._lives(node):
                 self.start_slurmd(node)
 
-        def idle() -> bool:
-            now = self.node_states()
-            for node, words in now.items():
-                if "drain" in words or words[0].startswith("down"):
-                    self.command("scontrol", "update", f"nodename={node}", "state=resume")
-            return now == {node: ["idle"] for node in self.nodes}
-
-        eventually(idle, within_s, "every node is idle again")
+    def usable(self) -> bool:
+        """Lets nodes that are down or drained take jobs again. Returns true once all nodes do and none is silent or still
+        has to end a job."""
+        now = self.node_states()
+        for node, words in now.items():
+            if "drain" in words or words[0].startswith("down"):
+                self.command("scontrol", "update", f"nodename={node}", "state=resume")
+        usable = [words for words in now.values() if words in (["idle"], ["allocated"], ["mixed"])]
+        return len(usable) == len(self.nodes)
 
     def log(self, part: str = "slurmctld") -> str:
         """Returns the log of a part: `slurmctld`, or `slurmd-NODE`."""

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from agents.shim import process
 from fault_injection.checkers.recovery import longest_stall
 from fault_injection.doubles.toys import WARM_TORCH
 from fault_injection.testbed import netns
+from fault_injection.testbed.own_slurm import slurm
+from fault_injection.testbed.slurm_world import SlurmWorld
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import World, equal_digests, toy_spec
 from supervisor.core.model.incident import Incident
@@ -29,16 +31,17 @@ from supervisor.core.model.spec import (
     GroupsSpec,
     NetworkSpec,
     RunSpec,
+    SlurmSpec,
     TitanSpec,
     TorchFTSpec,
 )
 from supervisor.shell.control import cordons
-from supervisor.shell.dev.etcd_server import start_etcd
+from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
 from supervisor.shell.inspect import client, hosts, status
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire import checkpoints
 from supervisor.wire.records import RunRecord
-from supervisor.wire.security import load
+from supervisor.wire.security import Security, load
 from tests.system.integration.split_cases import out_of_reach
 
 SHAPE = "SHAPE"
@@ -47,7 +50,17 @@ RANKS_MEET = "RANKS_MEET"
 """Environment variable: the network between ranks, where it is another than that of etcd and agents."""
 GROUPS, SIZE, RANKS = map(int, os.environ.get(SHAPE, "2x2x2").split("x"))
 SPARES = 2
-NODES = ("host", *(f"n{i + 1}" for i in range(GROUPS * SIZE + SPARES + 1)))
+ENGINE = "ENGINE"
+"""Environment variable: `slurm` for a real Slurm instead of the local engine."""
+ON_SLURM = os.environ.get(ENGINE) == "slurm"
+SLURMD_TIMEOUT_S = 300
+"""Seconds, as Slurm's default: it does not see a silent loss before us."""
+if ON_SLURM:
+    NODES = tuple(f"n{i + 1}" for i in range(GROUPS * SIZE + SPARES))
+else:
+    NODES = ("host", *(f"n{i + 1}" for i in range(GROUPS * SIZE + SPARES + 1)))
+BACK_S = 300.0 if ON_SLURM else 120.0
+"""Seconds until there are spares again: Slurm learns by its own requests, now and then, that a lost host is empty."""
 TORCHFT = TorchFTSpec(
     heartbeat_timeout_ms=1000,
     join_timeout_ms=5000,
@@ -59,8 +72,12 @@ STALLS_AT_MOST_S = 2 * (TORCHFT.heartbeat_timeout_ms + TORCHFT.join_timeout_ms) 
 """Longest time without a step of a group that is not hurt: the lost one falls silent, and those left join without it."""
 
 
-def spec(name: str) -> RunSpec:
+def spec(name: str, w: World) -> RunSpec:
     """Returns a run of the small debug model."""
+    allocation = AllocationSpec(nodes=GROUPS * SIZE, spares=SPARES)
+    if ON_SLURM:
+        slurm_spec = SlurmSpec(node_folder=str(w.system), drain_suspects=False)
+        allocation = replace(allocation, engine="slurm", slurm=slurm_spec)
     budget = BudgetSpec(restart=30, replace=60, reallocate=60)
     made = toy_spec(name, GROUPS, start_timeout_s=300.0, budget=budget)
     titan = TitanSpec(
@@ -75,7 +92,7 @@ def spec(name: str) -> RunSpec:
         network=NetworkSpec(address=os.environ.get(RANKS_MEET, "")),
         torchft=TORCHFT,
         groups=GroupsSpec(count=GROUPS, ranks_per_group=SIZE * RANKS, nodes_per_group=SIZE),
-        allocation=AllocationSpec(nodes=GROUPS * SIZE, spares=SPARES),
+        allocation=allocation,
     )
 
 
@@ -136,7 +153,7 @@ class Run:
 
     def spared(self) -> None:
         """Waits until there are as many idle nodes as before the first fault."""
-        eventually(lambda: len(self.idle()) >= SPARES, 120, "the spares are there")
+        eventually(lambda: len(self.idle()) >= SPARES, BACK_S, "the spares are there")
 
     def idle(self) -> list[str]:
         """Returns the nodes that no group holds and that have a warm process."""
@@ -188,9 +205,16 @@ class Run:
 
     # --- what breaks ---
 
+    def kill(self, node: str) -> None:
+        """Kills all processes of a machine at once."""
+        if isinstance(self.w, SlurmWorld):
+            self.w.lose_machine(node)
+        else:
+            end(self.w.shim_pid(node))
+
     def cut(self, *nodes: str) -> None:
         """Loses machines silently: no connection is reset, and the engine reaches none of their processes."""
-        for node in nodes:
+        for node in nodes if not ON_SLURM else ():
             self.out_of_reach.append(self.w.shim_pid(node))
             self.instead.append(out_of_reach(self.w, node))
         for node in nodes:
@@ -207,11 +231,15 @@ class Run:
         for node in nodes:
             for pid in ranks[node].values():
                 eventually(lambda pid=pid: start_ticks(pid) is None, 60, "its agent ends the old ranks")
-            end(shims[node])
+            if not ON_SLURM:  # which ends the job, now that it can
+                end(shims[node])
         self.free(*nodes)
 
     def free(self, *nodes: str) -> None:
         """Lifts the cordons of these hosts, and waits until spares are there."""
+        if isinstance(self.w, SlurmWorld):
+            self.w.lab.revive()
+            eventually(self.w.lab.usable, BACK_S, "Slurm has all its hosts again")
         held = cordons.by_host(self.w.mirror())
         if wanted := [node for node in nodes if node in held]:
             hosts.uncordon(self.w.store, self.w.mirror(), *wanted)
@@ -234,20 +262,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("wide")
     (folder / "security.toml").write_text("insecure = true\n")
     security = load(str(folder / "security.toml"))
-    server = start_etcd(folder / "etcd", host=net.hub_address)
-    try:
-        places = dict(zip(NODES, net.nodes, strict=True))
-        made = World(folder, server, len(NODES) - 1, {WARM_TORCH: "1"}, security=security, places=places)
+    with ExitStack() as ends:
+        server = start_etcd(folder / "etcd", host=net.hub_address)
+        ends.callback(server.stop)
+        made = world(folder, server, net, security, ends)
+        ends.callback(made.close)
         made.toys = False
-        try:
-            made.supervisor()
-            run = Run(made, net, made.launch(spec("wide")))
-            yield run
-            end_all(run)
-        finally:
-            made.close()
-    finally:
-        server.stop()
+        made.supervisor()
+        run = Run(made, net, made.launch(spec("wide", made)))
+        yield run
+        end_all(run)
+
+
+def world(folder: Path, server: EtcdServer, net: netns.Network, security: Security, ends: ExitStack) -> World:
+    """Starts all but the supervisor. On Slurm the machines of the network are its hosts, and end with `ends`."""
+    places = dict(zip(NODES, net.nodes, strict=False))
+    if not ON_SLURM:
+        return World(folder, server, len(NODES) - 1, {WARM_TORCH: "1"}, security, places)
+    about = {"places": places, "hub": ("", net.hub_address), "slurmd_timeout": SLURMD_TIMEOUT_S}
+    lab = ends.enter_context(slurm(folder, len(NODES), **about))
+    return SlurmWorld(folder, lab, server, {}, security=security, places={"host": ("", net.hub_address)})
 
 
 def end_all(run: Run) -> None:
@@ -294,7 +328,7 @@ def test_a_killed_node(run: Run, seat: int) -> None:
     run.together()
     run.spared()
     lost = run.nodes(1)[seat]
-    (incident,) = run.goes_through(lambda: end(run.w.shim_pid(lost)), (1,), (lost,))
+    (incident,) = run.goes_through(lambda: run.kill(lost), (1,), (lost,))
     assert (incident.kind, incident.rung, incident.node) == (Kind.NODE_LOST, Rung.REPLACE, lost)
     run.free(lost)
 
@@ -331,11 +365,11 @@ def test_the_spare_dies_while_it_starts(run: Run) -> None:
     lost, kept = run.nodes(1)
 
     def lose_twice() -> None:
-        end(run.w.shim_pid(lost))
+        run.kill(lost)
         spare = eventually(lambda: [n for n in run.nodes(1) if n not in (lost, kept)], 60, "a spare has the seat")[0]
         eventually(lambda: f"{run.record.spec.name}.1." in "".join(run.standing(spare)), 60, "ranks start there")
         assert run.w.status(run.record).groups[1].phase == "starting"
-        end(run.w.shim_pid(spare))
+        run.kill(spare)
         fallen.append(spare)
 
     fallen: list[str] = []
@@ -397,7 +431,7 @@ def test_a_run_of_groups_on_one_node_goes_on_from_it(run: Run) -> None:
     eventually(lambda: w.status(run.record).phase == "stopped", 120, "the run stops")
     mark = next(mark for _, _, mark in checkpoints.listed(run.record.run_dir) if mark is not None)
     groups = GroupsSpec(count=GROUPS, ranks_per_group=RANKS)
-    narrow = replace(spec("narrow"), groups=groups, allocation=AllocationSpec(nodes=GROUPS, spares=1))
+    narrow = replace(spec("narrow", w), groups=groups, allocation=AllocationSpec(nodes=GROUPS, spares=1))
     begins_with = client.resumed_from(Path(mark.path), narrow)
     run.record = client.launch(w.store, narrow, w.runs, begins_with=begins_with)
     run.together()
