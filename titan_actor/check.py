@@ -112,7 +112,7 @@ def _no_dump(folder: str) -> str:
     """Explains why TorchTitan's own files cannot be written to a folder; empty: they can, or it is the run's own."""
     if not Path(folder).is_absolute():
         return ""
-    above = next((one for one in (Path(folder), *Path(folder).parents) if one.exists()), Path())
+    above = next((one for one in (Path(folder), *Path(folder).parents) if os.path.exists(one)), Path())
     if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
         return ""
     return f"profiles and metrics go there, and {above} is no folder that this user may write to: name another"

@@ -53,6 +53,7 @@ def lift(made: Any, changes: list[Change]) -> None:
 
     if made.hf_assets_path.startswith(ASSETS) and not Path(made.hf_assets_path).is_dir():
         change("hf_assets_path", str(TOKENIZER), "TorchTitan's test tokenizer is not in its wheel: this is Everstep's")
+    made.dump_folder = str(made.dump_folder)  # a recipe may have a Path
     if not Path(made.dump_folder).is_absolute():
         if made.dump_folder != OUTPUTS:
             changes.append(

@@ -35,7 +35,9 @@ enable_tensorboard = true
 STEPS = 20
 
 
-@pytest.mark.parametrize(("folder", "exit_code"), [("outputs", 0), ("train.toml/outputs", 2)])
+@pytest.mark.parametrize(
+    ("folder", "exit_code"), [pytest.param("outputs", 0, marks=pytest.mark.long), ("train.toml/outputs", 2)]
+)
 def test_the_check_says_where_the_dump_folder_is_or_why_it_cannot_be_there(
     folder: str, exit_code: int, tmp_path: Path
 ) -> None:

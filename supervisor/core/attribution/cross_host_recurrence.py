@@ -20,8 +20,9 @@ BY_KIND = that_are(Is.ALIKE)
 """Kinds that are alike whatever their words: step or factor may differ, and a hanging start reports nothing."""
 BY_END = that_are(Is.ALIKE_BY_END)
 """Kinds that are alike if the exception, or the signal, is the same. A SIGKILL of unknown origin is never alike."""
-KEPT = 40
-"""Failures of a group that are kept, the newest ones: enough to find a flapping host at a budget of 16 restarts."""
+KEPT = 32
+"""Restarts in place that a group's history keeps, beside the newest failure of each kind: enough to find a flapping host
+at a budget of 16 restarts."""
 
 
 def before(r: RoundView, group: GroupMemory, failure: Failure, at: float | None = None) -> PastFailure | None:
@@ -68,8 +69,10 @@ def remember(r: Round, group: GroupMemory, failure: PastFailure, earlier: PastFa
         failure = replace(failure, followed=True)
         acquit(r, group, earlier)
     group = r.groups[group.group]
-    kept = (f for f in group.failures if f.kind != failure.kind or (f.restarted and r.now - f.at <= WITHIN_S))
-    r.set_group(replace(group, failures=(*kept, failure)[-KEPT:]))
+    history = (*group.failures, failure)
+    newest = {f.kind: f for f in history}
+    restarts = [f for f in history if f.restarted and r.now - f.at <= WITHIN_S][-KEPT:]
+    r.set_group(replace(group, failures=tuple(f for f in history if f is newest[f.kind] or f in restarts)))
 
 
 def acquit(r: Round, group: GroupMemory, earlier: PastFailure) -> None:

@@ -18,7 +18,7 @@ from supervisor.core.model.observed import ACROSS, WAITING, Observed, RankView, 
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.signs import Sign, SignKind
 from supervisor.core.model.spec import HangSpec, RunSpec
-from supervisor.core.model.stacks import StackView
+from supervisor.core.model.stacks import Frame, StackView
 
 ALONE = frozenset({"data", "save"})
 """Activities that involve no other rank."""
@@ -40,6 +40,9 @@ machine may be put down to a hang in which all wait."""
 
 UNSEEN = "ranks_unseen"
 """Fact of a machine whose agent cannot read what its ranks do."""
+
+MOST_FRAMES, MOST_CHARACTERS = 8, 200
+"""Frames of a stack that evidence names, and characters of a name: a node must not make an incident too large for etcd."""
 
 COLLECTIVES = "distributed_c10d.py"
 """File of torch.distributed's collectives."""
@@ -408,5 +411,12 @@ def _stack(where: StackView | None) -> Reason | str:
     if where is None:
         return ""
     if where.unknown:
-        return Reason.of(Code.STACK_UNKNOWN, why=where.unknown)
-    return Reason.of(Code.STACK, frames=where.frames, holds_lock=where.holds_lock, held_at=where.held_at)
+        return Reason.of(Code.STACK_UNKNOWN, why=where.unknown[:MOST_CHARACTERS])
+    frames, held_at = map(_bounded, (where.frames, where.held_at))
+    return Reason.of(Code.STACK, frames=frames, holds_lock=where.holds_lock, held_at=held_at)
+
+
+def _bounded(frames: tuple[Frame, ...]) -> tuple[tuple[str, str, int], ...]:
+    return tuple(
+        (frame.function[:MOST_CHARACTERS], frame.file[:MOST_CHARACTERS], frame.line) for frame in frames[:MOST_FRAMES]
+    )

@@ -184,10 +184,12 @@ def _of_an_earlier_version(value: Any) -> Any:
     (`shown`); or of version 2 (`seated`)."""
     if not isinstance(value, Mapping) or "failures" in value:
         return value
+    times, shown = value.get("restarts_here", []), value.get("shown", [])
+    if not isinstance(times, list | tuple) or not isinstance(shown, list | tuple):
+        raise ValueError("its failures are no lists")
     # their kinds were not kept; no rule asks for an earlier stall
     stalled = {"kind": Kind.STALLED, "host": value.get("restarts_host"), "incident": "", "step": 0, "restarted": True}
-    restarts = ({**stalled, "at": at} for at in value.get("restarts_here", ()))
-    return {**seated(value), "failures": (*restarts, *value.get("shown", ()))}
+    return {**seated(value), "failures": (*({**stalled, "at": at} for at in times), *shown)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

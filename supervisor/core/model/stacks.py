@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
-class Frame(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Frame:
     """A call in a Python stack."""
 
     function: str
@@ -39,7 +39,9 @@ class StackView:
     """Reason why it could not be read, in words of its agent. Empty: it was."""
 
     def __str__(self) -> str:
-        return " < ".join(map(str, self.frames)) or self.unknown or "no Python"
+        main = " < ".join(map(str, self.frames)) or self.unknown or "no Python"
+        lock = "; it holds the interpreter's lock" if self.holds_lock else ""
+        return f"{main}{lock}{f'; the lock is kept at {self.held_at[0]}' if self.held_at else ''}"
 
 
 _FRAME = re.compile(r"(.*) \((.*):(\d+)\)")

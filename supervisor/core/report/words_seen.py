@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from supervisor.core.model.reason import Code
 from supervisor.core.model.stacks import Frame
 
+_Call = tuple[str, str, int]
+"""Function, file and line."""
+
 _STATES = {
     "stopped": "the process is stopped by a signal",
     "uninterruptible": "the process is in uninterruptible sleep: a disk, a file system or a device does not answer",
@@ -43,15 +46,14 @@ def _no_step(
     return f"rank {rank} has not committed a step for {bound_s:g} s{usual}{doing}{state}{where}"
 
 
-def _stack(frames: tuple[Frame, ...], holds_lock: bool, held_at: tuple[Frame, ...]) -> str:
+def _stack(frames: tuple[_Call, ...], holds_lock: bool, held_at: tuple[_Call, ...]) -> str:
     main = _calls(frames) if frames else "its main thread runs no Python"
     own = ", holding the interpreter's lock" if holds_lock else ""
     anothers = f"; another thread holds the interpreter's lock, {_calls(held_at)}" if held_at else ""
     return f"{main}{own}{anothers}"
 
 
-def _calls(frames: tuple[Frame, ...]) -> str:
-    """Names calls; out of JSON they are plain tuples."""
+def _calls(frames: tuple[_Call, ...]) -> str:
     return f"in {' < '.join(str(Frame(*each)) for each in frames)}"
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -115,14 +116,14 @@ OF_PATHS = (
     "dataloader.dataset_path",
     "validator.dataloader.dataset_path",
 )
-"""Overrides that are paths, if something is there."""
+"""Overrides that are made absolute if the path exists."""
 
 
 def _from(base: Path, titan: TitanSpec) -> TitanSpec:
     """Makes relative paths absolute: ranks run in other folders. Names of the Hugging Face hub stay as they are."""
     data = titan.data
     if data.path:
-        data = dataclasses.replace(data, path=str((base / data.path).resolve()))
+        data = dataclasses.replace(data, path=absolute("titan.data.path", base, data.path))
     return dataclasses.replace(titan, data=data, overrides=_overrides_from(base, titan.overrides))
 
 
@@ -132,14 +133,22 @@ def _overrides_from(base: Path, table: dict[str, Any], where: str = "") -> dict[
         if isinstance(value, dict):
             found[name] = _overrides_from(base, value, f"{where}{name}.")
         elif isinstance(value, str) and _is_path(f"{where}{name}", base, value):
-            found[name] = str((base / value).resolve())
+            found[name] = absolute(f"titan.overrides.{where}{name}", base, value)
     return found
 
 
 def _is_path(key: str, base: Path, value: str) -> bool:
     # the dump folder is made by the run
     made = key == "dump_folder" and value != "" and "://" not in value
-    return made or (key in OF_PATHS and (base / value).exists())
+    return made or (key in OF_PATHS and os.path.exists(base / value))
+
+
+def absolute(key: str, base: Path, path: str) -> str:
+    """Returns the path without links. Raises RunFileError if it cannot be one."""
+    try:
+        return str((base / path).resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a circle of links is a RuntimeError, a NUL a ValueError
+        raise RunFileError([f"{key} = {path!r} is no path: {error}"]) from error
 
 
 def name_problem(name: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from supervisor.shell.runfile.parse import RunFileError, nearest_name
+from supervisor.shell.runfile.parse import RunFileError, absolute, nearest_name
 from supervisor.wire.titan_names import ASSETS, OUR_KEYS, renamed
 
 JOB_FILE = "job.config_file"
@@ -220,8 +220,8 @@ def _override(key: str, value: Any, folders: Sequence[Path], lines: list[str], o
         # the tokenizer was a file once; the check knows what takes the place of TorchTitan's, by the name as it is
         if folder.exists() or not str(value).startswith(ASSETS):
             value = str(folder.parent if folder.is_file() else folder)
-    elif new == "dump_folder" and value and "://" not in str(value):
-        value = str(Path(str(value)).resolve())  # as TorchTitan takes it, in a job file too
+    elif new == "dump_folder" and isinstance(value, str) and value and "://" not in value:
+        value = absolute(key, Path(), value)  # as TorchTitan takes it, in a job file too
         lines.append(
             f"{key} = {value!r}: titan.overrides.{new}; profiles, TensorBoard and W&B go to NAME/group-N there, checkpoints "
             "to the run's folder, HOME/NAME (`--home`, `--name`)"

@@ -160,7 +160,7 @@ def test_a_group_of_version_4_is_read_with_one_history(
     assert decode(encode(read), GroupMemory) == read
 
 
-@pytest.mark.parametrize("kept", [{"shown": [{}]}, {"restarts_here": ["a"]}])
+@pytest.mark.parametrize("kept", [{"shown": [{}]}, {"shown": None}, {"restarts_here": ["a"]}, {"restarts_here": 5}])
 def test_a_group_of_version_4_with_a_history_that_is_none_is_corrupt(kept: dict[str, Any]) -> None:
     with pytest.raises(RecordError):
         decode(json.dumps({"$kind": "GroupMemory", "$version": 4, "group": 3, **kept}), GroupMemory)

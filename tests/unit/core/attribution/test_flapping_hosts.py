@@ -6,6 +6,7 @@ from supervisor.core.attribution.cross_host_recurrence import KEPT
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code, Reason
 from tests.helpers.reasons import held_against
+from tests.unit.core.evidence.test_hang_attribution import hangs
 from tests.unit.core.world import World
 
 SELDOM_S = 22 * 60.0
@@ -53,11 +54,16 @@ def test_those_of_yesterday_do_not_count() -> None:
 
 def test_the_history_of_a_group_is_bounded() -> None:
     w = World(groups=2, spares=1, budget={"restart": 99}).bring_up()
+    hangs(w, 1, "data")
+    w.others_wait(1)
+    w.round()
+    w.recover(1)
     for _ in range(KEPT + 5):
         assert crashes(w, after=60.0) == Rung.RESTART
-    assert len(w.group(1).failures) == KEPT
+    assert [f.kind for f in w.group(1).failures] == [Kind.HANG, *[Kind.CRASH] * (KEPT + 1)], "the newest of each kind"
     assert crashes(w, after=DAY_S) == Rung.RESTART
-    assert len(w.group(1).failures) == 1, "those of yesterday count no more, and are not kept"
+    kinds = [f.kind for f in w.group(1).failures]
+    assert kinds == [Kind.HANG, Kind.CRASH], "restarts of yesterday count no more, and are not kept"
 
 
 def test_what_befalls_other_hosts_too_is_no_hosts_doing() -> None:

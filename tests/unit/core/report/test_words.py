@@ -10,14 +10,13 @@ import pytest
 
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.reason import Code, Reason, of_json
-from supervisor.core.model.stacks import Frame
 from supervisor.core.report import words, words_seen
 from supervisor.core.report.words import say
 from tests.helpers.reasons import SEGFAULT
 
 SNAPSHOT = Path(__file__).with_name("sentences.jsonl")
 
-AT = (Frame("step", "train.py", 7),)
+AT = (("step", "train.py", 7),)
 STUCK = {
     "rank": 0, "bound_s": 30.0, "usual_s": 1.5, "activity": "compute", "activity_s": 31.0, "process": "busy",
     "stack": Reason.of(Code.STACK, frames=AT, holds_lock=False, held_at=()),

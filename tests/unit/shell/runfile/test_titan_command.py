@@ -224,3 +224,16 @@ def test_the_last_of_a_repeated_option_counts_and_two_ways_to_say_one_thing_do_n
 def test_an_override_may_be_given_by_its_key_in_the_run_file() -> None:
     made = from_arguments("llama3", "llama3_8b", ["titan.overrides.training.seq_len=7"])
     assert made.body["titan"]["overrides"] == {"training.seq_len": 7}
+
+
+@pytest.mark.parametrize("value", ["a\0b", "loop/out"])
+def test_a_folder_that_cannot_be_one_is_refused_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(parse.RunFileError, match=r"job\.dump_folder"):
+        from_arguments("", "", ["--job.dump_folder", value])
+    for titan in ({"overrides": {"dump_folder": value}}, {"data": {"source": "folder", "path": value}}):
+        with pytest.raises(parse.RunFileError, match=r"titan\.(overrides\.dump_folder|data\.path)"):
+            parse.parse({"name": "r", "titan": titan}, tmp_path)
