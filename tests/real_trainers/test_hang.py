@@ -114,7 +114,8 @@ def test_the_one_that_hangs_is_found_and_started_again(
     seen = values(incident.evidence, Code.NO_STEP)[0]
     assert (seen["activity"], seen["process"]) == (activity, state)
     stack = seen["stack"].about
-    assert (where, "hanging.py") in {(function, file) for function, file, _ in stack["frames"]}
+    # py-spy names a function with what it is defined in
+    assert (where, "hanging.py") in {(function.rpartition(".")[2], file) for function, file, _ in stack["frames"]}
     assert stack["holds_lock"] or how != "gil"
     run.steps_on(2 * 5)
     assert equal_digests(run.w, run.record, since)
