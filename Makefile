@@ -59,7 +59,9 @@ gpu: install  ## what one CUDA device shows: two groups that share it, a kill, a
 	$(BIN)/python -m benchmarks.gpu
 
 configs: install-dev  ## nightly: every config of TorchTitan's registries, checked, and the debug-sized ones trained through a kill; twenty minutes
-	$(BIN)/python -m tests.real_trainers.titan.stock_configs --results benchmarks/results/titan_configs.json
+	rm -rf build/models
+	$(BIN)/python $(LOCKED) --target build/models -r requirements/models.lock
+	PYTHONPATH=$(CURDIR)/build/models $(BIN)/python -m tests.real_trainers.titan.stock_configs --results benchmarks/results/titan_configs.json
 
 chaos-long: debian  ## twenty seeds, each of eight faults, some at once, groups of two ranks, and what older seeds found: about two hours; CHAOS=--go-on goes on with one that was interrupted
 	$(BIN)/python -m benchmarks.chaos_compound $(CHAOS)

@@ -11,6 +11,7 @@ lock() { # lock NAME ARGUMENT...
 }
 lock release requirements/release.in "$@"
 lock dev pyproject.toml --extra dev "$@"
+lock models requirements/models.in --no-deps --constraints requirements/dev.lock "$@"
 lock demo pyproject.toml --extra demo --constraints requirements/dev.lock "$@"
 echo setuptools | lock build - --constraints requirements/dev.lock "$@"
 grep -o '^torch==[^ ]*' requirements/dev.lock | lock cuda - --no-config --constraints requirements/dev.lock "$@"

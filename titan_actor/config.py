@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,7 @@ def _resolved(titan: TitanSpec, ranks: int, stages: _Stages) -> Any:
         raise ConfigError([Problem("titan.recipe", titan.recipe, str(error), near)]) from error
     stages.after("recipe", made)
     overrides, problems = single_fields(made, titan.overrides)
-    problems += filter(None, [_semi_sync(made, overrides.pop(SEMI_SYNC, None))])
+    problems += filter(None, [_loop(made, titan.recipe), _semi_sync(made, overrides.pop(SEMI_SYNC, None))])
     config = trainer_config(made)
     stages.after("supervisor", config)
     reserved = RESERVED | dict.fromkeys(() if titan.data.source == "recipe" else OF_DATA, "titan.data")
@@ -146,6 +147,20 @@ def _semi_sync(made: Any, chosen: Any) -> Problem | None:
         return None
     message = 'groups average their gradients at every step here: set it to "none" to train so'
     return Problem(f"titan.overrides.{SEMI_SYNC}", chosen or method, message)
+
+
+def _loop(made: Any, recipe: str) -> Problem | None:
+    """Returns a problem if the trainer has a loop of its own, which the supervised one would take the place of."""
+    from torchtitan.trainer import Trainer
+
+    owner = type(trainer_config(made))._owner
+    if owner.train is Trainer.train:
+        return None
+    message = (
+        f"its trainer {owner.__name__} has a train() of its own, and the supervised loop would take its place: keep to "
+        "train_step() and forward_backward_step(), or run it as a script of your own (docs/OWN_SCRIPT.md)"
+    )
+    return Problem("titan.recipe", recipe, message)
 
 
 def _own_checks(config: Any) -> Iterator[Problem]:
@@ -189,33 +204,40 @@ def for_launch(launch: TrainerLaunch) -> Any:
 
 def _data(config: Any, spec: DataSpec) -> list[Problem]:
     """Puts the run file's data in the place of the recipe's, if it names any."""
-    from torchtitan.hf_datasets.text_datasets import DATASETS, ChatDataLoader, HuggingFaceTextDataLoader
+    from torchtitan.hf_datasets.text_datasets import ChatDataLoader, HuggingFaceTextDataLoader
 
     loader = config.dataloader
+    of_text = isinstance(loader, HuggingFaceTextDataLoader.Config)
+    hint = "name the data under [titan.data]" if of_text else "set titan.overrides.dataloader.dataset_path to yours"
     try:
         if spec.source != "recipe":
-            if not isinstance(loader, HuggingFaceTextDataLoader.Config):
+            if not of_text:
                 name = type(loader).__qualname__
                 return [Problem("titan.data.source", spec.source, f"the recipe's {name} reads its own data, no text")]
             loader.dataset, loader.dataset_path = data.register(spec), None
         elif getattr(loader, "dataset", "") == data.STDLIB:
             data.register(DataSpec(source="python-stdlib"))
-        elif type(loader) is HuggingFaceTextDataLoader.Config and (why := _not_here(loader, DATASETS)):
-            return [Problem("titan.data.source", spec.source, f"{why}: name the data under [titan.data]")]
+        elif why := _not_here(loader):
+            return [Problem("titan.data.source", spec.source, f"{why}: {hint}")]
         elif type(loader) is ChatDataLoader.Config and (problem := _chats_not_here(loader)):
             return [problem]
         validated = config.validator.dataloader
-        if config.validator.enable and type(validated) is HuggingFaceTextDataLoader.Config:
-            why = _not_here(validated, DATASETS)
-            hint = "set titan.overrides.validator.enable = false, or take the data set c4_test with a dataset_path of yours"
+        if config.validator.enable:
+            why = _not_here(validated)
+            hint = "set titan.overrides.validator.enable = false, or take a data set of TorchTitan's with a dataset_path of yours"
             return [Problem("titan.overrides.validator.dataloader", validated.dataset, f"{why}: {hint}")] if why else []
     except (data.DataError, OSError) as error:
         return [Problem("titan.data.path", spec.path, str(error))]
     return []
 
 
-def _not_here(loader: Any, known: Any) -> str:
-    """Explains why a data set of TorchTitan's cannot be read by the ranks; empty: it may be there."""
+def _not_here(loader: Any) -> str:
+    """Explains why a data set of TorchTitan's cannot be read by the ranks; empty: it may be there, or the loader takes no
+    name of a data set."""
+    module = type(loader).__module__
+    known = getattr(sys.modules[module], "DATASETS", None) if module.startswith("torchtitan.") else None
+    if known is None or not getattr(loader, "dataset", ""):
+        return ""
     if loader.dataset not in known:
         return f"there is no data set {loader.dataset!r}; TorchTitan knows {', '.join(sorted(known))}"
     path, usual = loader.dataset_path or known[loader.dataset].path, known[loader.dataset].path

@@ -255,10 +255,17 @@ def tokenizer_problem(config: Any) -> Problem | None:
     except ValueError:  # it has no template
         message = "conversations need a chat template: put the model's chat_template.jinja beside tokenizer_config.json"
     else:
-        size, rows = tokenizer.get_vocab_size(), config.model_spec.model.vocab_size
-        if size > rows:
-            message = f"the tokenizer has {size} tokens, the model {rows} rows"
+        message = too_many_tokens(tokenizer, config.model_spec.model)
     return Problem("titan.overrides.hf_assets_path", config.hf_assets_path, message) if message else None
+
+
+def too_many_tokens(tokenizer: Any, model: Any) -> str:
+    """Returns a sentence if a tokenizer gives tokens that a model's config has no row for; else empty, as for a model of
+    images."""
+    rows = getattr(model, "vocab_size", None)
+    if rows is None or (size := tokenizer.get_vocab_size()) <= rows:
+        return ""
+    return f"the tokenizer has {size} tokens, the model {rows} rows"
 
 
 def empty_share(config: Any, spec: DataSpec, groups: int, ranks_per_group: int) -> Problem | None:

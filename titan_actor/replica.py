@@ -29,6 +29,7 @@ from titan_actor.checkpoint import Checkpoints, Purge, purge
 from titan_actor.compiling import Compiling
 from titan_actor.control import NEVER, Agreement, Wishes
 from titan_actor.cursor import Cursor
+from titan_actor.fit import too_many_tokens
 from titan_actor.heal import HealState
 from titan_actor.lift import starts_from_weights
 from titan_actor.mfu import mfu
@@ -111,10 +112,8 @@ class ReplicaTrainer(Trainer):
         self._purge = Purge()
         self.ledger.event("constructed", device=self.device.type, groups=launch.groups, titan=asdict(launch.titan))
         self._restore()
-        if self.tokenizer.get_vocab_size() > self.model_config.vocab_size:
-            raise ValueError(
-                f"the tokenizer has {self.tokenizer.get_vocab_size()} tokens, the model {self.model_config.vocab_size} rows"
-            )
+        if why := too_many_tokens(self.tokenizer, self.model_config):
+            raise ValueError(why)
 
     @property
     def manager(self) -> Any:

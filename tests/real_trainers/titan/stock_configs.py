@@ -1,7 +1,7 @@
 """Every config of TorchTitan's registries: checked, and the debug-sized ones trained in two groups through a kill.
 
-`python -m tests.real_trainers.titan.stock_configs [--only NAME ...] [--results benchmarks/results/titan_configs.json]` writes one entry
-for each; with `--only`, the others stay as they are. docs/TITAN_CONFIGS.md shows them (`python -m dashboards.reference`).
+`make configs` runs it with the packages that some of them import: `python -m tests.real_trainers.titan.stock_configs [--only NAME ...]
+[--results benchmarks/results/titan_configs.json]` writes one entry for each; with `--only`, the others stay as they are. docs/TITAN_CONFIGS.md shows them (`python -m dashboards.reference`).
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ EXPERIMENTS = "torchtitan.experiments.torchft.llama3.config_registry"
 
 def settings(recipe: str, folder: Path) -> TitanSpec:
     """Returns the settings with which a config is trained here. A recipe for conversations gets some, in `folder`."""
+    if ":flux_" in recipe:  # images, its own
+        return TitanSpec(recipe=recipe, overrides=SMALL, steps=STEPS)
     if ":sft_" not in recipe:
         return TitanSpec(recipe=recipe, overrides=SMALL, data=DataSpec(source="python-stdlib"), steps=STEPS)
     # TorchTitan's wheel has neither its conversations nor a tokenizer with a chat template
@@ -181,7 +183,9 @@ def main() -> None:
     if given.only != [""]:
         before = json.loads(given.results.read_text())
         rerun = {recipe: {**entry, "commit": about["commit"]} for recipe, entry in found.items()}
-        about, found = before, {**before["configs"], **rerun}
+        others = {r: e for r, e in before["configs"].items() if not any(part in r for part in given.only)}
+        about, found = before, others | rerun
+    found = dict(sorted(found.items()))
     given.results.write_text(json.dumps({**about, "configs": found}, indent=1) + "\n")
 
 

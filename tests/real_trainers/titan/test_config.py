@@ -8,9 +8,11 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -764,3 +766,53 @@ def test_metrics_that_would_go_nowhere_are_refused(tmp_path: Path, monkeypatch: 
     assert check.looked_at(spec, GroupsSpec(), files=["WANDB_API_KEY"])[0] == []
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert check.looked_at(spec, GroupsSpec())[0] == []
+
+
+def test_a_trainer_with_a_loop_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_loops.py").write_text(
+        textwrap.dedent("""\
+        import dataclasses
+        from torchtitan.trainer import Trainer
+        from titan_actor.recipes import llama3_debug
+
+        class OwnStep(Trainer):
+            @dataclasses.dataclass(kw_only=True, slots=True)
+            class Config(Trainer.Config):
+                pass
+
+            def train_step(self, batches):
+                return super().train_step(batches)
+
+        class OwnLoop(OwnStep):
+            @dataclasses.dataclass(kw_only=True, slots=True)
+            class Config(Trainer.Config):
+                pass
+
+            def train(self):
+                pass
+
+        def own_step(kind=OwnStep):
+            made = llama3_debug()
+            return kind.Config(**{field.name: getattr(made, field.name) for field in dataclasses.fields(made)})
+
+        def own_loop():
+            return own_step(OwnLoop)
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = problems(recipe="own_loops:own_loop")
+    assert problem.key == "titan.recipe"
+    assert "its trainer OwnLoop has a train() of its own" in problem.message
+    assert type(built(recipe="own_loops:own_step"))._owner.__name__ == "OwnStep"
+
+
+def test_a_model_without_a_vocabulary_has_no_too_many_tokens() -> None:
+    from titan_actor.fit import too_many_tokens
+
+    class Tokens:
+        def get_vocab_size(self) -> int:
+            return 5
+
+    assert too_many_tokens(Tokens(), SimpleNamespace(vocab_size=4)) == "the tokenizer has 5 tokens, the model 4 rows"
+    assert too_many_tokens(Tokens(), SimpleNamespace(vocab_size=5)) == ""
+    assert too_many_tokens(object(), SimpleNamespace(hidden_size=4)) == "", "it makes images"
