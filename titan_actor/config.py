@@ -157,7 +157,7 @@ def _loop(made: Any, recipe: str) -> Problem | None:
     if owner.train is Trainer.train:
         return None
     message = (
-        f"its trainer {owner.__name__} has a train() of its own, and the supervised loop would take its place: keep to "
+        f"its trainer {owner.__name__} has {owner.train.__qualname__}(), and the supervised loop would take its place: keep to "
         "train_step() and forward_backward_step(), or run it as a script of your own (docs/OWN_SCRIPT.md)"
     )
     return Problem("titan.recipe", recipe, message)
@@ -234,6 +234,8 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
 def _not_here(loader: Any) -> str:
     """Explains why a data set of TorchTitan's cannot be read by the ranks; empty: it may be there, or the loader takes no
     name of a data set."""
+    from torchtitan.hf_datasets import text_datasets
+
     module = type(loader).__module__
     known = getattr(sys.modules[module], "DATASETS", None) if module.startswith("torchtitan.") else None
     if known is None or not getattr(loader, "dataset", ""):
@@ -241,7 +243,8 @@ def _not_here(loader: Any) -> str:
     if loader.dataset not in known:
         return f"there is no data set {loader.dataset!r}; TorchTitan knows {', '.join(sorted(known))}"
     path, usual = loader.dataset_path or known[loader.dataset].path, known[loader.dataset].path
-    if Path(path).exists() and not usual.startswith(ASSETS):
+    # c4's loader asks for a part of the data set by name
+    if Path(path).exists() and module == text_datasets.__name__ and not usual.startswith(ASSETS):
         return f"{loader.dataset!r} is laid out as {usual} of the Hugging Face hub, and {path} is a folder here"
     if Path(path).exists():
         return ""

@@ -252,6 +252,8 @@ def tokenizer_problem(config: Any) -> Problem | None:
             tokenizer.apply_chat_template([{"role": "user", "content": "1 + 1?"}], add_generation_prompt=True)
     except (OSError, jinja2.TemplateError) as error:
         message = str(error)
+    except TypeError as error:  # transformers, on a vocabulary of another kind
+        message = f"the tokenizer cannot be built: {error}"
     except ValueError:  # it has no template
         message = "conversations need a chat template: put the model's chat_template.jinja beside tokenizer_config.json"
     else:

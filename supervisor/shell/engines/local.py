@@ -234,7 +234,8 @@ class LocalEngine:
         One dead shim among live ones is a lost node, not a lost allocation: its lease shows it.
         """
         granted = [a for a in allocations if a.state == "granted"]
-        if not granted or any(map(_alive, granted)):
+        # a shim that ended since it was looked at may have left its node to another
+        if not granted or any(_alive(a) or self._adopt(a) is not None for a in granted):
             return allocations
         gone = {a.key: replace(a, state="gone", reason=STOPPED) for a in granted}
         for allocation in gone.values():

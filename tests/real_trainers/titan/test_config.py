@@ -802,7 +802,7 @@ def test_a_trainer_with_a_loop_of_its_own_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     (problem,) = problems(recipe="own_loops:own_loop")
     assert problem.key == "titan.recipe"
-    assert "its trainer OwnLoop has a train() of its own" in problem.message
+    assert "its trainer OwnLoop has OwnLoop.train(), and the supervised loop would take its place" in problem.message
     assert type(built(recipe="own_loops:own_step"))._owner.__name__ == "OwnStep"
 
 

@@ -362,8 +362,18 @@ def test_killed_before_the_start_was_noted_the_shim_that_holds_the_lock_is_adopt
         assert grants(again)["a1"].state == "granted"
         second = pid_of(again, "a1")
         assert second != first
-        os.kill(second, signal.SIGKILL)
-        eventually(lambda: pid_of(again, "a1") == first, 10, "the lock's holder is the node")
+        ended, look = ends(second), LocalEngine._with_its_shim
+
+        def ends_once_looked_at(self: LocalEngine, allocation: Any) -> Any:
+            found = look(self, allocation)
+            os.kill(second, signal.SIGKILL)
+            eventually(ended, 10, "the second shim has ended")
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalEngine, "_with_its_shim", ends_once_looked_at)
+            assert grants(again)["a1"].state == "granted"
+        assert pid_of(again, "a1") == first, "the lock's holder is the node"
         assert grants(again)["a1"].state == "granted"
 
 
