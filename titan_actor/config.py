@@ -157,8 +157,9 @@ def _loop(made: Any, recipe: str) -> Problem | None:
     if owner.train is Trainer.train:
         return None
     message = (
-        f"its trainer {owner.__name__} has {owner.train.__qualname__}(), and the supervised loop would take its place: keep to "
-        "train_step() and forward_backward_step(), or run it as a script of your own (docs/OWN_SCRIPT.md)"
+        f"its trainer {owner.__name__} trains by {owner.train.__qualname__}(), and the supervised loop would take its place: "
+        "override train_step() or forward_backward_step() of TorchTitan's Trainer, or run it as a script of your own "
+        "(docs/OWN_SCRIPT.md)"
     )
     return Problem("titan.recipe", recipe, message)
 
@@ -224,7 +225,10 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
         validated = config.validator.dataloader
         if config.validator.enable:
             why = _not_here(validated)
-            hint = "set titan.overrides.validator.enable = false, or take a data set of TorchTitan's with a dataset_path of yours"
+            # other data sets of text are laid out as on the hub
+            text = isinstance(validated, HuggingFaceTextDataLoader.Config)
+            what = "take the data set c4_test with a dataset_path of yours" if text else "set its dataset_path to yours"
+            hint = f"set titan.overrides.validator.enable = false, or {what}"
             return [Problem("titan.overrides.validator.dataloader", validated.dataset, f"{why}: {hint}")] if why else []
     except (data.DataError, OSError) as error:
         return [Problem("titan.data.path", spec.path, str(error))]

@@ -476,10 +476,12 @@ def _deny(context: ssl.SSLContext, crl: str) -> None:
     after = context.cert_store_stats()
     if after["x509"] != before["x509"] or after["crl"] == before["crl"]:
         raise SecurityError(f"crl = {crl} must have lists of revoked certificates (X509 CRL) alone")
-    if (ahead_s := _list_holds(crl)[0] - time.time()) > 0:
+    if (begins := _list_holds(crl)[0]) > time.time():
+        # the time, not what is left: a sentence that changes by the second would be logged at each look
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(begins))
         raise SecurityError(
-            f"crl = {crl} holds only in {ahead_s:.0f} s, and refuses every connection until then: set this machine's clock, "
-            "or have the list begin an hour back"
+            f"crl = {crl} begins at {at} and refuses every connection until then: set this machine's clock, or have the "
+            "list begin an hour back"
         )
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 

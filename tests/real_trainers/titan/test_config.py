@@ -802,7 +802,9 @@ def test_a_trainer_with_a_loop_of_its_own_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     (problem,) = problems(recipe="own_loops:own_loop")
     assert problem.key == "titan.recipe"
-    assert "its trainer OwnLoop has OwnLoop.train(), and the supervised loop would take its place" in problem.message
+    assert (
+        "its trainer OwnLoop trains by OwnLoop.train(), and the supervised loop would take its place" in problem.message
+    )
     assert type(built(recipe="own_loops:own_step"))._owner.__name__ == "OwnStep"
 
 
@@ -816,3 +818,26 @@ def test_a_model_without_a_vocabulary_has_no_too_many_tokens() -> None:
     assert too_many_tokens(Tokens(), SimpleNamespace(vocab_size=4)) == "the tokenizer has 5 tokens, the model 4 rows"
     assert too_many_tokens(Tokens(), SimpleNamespace(vocab_size=5)) == ""
     assert too_many_tokens(object(), SimpleNamespace(hidden_size=4)) == "", "it makes images"
+
+
+def test_a_data_set_of_images_is_looked_for_and_a_folder_of_yours_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As flux's loader, which needs packages that are not here, has them."""
+    from titan_actor import config
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    paths = {"images": "somebody/images", "images-test": "tests/assets/images"}
+    images = SimpleNamespace(DATASETS={name: SimpleNamespace(path=path) for name, path in paths.items()})
+    monkeypatch.setitem(sys.modules, "torchtitan.images", images)
+    loader: Any = type("Config", (), {"__module__": "torchtitan.images"})()
+
+    def why(dataset: str, dataset_path: str | None = None) -> str:
+        loader.dataset, loader.dataset_path = dataset, dataset_path
+        return config._not_here(loader)
+
+    assert "no data set 'image'; TorchTitan knows images, images-test" in why("image")
+    assert "tests/assets/images of TorchTitan's repository" in why("images-test")
+    assert "somebody/images of the Hugging Face hub, and ranks use no network" in why("images")
+    assert why("images", str(tmp_path)) == why("images-test", str(tmp_path)) == ""
+    assert "which is not here" in why("images", str(tmp_path / "gone"))
