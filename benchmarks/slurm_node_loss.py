@@ -158,12 +158,12 @@ def ours(cell: Cell, how: str) -> dict[str, float]:
     eventually(lambda: w.status(record).step >= STEPS_BEFORE, BEGIN_S, "they step")
     lost = w.status(record).groups[1].node
     fault = cell.lose(lost, how)
-    first = eventually(lambda: _commits(w, record, 1, fault, above=1), BACK_S, "its group commits again")[0]
-    eventually(lambda: len(_commits(w, record, 0, fault)) > 5, BEGIN_S)
+    first = eventually(lambda: commits(w, record, 1, fault, above=1), BACK_S, "its group commits again")[0]
+    eventually(lambda: len(commits(w, record, 0, fault)) > 5, BEGIN_S)
     history = w.history(record)
     opened = [d.committed_at for d in history.decisions if d.incidents and (d.committed_at or 0.0) > fault]
     spawned = [p.spawned for p in history.processes if (p.group, p.generation) == (1, 2)]
-    other = [fault, *_commits(w, record, 0, fault)]
+    other = [fault, *commits(w, record, 0, fault)]
     generations = {s.generation for s in history.steps if s.group == 0} | {w.status(record).groups[0].generation}
     assert generations == {1}, f"the other group was started again: its generations are {sorted(generations)}"
     w.control(record, stop=True)
@@ -176,7 +176,7 @@ def ours(cell: Cell, how: str) -> dict[str, float]:
     }
 
 
-def _commits(w: SlurmWorld, record: RunRecord, group: int, since: float, above: int = 0) -> list[float]:
+def commits(w: SlurmWorld, record: RunRecord, group: int, since: float, above: int = 0) -> list[float]:
     """Returns the times of a group's commits since then, in generations above that one."""
     steps = [s for s in w.history(record).steps if s.group == group and s.generation > above]
     return sorted(line["t"] for s in steps for line in s.committed() if line["t"] > since)
@@ -220,7 +220,7 @@ class Plain:
 
 def full_restart(cell: Cell, how: str) -> dict[str, float]:
     """Measures scancel and sbatch of everything, from the newest checkpoint."""
-    with _plain(cell, cell.name("full"), requeue=False) as plain:
+    with plain_job(cell, cell.name("full"), requeue=False) as plain:
         fault, lost = _break(plain, how)
         eventually(lambda: plain.about()["job_state"] != "RUNNING", BACK_S, "Slurm says that the job is not running")
         seen = time.time()
@@ -231,7 +231,7 @@ def full_restart(cell: Cell, how: str) -> dict[str, float]:
 
 def requeue(cell: Cell, how: str) -> dict[str, float]:
     """Measures Slurm's own restart of the whole job."""
-    with _plain(cell, cell.name("requeue"), requeue=True) as plain:
+    with plain_job(cell, cell.name("requeue"), requeue=True) as plain:
         fault, _ = _break(plain, how)
         eventually(lambda: plain.about()["job_state"] != "RUNNING", BACK_S, "Slurm says that the job is not running")
         seen = time.time()
@@ -249,10 +249,11 @@ def _settled(about: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def _plain(cell: Cell, name: str, requeue: bool) -> Iterator[Plain]:
+def plain_job(cell: Cell, name: str, requeue: bool, spec: RunSpec | None = None) -> Iterator[Plain]:
+    """Yields a job without a supervisor that has committed some steps; it is cancelled at the end."""
     folder = cell.folder / name
     folder.mkdir()
-    spec = spec_of(name, folder)
+    spec = spec or spec_of(name, folder)
     (folder / "spec.json").write_bytes(encode(RunRecord(spec=spec, run_dir=str(folder), launched_unix_s=time.time())))
     bind = f"{cell.net.hub_address}:{free_ports(1)[0]}"
     command = [str(Path(sys.executable).with_name("torchft_lighthouse")), "--bind", bind, "--min_replicas", "2"]
@@ -284,38 +285,53 @@ def _back(plain: Plain, fault: float, seen: float) -> dict[str, float]:
     return {"seconds": first - fault, "seen_s": seen - fault, "started_s": begun - fault}
 
 
-def inside(rounds: int, partial: Path) -> dict[str, Any]:
-    """Runs all trials, in the hub's network. Finished ones are in `partial`."""
+@contextmanager
+def cluster(nodes: int) -> Iterator[Cell]:
+    """Yields a system on a Slurm of its own, in the hub's network (`in_network`)."""
     body = json.loads(os.environ[NETWORK])
     net = netns.Network(body["hub"], body["hub_address"], tuple((a, b) for a, b in body["nodes"]))
-    folder = Path(tempfile.mkdtemp(prefix="slurm-node-loss-"))
+    folder = Path(tempfile.mkdtemp(prefix="slurm-benchmark-"))
     (folder / "security.toml").write_text("insecure = true\n")
     security = load(str(folder / "security.toml"))
-    found: dict[str, dict[str, list[dict[str, float]]]] = {
-        how: {kind.__name__: [] for kind in (ours, full_restart, requeue)} for how in ("silent", "killed")
-    }
     places = {f"n{i + 1}": place for i, place in enumerate(net.nodes)}
     server = start_etcd(folder / "etcd", host=net.hub_address)
     try:
-        with slurm(folder, NODES, places=places, hub=("", net.hub_address), slurmd_timeout=SLURMD_TIMEOUT_S) as lab:
+        with slurm(folder, nodes, places=places, hub=("", net.hub_address), slurmd_timeout=SLURMD_TIMEOUT_S) as lab:
             hosts = {"host": ("", net.hub_address)}
             world = SlurmWorld(folder, lab, server, {}, security=security, places=hosts)
             try:
                 world.supervisor()
                 eventually(world.led, 30, "a supervisor leads")
-                cell = Cell(net, lab, world, folder)
-                for number in range(rounds):
-                    for how, kinds in found.items():
-                        for kind in (ours, full_restart, requeue):
-                            trial = {key: round(value, 3) for key, value in kind(cell, how).items()}
-                            kinds[kind.__name__].append(trial)
-                            print(f"round {number + 1} {how} {kind.__name__}: {trial}", flush=True)
-                            partial.write_text(json.dumps(found, indent=1) + "\n")
-                            cell.bring_back()
+                yield Cell(net, lab, world, folder)
             finally:
                 world.close()
     finally:
         server.stop()
+
+
+def in_network(module: str, nodes: int, options: list[str]) -> int:
+    """Runs a benchmark's module again in the hub of a network with so many nodes. Returns its exit code."""
+    with netns.network(nodes) as net:
+        body = {"hub": net.hub, "hub_address": net.hub_address, "nodes": net.nodes}
+        # not `ip netns exec`: it mounts its own /sys, without the cgroups that slurmd looks for
+        command = ["nsenter", f"--net=/run/netns/{net.hub}", sys.executable, "-m", module, *options]
+        return subprocess.run(command, env={**os.environ, NETWORK: json.dumps(body)}, check=False).returncode
+
+
+def inside(rounds: int, partial: Path) -> dict[str, Any]:
+    """Runs all trials, in the hub's network. Finished ones are in `partial`."""
+    found: dict[str, dict[str, list[dict[str, float]]]] = {
+        how: {kind.__name__: [] for kind in (ours, full_restart, requeue)} for how in ("silent", "killed")
+    }
+    with cluster(NODES) as cell:
+        for number in range(rounds):
+            for how, kinds in found.items():
+                for kind in (ours, full_restart, requeue):
+                    trial = {key: round(value, 3) for key, value in kind(cell, how).items()}
+                    kinds[kind.__name__].append(trial)
+                    print(f"round {number + 1} {how} {kind.__name__}: {trial}", flush=True)
+                    partial.write_text(json.dumps(found, indent=1) + "\n")
+                    cell.bring_back()
     return found
 
 
@@ -366,12 +382,8 @@ def main() -> int:
         partial.unlink(missing_ok=True)
         print(json.dumps({how: summary(found, how)["breakdown"] for how in found}, indent=1))
         return 0 if all(summary(found, how)["goal_met"] for how in found) else 1
-    with netns.network(NODES) as net:
-        body = {"hub": net.hub, "hub_address": net.hub_address, "nodes": net.nodes}
-        # not `ip netns exec`: it mounts its own /sys, without the cgroups that slurmd looks for
-        command = ["nsenter", f"--net=/run/netns/{net.hub}", sys.executable, "-m", "benchmarks.slurm_node_loss"]
-        command += ["--rounds", str(options.rounds), "--results", str(options.results.resolve())]
-        return subprocess.run(command, env={**os.environ, NETWORK: json.dumps(body)}, check=False).returncode
+    given = ["--rounds", str(options.rounds), "--results", str(options.results.resolve())]
+    return in_network("benchmarks.slurm_node_loss", NODES, given)
 
 
 if __name__ == "__main__":

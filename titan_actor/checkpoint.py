@@ -21,7 +21,7 @@ from typing import Any
 
 from supervisor.wire.checkpoints import MARKER, listed, mark_of, refuse_open
 from supervisor.wire.records import CheckpointMark, TrainerLaunch, encode
-from titan_actor import pickles
+from titan_actor import optimizer_settings, pickles
 from titan_actor.control import Agreement
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ class Checkpoints:
         import torch.distributed as dist
 
         self._launch, self._trainer, self._agreement, self._done = launch, trainer, agreement, done
+        self._settings = optimizer_settings.of(trainer)
         self._manager = trainer.ft_manager.manager
         # a separate process group: the writing thread's collectives must not mix with the training's
         self._group = dist.new_group(backend="gloo")
@@ -201,6 +202,8 @@ class Checkpoints:
         for part in trainer.model_parts:
             part.load_state_dict(state["model"], strict=False)
         _live_optimizers().load_state_dict(trainer.optimizers, state["optimizer"])
+        for changed in optimizer_settings.restore(trainer, Path(mark.path), self._settings):
+            log.info("%s", changed)
         trainer.lr_schedulers.load_state_dict(state["lr_schedulers"])
         trainer.ntokens_seen = state["train"]["ntokens_seen"]
         self._manager.load_state_dict({name: state["train"][name] for name in ("step", "batches_committed")})
@@ -221,6 +224,7 @@ class Checkpoints:
         text = ""
         if error is None and self._launch.rank == 0:
             try:
+                optimizer_settings.write(folder, self._settings)
                 write_marker(folder, mark)
             except OSError as late:
                 error = late

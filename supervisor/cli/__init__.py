@@ -30,6 +30,8 @@ COMMANDS = (
     (LOOK, "logs", "look", "Print the newest lines of the trainers' logs."),
     (LOOK, "ledger", "ledger", "Account for every second of a run, by cause."),
     (LOOK, "wait", "runs", "Wait until a run trains, has made a step, or is finished."),
+    (LOOK, "runs", "relaunch", "List the runs, show what one runs by, compare two."),
+    (ACT, "relaunch", "relaunch", "Change what a run trains by, on the nodes that it has."),
     (ACT, "pause", "runs", "Watch a run without acting on it; training goes on."),
     (ACT, "resume", "runs", "Act again after `pause`, or restart a halted run."),
     (ACT, "stop", "runs", "Stop a run: all groups end after the same step."),

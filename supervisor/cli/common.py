@@ -48,7 +48,7 @@ def text_option(given: Any) -> Any:
     """Refuses one or several texts with invalid UTF-8. Python holds half of a surrogate pair for each such byte, which
     no record, page or terminal can show. Paths are exempt: a file may have such a name."""
     try:
-        "".join(given).encode()
+        "".join(given or ()).encode()
     except UnicodeEncodeError:
         raise typer.BadParameter("it is not valid UTF-8: set the terminal to UTF-8") from None
     return given

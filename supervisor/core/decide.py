@@ -151,7 +151,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "wind down",
         lambda r, _: wind_down(r),
-        frozenset({"groups", "incidents", "allocations", "phase", "stop_at_step", "stop_by"}),
+        frozenset({"groups", "incidents", "allocations", "phase", "stop_at_step", "stop_by", "relaunching"}),
         "a halt that was just decided begins to drain in this round",
     ),
     Stage(
@@ -208,7 +208,7 @@ STAGES: tuple[Stage, ...] = (
 def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     """Runs one round. Pure: same input, same output."""
     r = Round(observed, spec, memory)
-    if memory.phase in ("halted", "stopped", "resuming"):
+    if memory.phase in ("halted", "stopped", "resuming") or (memory.phase == "finished" and observed.relaunch):
         resume(r)
     elif memory.phase != "finished":
         found = Found()
@@ -320,7 +320,8 @@ def _want_allocations(r: Round) -> None:
         r.acquire(Reason.of(Code.RUN_STARTS))
     known = len(r.groups)
     for g in range(known, min(known + NEW_A_ROUND, r.spec.groups.count)):
-        r.groups[g] = GroupMemory(group=g, size=r.spec.groups.nodes_per_group)
+        generation = above + 1 if (above := r.before.generations_above) else 0
+        r.groups[g] = GroupMemory(group=g, size=r.spec.groups.nodes_per_group, generation=generation)
     asked = sum(1 for a in r.allocations.values() if a.state == "wanted")
     if asked >= wanted and len(r.groups) == r.spec.groups.count:
         r.draft = replace(r.draft, phase="running")

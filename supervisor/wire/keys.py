@@ -79,8 +79,18 @@ def suspicion(host: str, run: str, incident: str) -> str:
 
 
 def spec(run: str) -> str:
-    """The RunSpec. Created by `launch`, never changed, deleted by `rm`."""
+    """The RunSpec. Created by `launch`, replaced by the leader when a relaunch takes effect, deleted by `rm`."""
     return f"{RUNS}{run}/spec"
+
+
+def next_spec(run: str) -> str:
+    """The spec of the newest relaunch that was asked for. Written by the CLI."""
+    return f"{RUNS}{run}/next-spec"
+
+
+def earlier_spec(run: str, number: int) -> str:
+    """A spec that a relaunch has replaced. Written by the leader."""
+    return f"{RUNS}{run}/specs/{number}"
 
 
 def control(run: str) -> str:

@@ -661,6 +661,23 @@ class RunRecord:
     run_dir: str
     launched_unix_s: float
     """Launcher's wall clock, for people only."""
+    number: int = 1
+    """Number of this spec: 1 as it was launched, and one more for each relaunch."""
+    relaunched_unix_s: float = 0.0
+    """Wall clock of the person who asked for this spec, for people only; 0: it is the launched one."""
+    because: str = ""
+    """Why it was relaunched with this spec; empty: no reason was given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relaunch:
+    """A person's wish that the run goes on by another spec. It is over once the run's own record has its number."""
+
+    number: int
+    spec: RunSpec
+    because: str
+    asked_unix_s: float
+    """The asker's wall clock, for people only."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ Verb = Literal[
     "stop",
     "halt",
     "resume",
+    "relaunch",
     "checkpoint",
     "load",
     "move",

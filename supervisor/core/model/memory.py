@@ -269,6 +269,12 @@ class Memory:
     stop_at_step: int | None = None
     stop_by: float | None = None
     """Time when groups that have not ended after that step are ended, on the run clock. None: it is not stopping."""
+    relaunching: bool = False
+    """True if it stops in order to start again by its next spec, on the nodes that it has."""
+    relaunches: int = 0
+    """Number of the newest spec that took the place of the one before (RunRecord.number). 0: there was one alone."""
+    generations_above: int = 0
+    """Highest generation of the groups that a smaller spec has dropped: one of their number begins above it."""
     handover_at_step: int | None = None
     """Step after which all groups end, to start again from its checkpoint: their nodes are leaving. None: none."""
     handover_since: float = 0.0

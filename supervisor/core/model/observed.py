@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from supervisor.core.model.measured import NOTHING, Measured
+from supervisor.core.model.spec import RunSpec
 from supervisor.core.model.stacks import StackView, of_text
 
 
@@ -266,6 +267,16 @@ class ControlView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NextSpec:
+    """The spec with which a person relaunches the run, while it is not in force yet."""
+
+    number: int
+    """As RunRecord.number."""
+    spec: RunSpec
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CordonView:
     """Reasons that keep groups away from a host."""
 
@@ -312,6 +323,8 @@ class Observed:
     engine_word_s: float = 0.0
     """Seconds that the run's engine takes now to report that it took an allocation away, if slower than usual."""
     control: ControlView = field(default_factory=ControlView)
+    relaunch: NextSpec | None = None
+    """None: no relaunch is asked for."""
     cordons: Mapping[str, CordonView] = field(default_factory=dict)
     """By host: cordons by a person, and by the incidents of any run."""
     disk: DiskView | None = None

@@ -355,6 +355,8 @@ class Code(StrEnum):
     ASKED_FOR = "asked_for"
     PERSON_SAYS = "person_says"  # because
     PERSON_RESUMES = "person_resumes"  # because
+    RELAUNCH_ASKED = "relaunch_asked"  # number: of the spec; because (empty: no reason was given)
+    RELAUNCHED = "relaunched"  # number; step: of the checkpoint (None: there is none)
     BACKUP_RESTORED = "backup_restored"  # made: when; checkpoint: which one it resumes from
     SAVED = "saved"  # step
     ENDED_LATE = "ended_late"  # group, step

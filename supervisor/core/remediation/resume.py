@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.core.model.measured import NOTHING
 from supervisor.core.model.memory import GroupMemory, Lighthouse, Memory
+from supervisor.core.model.observed import NextSpec
 from supervisor.core.model.reason import Code, Reason
+from supervisor.core.model.spec import RunSpec, TorchFTSpec
 from supervisor.core.round.draft import Round
 
 GROUPS_A_ROUND = 40
@@ -25,6 +28,7 @@ def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
         halt_reason=None,
         stop_at_step=None,
         stop_by=None,
+        relaunching=False,
         handover_at_step=None,
         groups={g: fresh_group(group, now, raise_by) for g, group in memory.groups.items()},
         allocations={
@@ -48,29 +52,67 @@ def fresh_seat(seat: Lighthouse) -> Lighthouse:
 
 
 def resume(r: Round) -> None:
-    """Resumes a halted or stopped run that a person lets go on, in as many rounds as its groups take."""
-    control = r.observed.control
-    if r.before.phase != "resuming":
-        if control.resumes <= r.before.resumes_done:
-            return
-        r.spent, r.spent_by_kind, r.cordons = {}, {}, {}
-        r.draft = replace(
-            r.draft,
-            phase="resuming",
-            halt_reason=None,
-            stop_at_step=None,
-            stop_by=None,
-            handover_at_step=None,
-            resumes_done=control.resumes,
-            suspects={},
-            held_hang=None,
-            silent=(),
-            lighthouse=fresh_seat(r.before.lighthouse),
-        )
+    """Starts all groups again, in as many rounds as they take: those of a run that had ended, once a person lets it go on,
+    or of one that is relaunched, once they have drained."""
+    control, asked = r.observed.control, r.observed.relaunch
+    ended = r.before.phase != "resuming"
+    if ended and control.resumes <= r.before.resumes_done:
+        return
+    if ended:
+        r.cordons = {}
+        r.draft = replace(r.draft, resumes_done=control.resumes, lighthouse=fresh_seat(r.before.lighthouse))
         r.act("resume", f"resume:{control.resumes}", Reason.of(Code.PERSON_RESUMES, because=control.because))
-    left = [g for g in r.groups.values() if g.phase != "unplaced"]
+    if ended or r.before.relaunching:
+        _begin(r)
+        if asked is not None:
+            _relaunch(r, asked)
+            return
+    # a spec that was launched has all groups that there are
+    count = r.spec.groups.count if r.before.relaunches else len(r.groups)
+    left = [g for g in r.groups.values() if g.phase != "unplaced" or g.group >= count]
     for group in left[:GROUPS_A_ROUND]:
-        r.set_group(replace(fresh_group(group, r.now, 1), size=r.spec.groups.nodes_per_group))
+        if group.group >= count:
+            r.drop_group(group.group)
+        else:
+            r.set_group(replace(fresh_group(group, r.now, 1), size=r.spec.groups.nodes_per_group))
     if len(left) <= GROUPS_A_ROUND:
         r.draft = replace(r.draft, phase="new")
     r.look_again(r.now)
+
+
+def _begin(r: Round) -> None:
+    """Fills the budgets, and forgets what was noted about the last groups."""
+    r.spent, r.spent_by_kind = {}, {}
+    r.draft = replace(
+        r.draft,
+        phase="resuming",
+        halt_reason=None,
+        stop_at_step=None,
+        stop_by=None,
+        relaunching=False,
+        handover_at_step=None,
+        suspects={},
+        held_hang=None,
+        silent=(),
+    )
+
+
+def _relaunch(r: Round, asked: NextSpec) -> None:
+    """Puts the next spec into force: the groups are made by it from the next round on. What was measured of the last one
+    says nothing of it. The lighthouse stays, unless it needs other settings, which one reads at its start."""
+    step = r.draft.checkpoint.step if r.draft.checkpoint is not None else None
+    r.act("relaunch", f"relaunch:{asked.number}", Reason.of(Code.RELAUNCHED, number=asked.number, step=step))
+    seat = r.draft.lighthouse
+    if seat.node and not seat.closing and _of_lighthouse(asked.spec) != _of_lighthouse(r.spec):
+        why = Reason.of(Code.RELAUNCH_ASKED, number=asked.number, because=asked.because)
+        key = f"close_lighthouse:{seat.generation}"
+        r.act("close_lighthouse", key, why, node=seat.node, generation=seat.generation)
+        seat = replace(seat, closing=True, address="", cut_since=None)
+    r.draft = replace(
+        r.draft, relaunches=asked.number, lighthouse=seat, measured=NOTHING, slow={}, behind={}, waited={}
+    )
+    r.look_again(r.now)
+
+
+def _of_lighthouse(spec: RunSpec) -> tuple[int, int, TorchFTSpec]:
+    return spec.groups.count, spec.groups.min_groups, spec.torchft

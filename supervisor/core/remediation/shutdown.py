@@ -30,9 +30,16 @@ def longest_s(spec: RunSpec, measured: Measured) -> float:
 
 
 def wind_down(r: Round) -> None:
+    asked = r.observed.relaunch
+    if r.draft.relaunching and (r.observed.control.stop or asked is None):
+        r.draft = replace(r.draft, relaunching=False)  # the later wish holds: the run ends
     if r.phase in ("new", "running") and r.observed.control.stop:
         r.draft = replace(r.draft, phase="stopping")
         r.act("stop", f"stop:{r.spec.name}", Reason.of(Code.ASKED_FOR))
+    elif r.phase in ("new", "running") and asked is not None and not r.paused:
+        r.draft = replace(r.draft, phase="stopping", relaunching=True)
+        why = Reason.of(Code.RELAUNCH_ASKED, number=asked.number, because=asked.because)
+        r.act("stop", f"stop:{r.spec.name}:{asked.number}", why)
     if r.phase == "stopping":
         _drain(r)
     left = [g for g in r.groups.values() if g.phase != "finished"]
@@ -82,13 +89,17 @@ def _wind_up(r: Round) -> None:
     halted = r.draft.halt_reason is not None
     end: RunPhase = "finished" if r.phase != "stopping" else "halted" if halted else "stopped"
     open_ = list(r.incidents.values())
-    held = [a.key for a in r.allocations.values() if a.state == "wanted"]
+    # a run that is relaunched keeps its nodes
+    held = [a.key for a in r.allocations.values() if a.state == "wanted" and not r.draft.relaunching]
     most = min(MAX_GIVEN_BACK, max(0, r.room) // 2)
     for incident in open_[:most]:
         r.set_incident(replace(incident, state="halted"))
     for key in held[:most]:
         r.release(key, Reason.of(Code.RUN_ENDS, end=end))
     if len(open_) > most or len(held) > most:
+        r.look_again(r.now)
+    elif r.draft.relaunching:
+        r.draft = replace(r.draft, phase="resuming")
         r.look_again(r.now)
     elif not _still_taking_back(r):
         r.draft = replace(r.draft, phase=end)

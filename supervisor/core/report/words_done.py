@@ -24,6 +24,13 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.ASKED_FOR: "a person asked for it",
     Code.PERSON_SAYS: "a person says: {because}",
     Code.PERSON_RESUMES: "a person resumes it: {because}",
+    Code.RELAUNCH_ASKED: lambda number, because: (
+        f"a person relaunches it with spec {number}" + (f": {because}" if because else "")
+    ),
+    Code.RELAUNCHED: lambda number, step: (
+        f"spec {number} is in force, on the nodes that the run has; its groups start "
+        + ("from step 0" if step is None else f"from the checkpoint of step {step}")
+    ),
     Code.BACKUP_RESTORED: "the state was restored from a backup of {made}; checkpoint: {checkpoint}",
     Code.SAVED: "step {step} is complete on disk",
     Code.ENDED_LATE: "group {group} did not end after step {step} in time: it is ended as it is",

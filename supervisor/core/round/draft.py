@@ -67,6 +67,12 @@ class Round(RoundView):
             self._held_now.update(group.nodes)
             self.groups[group.group] = group
 
+    def drop_group(self, group: int) -> None:
+        """Forgets a group that the spec has no more. Its record is deleted, and its generations are not used again."""
+        self._touched.add(group)
+        generation = self.groups.pop(group).generation
+        self.draft = replace(self.draft, generations_above=max(self.draft.generations_above, generation))
+
     def set_incident(self, incident: Incident) -> None:
         self._touched.add(incident.group)
         self.changed[incident.id] = incident

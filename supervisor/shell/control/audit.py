@@ -32,6 +32,8 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"cordons/[^/]+/incident/[^/]+/[^/]+", Suspicion),
         (r"desired/[^/]+/[^/]+", records.NodeDesired),
         (r"runs/[^/]+/spec", records.RunRecord),
+        (r"runs/[^/]+/next-spec", records.Relaunch),
+        (r"runs/[^/]+/specs/\d+", records.RunRecord),
         (r"runs/[^/]+/control", records.Control),
         (r"runs/[^/]+/policy", records.PolicySet),
         (r"runs/[^/]+/memory/run", Memory),

@@ -369,7 +369,9 @@ class Loop:
             wanted |= projection.digest_record(run, decision, by, given.digest)
         made = self._made.setdefault(run, projection.Made())
         intents = projection.intent_records(record.spec, record.run_dir, decision.memory, made)
-        deletes = [key for key in projection.acquitted(run, decision.acquitted) if key in self._mirror.items]
+        wanted |= self._relaunched(run, memory, decision.memory)
+        deletes = [*projection.acquitted(run, decision.acquitted), *projection.dropped(run, memory, decision.memory)]
+        deletes = [key for key in deletes if key in self._mirror.items]
         account = self._account(run, memory, decision.memory)
         intents |= {keys.account(run): encode(account)} if account is not None else {}
         puts, later = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
@@ -409,12 +411,25 @@ class Loop:
         self._mirror.wrote(puts, revision)
         if changed:
             journal.outcome(self.epoch, decision.memory.decisions, revision)
+        if keys.spec(run) in puts:
+            spec, number = observe.runs(self._mirror)[run].spec, decision.memory.relaunches
+            journal.event("relaunch", epoch=self.epoch, number=number, spec=to_jsonable_python(spec))
         if account is not None and keys.account(run) in puts | later:
             journal.event("account", epoch=self.epoch, account=to_jsonable_python(account))
         if given is not None:
             journal.keep(given)
         reach("recorded")
         self._write_further(later)
+
+    def _relaunched(self, run: str, before: Memory, now: Memory) -> dict[str, bytes]:
+        """Returns the records with which a relaunch takes effect: they are written with the memory that decided it."""
+        asked, record = observe.asked_relaunch(self._mirror, run), self._mirror.record(keys.spec(run), RunRecord)
+        if asked is None or record is None or now.relaunches == before.relaunches:
+            return {}
+        after = replace(
+            record, spec=asked.spec, number=asked.number, relaunched_unix_s=asked.asked_unix_s, because=asked.because
+        )
+        return {keys.spec(run): encode(after), keys.earlier_spec(run, record.number): encode(record)}
 
     def _write_further(self, intents: dict[str, bytes]) -> None:
         """Writes the intents that the decision's transaction did not hold, in further ones: what a lost one held is

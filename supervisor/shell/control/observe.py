@@ -18,6 +18,7 @@ from supervisor.core.model.observed import (
     GateView,
     GpuFact,
     Grant,
+    NextSpec,
     NodeView,
     Observed,
     RankView,
@@ -38,6 +39,7 @@ from supervisor.wire.records import (
     NodeObserved,
     PolicySet,
     Registration,
+    Relaunch,
     RunRecord,
     TrainerObserved,
 )
@@ -114,7 +116,19 @@ def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s
             evictions=control.evictions,
         ),
         cordons=cordons.seen_by(mirror, run),
+        relaunch=_relaunch(mirror, run),
     )
+
+
+def asked_relaunch(mirror: Mirror, run: str) -> Relaunch | None:
+    """Returns the relaunch that was asked for and is not in force yet, if there is one."""
+    asked, record = mirror.record(keys.next_spec(run), Relaunch), mirror.record(keys.spec(run), RunRecord)
+    return asked if asked is not None and record is not None and asked.number > record.number else None
+
+
+def _relaunch(mirror: Mirror, run: str) -> NextSpec | None:
+    asked = asked_relaunch(mirror, run)
+    return NextSpec(number=asked.number, spec=asked.spec, because=asked.because) if asked is not None else None
 
 
 def epochs_before(mirror: Mirror) -> int:

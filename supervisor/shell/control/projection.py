@@ -104,6 +104,11 @@ def acquitted(run: str, found: Iterable[tuple[str, str]]) -> list[str]:
     return [keys.suspicion(host, run, incident) for host, incident in found]
 
 
+def dropped(run: str, before: Memory, now: Memory) -> list[str]:
+    """Returns keys of groups that the run has no more."""
+    return [keys.memory(run, f"group-{g}") for g in before.groups if g not in now.groups]
+
+
 def intent_records(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = None) -> dict[str, bytes]:
     """Returns what must run on each node, and the newest checkpoint. `made`: the last derived records."""
     made = made or Made()

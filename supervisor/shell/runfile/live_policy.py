@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import tomllib
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic_core import to_jsonable_python
 
@@ -14,7 +12,7 @@ from supervisor.core.model.measured import NOTHING, Measured
 from supervisor.core.model.spec import PolicySpec, RunSpec
 from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import Expect, Store
-from supervisor.shell.runfile import parse
+from supervisor.shell.runfile import changes, parse
 from supervisor.wire import keys
 from supervisor.wire.records import PolicyChange, PolicySet, RunRecord, decode, encode
 
@@ -46,7 +44,9 @@ def changed(spec: RunSpec, given: Sequence[str], seen: Measured = NOTHING) -> Po
             problems.append(f"{key} is not part of the policy: {section} is fixed by the run file at launch")
         elif key in AT_START:
             problems.append(f"policy.{key} cannot be changed on a live run: {AT_START[key]}")
-        elif wrong := _put(body["policy"], key.split("."), _value(text.strip()) if text.strip() else None):
+        elif wrong := changes.put(
+            body["policy"], key.split("."), changes.value_of(text.strip()) if text.strip() else None
+        ):
             problems.append(f"policy.{key}: {wrong}")
     if problems:
         raise parse.RunFileError(problems)
@@ -85,40 +85,4 @@ def _change(was_set: PolicySet) -> PolicyChange:
 
 def lines(policy: PolicySpec) -> list[str]:
     """Returns lines KEY = VALUE, as `set` takes them."""
-    return [f"{key} = {_text(value)}" for key, value in _flat(to_jsonable_python(policy))]
-
-
-def _flat(body: dict[str, Any], where: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in body.items():
-        found += _flat(value, f"{where}{key}.") if isinstance(value, dict) else [(where + key, value)]
-    return found
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(_text(part) for part in value) + "]"
-    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _put(body: dict[str, Any], path: list[str], value: Any) -> str:
-    """Puts a value at a path; None removes what is there. Returns why it cannot, or empty."""
-    for part in path[:-1]:
-        inner = body.setdefault(part, {})
-        if not isinstance(inner, dict):
-            return "its parent is not a table"
-        body = inner
-    if value is not None:
-        body[path[-1]] = value
-    elif path[-1] not in body:
-        return "no value is set there"
-    else:
-        del body[path[-1]]
-    return ""
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except (ValueError, RecursionError):
-        return text
+    return [f"{key} = {changes.text_of(value)}" for key, value in changes.flat(to_jsonable_python(policy)).items()]

@@ -379,3 +379,23 @@ def test_full_disk_costs_the_checkpoint_and_nothing_else(groups: Groups, small_d
     assert list(small_disk.iterdir()) == [], "the torn folder is removed"
     assert "training goes on" in rank.log()
     assert not any(line["complete"] for line in rank.lines("checkpoint_end"))
+
+
+@pytest.mark.trainers
+@pytest.mark.long
+def test_settings_of_the_optimizer_that_the_run_file_has_changed_hold_after_a_load(groups: Groups) -> None:
+    """A checkpoint has those of its own run file. The schedule computes the learning rate by the new config anyway."""
+    fields = {"groups": 1, "checkpoint_interval_steps": 3, "writer": True}
+    first = groups.start(0, steps=3, **fields)
+    assert first.exit_code() == 0
+    [mark] = complete(groups.run_dir)
+    changed = {"optimizer.weight_decay": 0.3, "optimizer.lr": 0.002}
+    second = groups.start(0, generation=2, checkpoint=mark, steps=6, overrides=changed, **fields)
+    assert second.exit_code() == 0
+    assert "weight_decay of the optimizer is 0.3, as the run file says: it was 0.1" in second.log()
+    [_, newest] = complete(groups.run_dir)
+    [[group]] = json.loads((Path(newest.path) / "optimizer.json").read_text())
+    assert (group["weight_decay"], group["initial_lr"]) == (0.3, 0.002)
+    third = groups.start(0, generation=3, checkpoint=newest, steps=7, overrides=changed, **fields)
+    assert third.exit_code() == 0
+    assert "as the run file says" not in third.log(), "nothing has changed since"

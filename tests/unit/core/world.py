@@ -22,6 +22,7 @@ from supervisor.core.model.observed import (
     DiskView,
     GateView,
     Grant,
+    NextSpec,
     NodeView,
     Observed,
     RankView,
@@ -63,6 +64,7 @@ class World:
         self.gate: GateView | None = None
         self.grants: dict[str, Grant] = {}
         self.control = ControlView()
+        self.relaunch: NextSpec | None = None
         self.disk: DiskView | None = None
         self.cordons: dict[str, CordonView] = {}
         """Cordons and suspicions of hosts, by persons and by incidents of all runs."""
@@ -87,6 +89,7 @@ class World:
             engine_word_s=self.engine_word_s,
             engine_listed_at=self.engine_listed_at,
             control=self.control,
+            relaunch=self.relaunch,
             cordons=dict(self.cordons),
             disk=self.disk,
         )
@@ -128,6 +131,12 @@ class World:
             if group.phase == "starting" and view is not None and group.store and view.store == group.store:
                 node, _, port = view.store.partition(":")
                 self.nodes[view.name] = replace(view, store=f"{node}:{int(port) + 1}")
+
+    def take_spec(self) -> None:
+        """Puts the next spec in the place of this one, as the loop does with the decision that says so."""
+        assert self.relaunch is not None
+        assert self.memory.relaunches == self.relaunch.number
+        self.spec, self.relaunch = self.relaunch.spec, None
 
     def verbs(self, after: float = 0.0) -> list[str]:
         """The actions of one decision."""

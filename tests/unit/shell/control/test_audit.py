@@ -16,6 +16,7 @@ from tests.unit.shell.records import mirror_of, registration, run_values
 
 _SAMPLES: dict[str, Any] = {
     "node": "n1", "run": "run", "group": 1, "incident": "i1", "key": "run-a1", "part": "run", "host": "h1", "slot": 63, "about": "i1-3",
+    "number": 2,
 }  # fmt: skip
 
 KINDS = {
@@ -27,6 +28,8 @@ KINDS = {
     "gate": "GateObserved",
     "desired": "NodeDesired",
     "spec": "RunRecord",
+    "next_spec": "Relaunch",
+    "earlier_spec": "RunRecord",
     "control": "Control",
     "policy": "PolicySet",
     "memory": "Memory",

@@ -1,0 +1,147 @@
+"""Commands about the specs of runs: relaunch a run with another, list runs, show and compare what they run by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from supervisor.cli.checks import check_all, read_run_file, refuse
+from supervisor.cli.common import (
+    HOME,
+    Etcd,
+    Home,
+    Json,
+    SecurityFile,
+    opened_mirror,
+    opened_store,
+    person_asked,
+    show,
+    text_option,
+)
+from supervisor.wire import command_line, keys
+from supervisor.wire.printer import print_line
+
+if TYPE_CHECKING:
+    from supervisor.core.model.spec import RunSpec
+
+commands = command_line.commands()
+of_runs = command_line.commands(help_="List the runs, show what one runs by, compare two.")
+of_runs.info.no_args_is_help = False  # alone it lists them
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands to the command line."""
+    app.add_typer(commands)
+    app.add_typer(of_runs, name="runs")
+
+
+@commands.command(epilog="Example: supervisor relaunch demo --set titan.overrides.optimizer.lr=3e-4")
+def relaunch(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="NEW.toml", help="Its new run file. Default: what it runs by now.", show_default=False),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", callback=text_option, help="Change one key of it; may be repeated."),
+    ] = None,
+    because: Annotated[str, typer.Option(callback=text_option, help="The reason, which the journal records.")] = "",
+    check: Annotated[bool, typer.Option("--check", help="Only show the difference and check it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before it begins.")] = False,
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Change what a run trains by, on the nodes that it has. Shows the difference, lets all groups end after one step with
+    a checkpoint, and starts them again from that. A run that has ended asks for nodes again."""
+    with opened_store(etcd, home, security) as store:
+        from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.inspect import client
+        from supervisor.shell.inspect import relaunch as of_run
+        from supervisor.shell.runfile.changes import differences
+
+        if file is None and not changes:
+            print_line("supervisor: nothing to change: give a run file, or --set KEY=VALUE", err=True)
+            raise typer.Exit(2)
+        mirror = Mirror(store.list(keys.PREFIX))
+        record = client.choose_run(mirror, name)
+        after = _changed(read_run_file(file, name) if file is not None else record.spec, changes or [], file)
+        for line in differences(record.spec, after):
+            print_line(line)
+        of_run.refuse(mirror, record, after)
+        check_all(file or Path("--set"), after, etcd, home, security)
+        if note := of_run.policy_stays(mirror, record, after):
+            print_line(f"supervisor: {note}", err=True)
+        if check:
+            return
+        if not yes and person_asked() and not typer.confirm(f"Relaunch {name}?", err=True):
+            raise typer.Exit(1)
+        print_line(f"{name}: {of_run.relaunch(store, mirror, record, after, because.strip())}")
+
+
+def _changed(spec: RunSpec, given: list[str], file: Path | None) -> RunSpec:
+    from supervisor.shell.runfile import changes, parse
+
+    try:
+        return changes.changed(spec, given) if given else spec
+    except parse.RunFileError as error:
+        refuse(file or Path("--set"), error)
+
+
+@of_runs.callback(invoke_without_command=True)
+def list_runs(
+    context: typer.Context,
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+    as_json: Json = False,
+) -> None:
+    """List the runs, show what one runs by, compare two."""
+    if context.invoked_subcommand is not None:
+        return
+    with opened_mirror(etcd, home, security) as mirror:
+        from supervisor.shell.inspect import specs
+
+        found = specs.runs(mirror)
+        show(found, as_json, specs.table(found))
+
+
+@of_runs.command("show", epilog="Example: supervisor runs show demo@1")
+def show_run(
+    which: Annotated[str, typer.Argument(metavar="RUN[@NUMBER]", help="A run, or one of its earlier specs.")],
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+    as_json: Json = False,
+) -> None:
+    """Show every key that a run runs by, or ran by before its relaunches."""
+    with opened_mirror(etcd, home, security) as mirror:
+        from supervisor.shell.inspect import specs
+        from supervisor.shell.runfile import changes, parse
+
+        record = specs.found(mirror, which)
+        lines = (f"{k} = {changes.text_of(v)}" for k, v in changes.flat(parse.document(record.spec)).items())
+        show(record, as_json, "\n".join([specs.head(record), *lines]))
+
+
+@of_runs.command("diff", epilog="Example: supervisor runs diff demo@1 demo")
+def diff(
+    first: Annotated[str, typer.Argument(metavar="A[@NUMBER]", help="A run, or one of its earlier specs.")],
+    second: Annotated[str, typer.Argument(metavar="B[@NUMBER]", help="Another.")],
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Show the keys in which two runs, or two specs of one, differ. Exits 1 if they do, as diff does."""
+    with opened_mirror(etcd, home, security) as mirror:
+        from supervisor.shell.inspect import specs
+        from supervisor.shell.runfile.changes import differences
+
+        lines = [*differences(specs.found(mirror, first).spec, specs.found(mirror, second).spec)]
+        for line in lines:
+            print_line(line)
+        if lines:
+            raise typer.Exit(1)

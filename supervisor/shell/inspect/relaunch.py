@@ -1,0 +1,98 @@
+"""Relaunches a run: a person gives it another spec, and it starts again by that on the nodes that it has."""
+
+from __future__ import annotations
+
+import time
+
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.observed import Grant
+from supervisor.core.model.spec import RunSpec
+from supervisor.core.remediation import shutdown
+from supervisor.core.remediation.restore import ENDED
+from supervisor.ports.errors import Fatal, Fenced
+from supervisor.ports.store import Expect, Store
+from supervisor.shell.control import observe
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.inspect import client
+from supervisor.wire import keys
+from supervisor.wire.records import Control, PolicySet, Registration, Relaunch, RunRecord, decode, encode
+
+
+def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
+    """Raises Fatal with the reason why a run cannot go on by this spec: it says nothing new, its nodes do not fit, or
+    the run is at a point where no relaunch begins."""
+    run, before = record.spec.name, record.spec
+    memory = observe.memory(mirror, run)
+    control = mirror.record(keys.control(run), Control) or Control()
+    if after == before:
+        raise Fatal(f"run {run} has this spec already: a relaunch would change nothing (supervisor restart GROUP)")
+    if control.paused:
+        raise Fatal(f"run {run} is paused: `supervisor resume {run}` first, or it would not start again")
+    if memory.phase == "stopping" and not memory.relaunching:
+        raise Fatal(f"run {run} is still stopping: repeat this when `supervisor status {run}` shows how it ended")
+    if after.allocation.engine != before.allocation.engine:
+        raise Fatal(
+            f"allocation.engine: {before.allocation.engine} -> {after.allocation.engine}: a relaunch keeps the nodes of a run; "
+            "launch it under another name, with --resume-from its newest checkpoint"
+        )
+    reached = memory.checkpoint.step if memory.checkpoint is not None else 0
+    if after.titan.steps <= reached:
+        raise Fatal(f"titan.steps = {after.titan.steps}: run {run} has a checkpoint of step {reached}; raise that")
+    for node, slots in _slots(mirror, run).items():
+        if memory.phase not in ENDED and slots < after.groups.slots:
+            raise Fatal(
+                f"node {node} was allocated for {slots} ranks, and groups of this spec need {after.groups.slots} on each node: "
+                "stop the run, and launch it under another name with --resume-from its newest checkpoint"
+            )
+
+
+def _slots(mirror: Mirror, run: str) -> dict[str, int]:
+    grants = mirror.table(keys.grant(run, ""), Grant).values()
+    nodes = sorted(node for grant in grants if grant.state == "granted" for node in grant.nodes)
+    found = {node: mirror.record(keys.registration(node), Registration) for node in nodes}
+    return {node: registration.slots for node, registration in found.items() if registration is not None}
+
+
+def relaunch(store: Store, mirror: Mirror, record: RunRecord, after: RunSpec, because: str) -> str:
+    """Asks for the relaunch, after `refuse` has let it pass. Returns what will happen, as a sentence. A run that has
+    ended is resumed by it. Raises Fatal if the run was changed at the same moment."""
+    run = record.spec.name
+    memory = observe.memory(mirror, run)
+    item = mirror.items.get(keys.next_spec(run))
+    asked = decode(item.value, Relaunch).number if item is not None else 0
+    number = max(record.number, asked) + 1
+    wish = Relaunch(number=number, spec=after, because=because, asked_unix_s=time.time())
+    puts = {keys.next_spec(run): encode(wish)}
+    expect = [Expect(keys.next_spec(run), mod_revision=item.mod_revision if item is not None else 0)]
+    if memory.phase in ENDED:
+        known = mirror.items.get(keys.control(run))
+        control = mirror.record(keys.control(run), Control) or Control()
+        puts[keys.control(run)] = encode(client.resumed(control, because or f"it is relaunched with spec {number}"))
+        expect.append(Expect(keys.control(run), mod_revision=known.mod_revision if known is not None else 0))
+    try:
+        store.commit(puts, expect=expect)
+    except Fenced:
+        raise Fatal(f"run {run} was changed at the same moment, and is not relaunched: repeat this") from None
+    return _then(mirror, record, memory, number)
+
+
+def _then(mirror: Mirror, record: RunRecord, memory: Memory, number: int) -> str:
+    leads = "" if keys.LEADER in mirror.items else "; no supervisor leads, so it begins when one does"
+    if memory.phase in ENDED:
+        return f"spec {number}: the run was {memory.phase}; it asks for nodes, and starts from its newest checkpoint{leads}"
+    drain_s = shutdown.drain_s(record.spec, memory.measured)
+    return (
+        f"spec {number}: groups that train end after one common step with a checkpoint, the others at once; what has not ended in "
+        f"{drain_s:.0f} s is terminated. Then all start again on the nodes that the run has{leads}"
+    )
+
+
+def policy_stays(mirror: Mirror, record: RunRecord, after: RunSpec) -> str:
+    """Returns a note if the policy of the new spec has no effect, because a person has set another; else empty."""
+    was_set = mirror.record(keys.policy(record.spec.name), PolicySet)
+    if was_set is None or after.policy == was_set.policy:
+        return ""
+    return (
+        f"the policy that was set since the launch (version {was_set.version}) goes on, not that of the run file: "
+        "supervisor policy set changes it"
+    )
