@@ -310,7 +310,7 @@ def cluster(nodes: int) -> Iterator[Cell]:
 
 
 def in_network(module: str, nodes: int, options: list[str]) -> int:
-    """Runs a benchmark's module again in the hub of a network with so many nodes. Returns its exit code."""
+    """Runs a benchmark's module again in the hub of a network of its own. Returns its exit code."""
     with netns.network(nodes) as net:
         body = {"hub": net.hub, "hub_address": net.hub_address, "nodes": net.nodes}
         # not `ip netns exec`: it mounts its own /sys, without the cgroups that slurmd looks for

@@ -19,8 +19,8 @@ FILE = "optimizer.json"
 
 Settings = list[list[dict[str, Any]]]
 
-_OF_THE_SCHEDULE = ("params", "lr")
-"""The schedule sets the learning rate anew at each load, by its own config."""
+_NO_SETTINGS = ("params", "param_names", "lr")
+"""Parts of a group that no run file sets. The learning rate is computed by the schedule at each load, by its own config."""
 
 
 def of(trainer: Any) -> Settings:
@@ -34,7 +34,7 @@ def _of_group(group: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for name, value in group.items():
         values = value if isinstance(value, tuple | list) else [value]
-        if name not in _OF_THE_SCHEDULE and all(isinstance(each, plain) for each in values):
+        if name not in _NO_SETTINGS and all(isinstance(each, plain) for each in values):
             found[name] = list(value) if isinstance(value, tuple) else value
     return found
 

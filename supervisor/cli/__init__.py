@@ -32,6 +32,7 @@ COMMANDS = (
     (LOOK, "wait", "runs", "Wait until a run trains, has made a step, or is finished."),
     (LOOK, "runs", "relaunch", "List the runs, show what one runs by, compare two."),
     (ACT, "relaunch", "relaunch", "Change what a run trains by, on the nodes that it has."),
+    (ACT, "scale", "relaunch", "Change the number of groups or spares of a live run."),
     (ACT, "pause", "runs", "Watch a run without acting on it; training goes on."),
     (ACT, "resume", "runs", "Act again after `pause`, or restart a halted run."),
     (ACT, "stop", "runs", "Stop a run: all groups end after the same step."),

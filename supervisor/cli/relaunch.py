@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from supervisor.cli.checks import check_all, read_run_file, refuse
+from supervisor.cli.checks import check_all, check_titan, read_run_file, refuse
 from supervisor.cli.common import (
     HOME,
     Etcd,
@@ -72,13 +72,51 @@ def relaunch(
         for line in differences(record.spec, after):
             print_line(line)
         of_run.refuse(mirror, record, after)
-        check_all(file or Path("--set"), after, etcd, home, security)
+        if of_run.keeps_nodes(mirror, name):
+            check_titan(file or Path("--set"), after)
+        else:
+            check_all(file or Path("--set"), after, etcd, home, security)
         if note := of_run.policy_stays(mirror, record, after):
             print_line(f"supervisor: {note}", err=True)
         if check:
             return
         if not yes and person_asked() and not typer.confirm(f"Relaunch {name}?", err=True):
             raise typer.Exit(1)
+        print_line(f"{name}: {of_run.relaunch(store, mirror, record, after, because.strip())}")
+
+
+@commands.command(epilog="Example: supervisor scale demo --groups 4")
+def scale(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")],
+    groups: Annotated[int | None, typer.Option(min=1, help="Number of replica groups. Default: as now.")] = None,
+    spares: Annotated[int | None, typer.Option(min=0, help="Number of spare nodes. Default: as now.")] = None,
+    because: Annotated[str, typer.Option(callback=text_option, help="The reason, which the journal records.")] = "",
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Change the number of groups or spares of a live run. The other groups train on: new ones heal from them, and those
+    that are too many end after one step. Their nodes are given back."""
+    with opened_store(etcd, home, security) as store:
+        from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.inspect import client
+        from supervisor.shell.inspect import relaunch as of_run
+        from supervisor.shell.runfile.changes import differences
+
+        mirror = Mirror(store.list(keys.PREFIX))
+        record = client.choose_run(mirror, name)
+        client.refuse_ended(mirror, record, "scale")
+        now = record.spec
+        count = now.groups.count if groups is None else groups
+        nodes = now.allocation.nodes + (count - now.groups.count) * now.groups.nodes_per_group
+        given = [f"groups.count={count}", f"allocation.nodes={nodes}"]
+        given += [f"allocation.spares={spares}"] if spares is not None else []
+        after = _changed(now, given, None)
+        of_run.refuse(mirror, record, after)
+        for line in differences(now, after):
+            print_line(line)
+        if note := of_run.data_note(now, after):
+            print_line(f"supervisor: {note}", err=True)
         print_line(f"{name}: {of_run.relaunch(store, mirror, record, after, because.strip())}")
 
 
@@ -103,10 +141,10 @@ def list_runs(
     if context.invoked_subcommand is not None:
         return
     with opened_mirror(etcd, home, security) as mirror:
-        from supervisor.shell.inspect import specs
+        from supervisor.shell.inspect import render, specs
 
         found = specs.runs(mirror)
-        show(found, as_json, specs.table(found))
+        show(found, as_json, render.runs(found))
 
 
 @of_runs.command("show", epilog="Example: supervisor runs show demo@1")

@@ -31,10 +31,11 @@ from supervisor.core.remediation.judge import judge
 from supervisor.core.remediation.lighthouse import seat_lighthouse
 from supervisor.core.remediation.placement import place
 from supervisor.core.remediation.resume import resume
+from supervisor.core.remediation.scale import add_groups, fill, scale
 from supervisor.core.remediation.shutdown import wind_down
 from supervisor.core.remediation.spare_pool import renew
 from supervisor.core.round import observe_mode
-from supervisor.core.round.draft import NEW_A_ROUND, Round
+from supervisor.core.round.draft import Round
 from supervisor.core.round.view import RoundView
 from supervisor.core.timeouts import solver
 
@@ -90,6 +91,23 @@ STAGES: tuple[Stage, ...] = (
         lambda r, _: _want_allocations(r),
         frozenset({"allocations", "groups", "phase"}),
         "a new run has its groups and allocations before anything is placed",
+    ),
+    Stage(
+        "scale",
+        lambda r, _: scale(r),
+        frozenset(
+            {
+                "groups",
+                "allocations",
+                "incidents",
+                "relaunches",
+                "generations_above",
+                "surplus",
+                "stop_at_step",
+                "stop_by",
+            }
+        ),
+        "groups that are added are placed in this round, and those that end are judged no more",
     ),
     Stage(
         "follow",
@@ -314,16 +332,8 @@ def _note_measured(r: Round) -> None:
 def _want_allocations(r: Round) -> None:
     if r.phase != "new" or r.paused:
         return
-    wanted = r.spec.allocation.nodes + r.spec.allocation.spares
-    asked = sum(1 for a in r.allocations.values() if a.state == "wanted")
-    for _ in range(min(NEW_A_ROUND, wanted - asked)):
-        r.acquire(Reason.of(Code.RUN_STARTS))
-    known = len(r.groups)
-    for g in range(known, min(known + NEW_A_ROUND, r.spec.groups.count)):
-        generation = above + 1 if (above := r.before.generations_above) else 0
-        r.groups[g] = GroupMemory(group=g, size=r.spec.groups.nodes_per_group, generation=generation)
-    asked = sum(1 for a in r.allocations.values() if a.state == "wanted")
-    if asked >= wanted and len(r.groups) == r.spec.groups.count:
+    filled, added = fill(r, r.spec, Reason.of(Code.RUN_STARTS)), add_groups(r)
+    if filled and added:
         r.draft = replace(r.draft, phase="running")
     else:
         r.look_again(r.now)

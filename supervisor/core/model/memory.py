@@ -267,12 +267,15 @@ class Memory:
     halt_reason: Reason | None = None
     """Reason why the run is halted; None: it is not."""
     stop_at_step: int | None = None
+    """Step after which all groups end; while it runs, those that a smaller spec has no more. None: no group ends."""
     stop_by: float | None = None
     """Time when groups that have not ended after that step are ended, on the run clock. None: it is not stopping."""
     relaunching: bool = False
     """True if it stops in order to start again by its next spec, on the nodes that it has."""
     relaunches: int = 0
     """Number of the newest spec that took the place of the one before (RunRecord.number). 0: there was one alone."""
+    surplus: int = 0
+    """Allocations to give back, once they are idle: the spec wants fewer than the one before."""
     generations_above: int = 0
     """Highest generation of the groups that a smaller spec has dropped: one of their number begins above it."""
     handover_at_step: int | None = None

@@ -357,6 +357,8 @@ class Code(StrEnum):
     PERSON_RESUMES = "person_resumes"  # because
     RELAUNCH_ASKED = "relaunch_asked"  # number: of the spec; because (empty: no reason was given)
     RELAUNCHED = "relaunched"  # number; step: of the checkpoint (None: there is none)
+    SCALED = "scaled"  # number: of the spec; groups: how many it has; because (empty: no reason was given)
+    SCALED_DOWN = "scaled_down"
     BACKUP_RESTORED = "backup_restored"  # made: when; checkpoint: which one it resumes from
     SAVED = "saved"  # step
     ENDED_LATE = "ended_late"  # group, step

@@ -6,7 +6,7 @@ unit as a suffix. `docs/RUN_FILE.md` is generated from this module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from supervisor.core.model.engines import EngineName
@@ -416,3 +416,10 @@ class RunSpec:
     network: NetworkSpec = setting(NetworkSpec, "see [network]")
     env: EnvSpec = setting(EnvSpec, "see [env]")
     hooks: HooksSpec = setting(HooksSpec, "see [hooks]")
+
+
+def only_scales(before: RunSpec, after: RunSpec) -> bool:
+    """Returns true if two specs differ in the numbers of groups, nodes and spares alone: no group must start again."""
+    groups = replace(after.groups, count=before.groups.count)
+    allocation = replace(after.allocation, nodes=before.allocation.nodes, spares=before.allocation.spares)
+    return replace(after, groups=groups, allocation=allocation) == before

@@ -9,6 +9,7 @@ from supervisor.core.model.memory import GroupMemory, Lighthouse, Memory
 from supervisor.core.model.observed import NextSpec
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import RunSpec, TorchFTSpec
+from supervisor.core.remediation import scale
 from supervisor.core.round.draft import Round
 
 GROUPS_A_ROUND = 40
@@ -109,10 +110,11 @@ def _relaunch(r: Round, asked: NextSpec) -> None:
         r.act("close_lighthouse", key, why, node=seat.node, generation=seat.generation)
         seat = replace(seat, closing=True, address="", cut_since=None)
     r.draft = replace(
-        r.draft, relaunches=asked.number, lighthouse=seat, measured=NOTHING, slow={}, behind={}, waited={}
-    )
+        r.draft, relaunches=asked.number, surplus=scale.surplus(r, asked.spec), lighthouse=seat, measured=NOTHING,
+        slow={}, behind={}, waited={},
+    )  # fmt: skip
     r.look_again(r.now)
 
 
-def _of_lighthouse(spec: RunSpec) -> tuple[int, int, TorchFTSpec]:
-    return spec.groups.count, spec.groups.min_groups, spec.torchft
+def _of_lighthouse(spec: RunSpec) -> tuple[int, TorchFTSpec]:
+    return spec.groups.min_groups, spec.torchft

@@ -8,7 +8,7 @@ from supervisor.core.evidence import group_failure
 from supervisor.core.model.kinds import RunPhase
 from supervisor.core.model.measured import Measured
 from supervisor.core.model.reason import Code, Reason
-from supervisor.core.model.spec import RunSpec
+from supervisor.core.model.spec import RunSpec, only_scales
 from supervisor.core.remediation import handover
 from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import MAX_GIVEN_BACK, Round
@@ -34,10 +34,10 @@ def wind_down(r: Round) -> None:
     if r.draft.relaunching and (r.observed.control.stop or asked is None):
         r.draft = replace(r.draft, relaunching=False)  # the later wish holds: the run ends
     if r.phase in ("new", "running") and r.observed.control.stop:
-        r.draft = replace(r.draft, phase="stopping")
+        r.draft = replace(r.draft, phase="stopping", stop_at_step=None, stop_by=None)
         r.act("stop", f"stop:{r.spec.name}", Reason.of(Code.ASKED_FOR))
-    elif r.phase in ("new", "running") and asked is not None and not r.paused:
-        r.draft = replace(r.draft, phase="stopping", relaunching=True)
+    elif r.phase in ("new", "running") and asked is not None and not r.paused and not only_scales(r.spec, asked.spec):
+        r.draft = replace(r.draft, phase="stopping", stop_at_step=None, stop_by=None, relaunching=True)
         why = Reason.of(Code.RELAUNCH_ASKED, number=asked.number, because=asked.because)
         r.act("stop", f"stop:{r.spec.name}:{asked.number}", why)
     if r.phase == "stopping":
@@ -58,9 +58,9 @@ def wind_down(r: Round) -> None:
 def _drain(r: Round) -> None:
     """Ends groups that train after one common step, with those that start beside them, which may be needed for it. The
     others have nothing to save and end at once, as do all when the time is over."""
-    if r.before.stop_at_step is None:
+    if r.draft.stop_at_step is None:
         r.draft = replace(r.draft, stop_at_step=handover.step_ahead(r, handover.AHEAD_S, at_most=20))
-    stop_by = r.before.stop_by
+    stop_by = r.draft.stop_by
     if stop_by is None:
         stop_by = r.now + drain_s(r.spec, r.before.measured)
         r.draft = replace(r.draft, stop_by=stop_by)

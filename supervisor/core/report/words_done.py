@@ -27,6 +27,10 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.RELAUNCH_ASKED: lambda number, because: (
         f"a person relaunches it with spec {number}" + (f": {because}" if because else "")
     ),
+    Code.SCALED: lambda number, groups, because: (
+        f"a person scales it to {groups} groups with spec {number}" + (f": {because}" if because else "")
+    ),
+    Code.SCALED_DOWN: "the run wants fewer nodes than it has",
     Code.RELAUNCHED: lambda number, step: (
         f"spec {number} is in force, on the nodes that the run has; its groups start "
         + ("from step 0" if step is None else f"from the checkpoint of step {step}")

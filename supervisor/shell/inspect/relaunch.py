@@ -6,7 +6,7 @@ import time
 
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Grant
-from supervisor.core.model.spec import RunSpec
+from supervisor.core.model.spec import RunSpec, only_scales
 from supervisor.core.remediation import shutdown
 from supervisor.core.remediation.restore import ENDED
 from supervisor.ports.errors import Fatal, Fenced
@@ -46,6 +46,11 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
             )
 
 
+def keeps_nodes(mirror: Mirror, run: str) -> bool:
+    """Returns true if the run has nodes now, which it keeps; one that has ended asks for others."""
+    return observe.memory(mirror, run).phase not in ENDED
+
+
 def _slots(mirror: Mirror, run: str) -> dict[str, int]:
     grants = mirror.table(keys.grant(run, ""), Grant).values()
     nodes = sorted(node for grant in grants if grant.state == "granted" for node in grant.nodes)
@@ -73,17 +78,29 @@ def relaunch(store: Store, mirror: Mirror, record: RunRecord, after: RunSpec, be
         store.commit(puts, expect=expect)
     except Fenced:
         raise Fatal(f"run {run} was changed at the same moment, and is not relaunched: repeat this") from None
-    return _then(mirror, record, memory, number)
+    return _then(mirror, record, memory, after, number)
 
 
-def _then(mirror: Mirror, record: RunRecord, memory: Memory, number: int) -> str:
+def _then(mirror: Mirror, record: RunRecord, memory: Memory, after: RunSpec, number: int) -> str:
     leads = "" if keys.LEADER in mirror.items else "; no supervisor leads, so it begins when one does"
     if memory.phase in ENDED:
         return f"spec {number}: the run was {memory.phase}; it asks for nodes, and starts from its newest checkpoint{leads}"
+    if only_scales(record.spec, after):
+        return f"spec {number}: {after.groups.count} groups; those that stay train on{leads}"
     drain_s = shutdown.drain_s(record.spec, memory.measured)
     return (
         f"spec {number}: groups that train end after one common step with a checkpoint, the others at once; what has not ended in "
         f"{drain_s:.0f} s is terminated. Then all start again on the nodes that the run has{leads}"
+    )
+
+
+def data_note(before: RunSpec, after: RunSpec) -> str:
+    """Returns what another number of groups means for the data of those that train on; else empty."""
+    if before.groups.count == after.groups.count or before.trainer.command:
+        return ""
+    return (
+        f"groups that train on read the shares of {before.groups.count} groups until they start again, and new ones those of "
+        f"{after.groups.count}: some samples are read twice, or not (docs/RELAUNCH.md)"
     )
 
 

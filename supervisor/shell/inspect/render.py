@@ -13,6 +13,7 @@ from supervisor.core.report import explain
 from supervisor.core.report.durations import incident_s
 from supervisor.core.report.words import say
 from supervisor.shell.control.cordons import failure
+from supervisor.shell.inspect.specs import RunLine
 from supervisor.shell.inspect.status import GroupStatus, NodeStatus, RunStatus
 from supervisor.shell.web.terminal import lasted
 
@@ -26,6 +27,7 @@ CLOCKS_S = 5.0
 def run(status: RunStatus, now: float) -> RenderableType:
     """Renders a run: two lines for the whole, a row for each group, then problems. `now`: the wall clock."""
     state = status.phase + (" (paused)" if status.paused else "")
+    state += f", to go on by spec {status.next_spec}" if status.next_spec else ""
     head = Text.assemble(
         ("run ", "dim"), (status.run, "bold"), ("  ", ""), (state, "bold"), *_step(status),
         _ago(status.stepped_unix_s, now), "\n",
@@ -127,6 +129,26 @@ def _kept_away(n: NodeStatus) -> list[str]:
     said = failure(n.check) if n.alive and n.check is not None else ""
     found += [f"given no group: {said}"] if said and said != n.cordon else []
     return found + ([f"cordoned: {n.cordon}"] if n.cordon and n.cordon != n.leaving else [])
+
+
+def runs(found: Sequence[RunLine]) -> RenderableType:
+    """Renders the list of runs."""
+    if not found:
+        return "no runs: start one with `supervisor launch RUN.toml`"
+    rows = [
+        (
+            line.run,
+            Text(line.phase, _COLOUR.get(line.phase, "")),
+            f"{line.spec}" + (f" -> {line.next_spec}" if line.next_spec else ""),
+            str(line.groups),
+            "none yet" if line.checkpoint_step is None else f"step {line.checkpoint_step}",
+            _instant(line.launched_unix_s),
+            line.run_dir,
+        )
+        for line in found
+    ]
+    titles = ("run", "phase", "spec", "groups", "checkpoint", "launched (UTC)", "folder")
+    return Group(*_columns(titles, rows, numbers=("groups",)))
 
 
 def incidents(

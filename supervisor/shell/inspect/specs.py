@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rich.console import RenderableType
-from rich.table import Table
-
 from supervisor.core.model.memory import Memory
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control import observe
@@ -50,20 +47,6 @@ def runs(mirror: Mirror) -> list[RunLine]:
         )
         found.append(line)
     return sorted(found, key=lambda line: -line.launched_unix_s)
-
-
-def table(found: list[RunLine]) -> RenderableType:
-    if not found:
-        return "no runs: start one with `supervisor launch RUN.toml`"
-    made = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("run", "phase", "spec", "groups", "checkpoint", "launched", "folder"):
-        made.add_column(title)
-    for line in found:
-        spec = f"{line.spec}" + (f" -> {line.next_spec}" if line.next_spec else "")
-        step = "none yet" if line.checkpoint_step is None else f"step {line.checkpoint_step}"
-        launched = datetime.fromtimestamp(line.launched_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-        made.add_row(line.run, line.phase, spec, str(line.groups), step, launched, line.run_dir)
-    return made
 
 
 def found(mirror: Mirror, which: str) -> RunRecord:

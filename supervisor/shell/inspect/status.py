@@ -118,6 +118,8 @@ class RunStatus:
     """When the newest step was committed, by its node's clock; 0 if unknown."""
     reports_steps: bool = True
     """False for a command of the user's own that does not: `stepped_unix_s` is then the time of its newest output."""
+    next_spec: int = 0
+    """Number of the spec by which it is relaunched, while that is not in force yet; 0: no relaunch is under way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +221,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         resumed=say(memory.resumed.said) if memory.resumed is not None else "",
         page=leader_record.page if leader_record is not None else "",
         reports_steps=not spec.trainer.plain,
+        next_spec=observed.relaunch.number if observed.relaunch is not None else 0,
         stepped_unix_s=max(account(mirror, spec.name).stepped_unix_s, live_goodput.stepped_unix_s(mirror, spec.name)),
     )
 

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from fault_injection.testbed.waiting import eventually
-from fault_injection.testbed.world import World, toy_spec
+from fault_injection.testbed.world import TORCHFT, World, toy_spec
+from supervisor.core.model.observed import Grant
+from supervisor.shell.inspect import client
 from supervisor.wire import keys
+from supervisor.wire.records import RunRecord
 from tests.system.integration.test_cli import fails
 from tests.system.integration.test_launch import said
 
@@ -61,3 +64,48 @@ def test_a_run_changes_what_it_trains_by_and_keeps_its_nodes(empty: World, tmp_p
     w.control(record, stop=True)
     eventually(lambda: w.status(record).phase == "stopped", 60, "it stops")
     w.check(replace(record, spec=replace(record.spec, titan=replace(record.spec.titan, steps=900000))))
+
+
+def test_a_live_run_gets_more_groups_and_fewer_while_the_others_train(empty: World) -> None:
+    """Toys that step in a real quorum: those that stay are never started again, and none of their steps is lost."""
+    w = empty
+    spec = toy_spec(groups=2, spares=0)
+    spec = replace(
+        spec, titan=replace(spec.titan, overrides={"toy.mode": "quorum", "toy.step_s": 0.05}), torchft=TORCHFT
+    )
+    record = w.launch(spec)
+    eventually(w.running(record, 1, 1), 60, "both groups run")
+    pids = [w.trainer(record, g).pid for g in (0, 1)]
+
+    more = said(w, "scale", "toy", "--groups", "4")
+    assert (more.returncode, more.stdout.splitlines()[-1]) == (0, "toy: spec 2: 4 groups; those that stay train on")
+    assert more.stdout.splitlines()[:2] == ["groups.count: 2 -> 4", "allocation.nodes: 2 -> 4"]
+    record = eventually(lambda: _by_spec(w, 2), 30, "it is in force")
+    eventually(w.running(record, 1, 1, 1, 1), 90, "four groups run")
+    fails(said(w, "scale", "toy", "--groups", "4"), 1, "has this spec already")
+    assert said(w, "scale", "toy", "--groups", "3", "--because", "a node is wanted elsewhere").returncode == 0
+    record = eventually(lambda: _by_spec(w, 3), 30, "it is in force")
+    held = keys.memory("toy", "group-3")
+    eventually(lambda: held not in w.mirror().items, 60, "the fourth has ended")
+    eventually(lambda: len(_granted(w)) == 3, 60, "its node is given back")
+    goal = w.status(record).step + 10
+    eventually(lambda: min(g.step for g in w.status(record).groups) >= goal, 60, "they step on")
+    assert [w.trainer(record, g).pid for g in (0, 1)] == pids
+    w.control(record, stop=True)
+    eventually(lambda: w.status(record).phase == "stopped", 60, "it stops")
+    steps = w.history(record).steps
+    for group in (0, 1):
+        of_group = [line for s in steps if s.group == group for line in s.committed()]
+        numbers = [line["step"] for line in of_group]
+        assert numbers == list(range(1, numbers[-1] + 1)), "each step once, none failed"
+    assert w.incidents(record) == []
+    w.check(record)
+
+
+def _by_spec(w: World, number: int) -> RunRecord | None:
+    record = client.choose_run(w.mirror(), "toy")
+    return record if record.number == number else None
+
+
+def _granted(w: World) -> list[str]:
+    return [grant.key for grant in w.mirror().table(keys.grant("toy", ""), Grant).values() if grant.state == "granted"]

@@ -15,8 +15,8 @@ def longer(w: World) -> RunSpec:
 
 
 def of(w: World, count: int) -> RunSpec:
-    """The spec with another number of groups, on the same nodes."""
-    return replace(w.spec, groups=replace(w.spec.groups, count=count))
+    """The spec with another number of groups, all of which must be there, on the same nodes."""
+    return replace(w.spec, groups=replace(w.spec.groups, count=count, min_groups=count))
 
 
 def relaunch(w: World, spec: RunSpec, number: int = 2) -> None:
@@ -88,7 +88,7 @@ def test_a_smaller_spec_drops_groups_and_a_larger_one_after_it_uses_none_of_thei
     relaunch(w, of(w, 2))
     w.round()
     drained(w)
-    assert "close_lighthouse" in [a.verb for a in w.last.actions], "one reads the number of groups at its start"
+    assert "close_lighthouse" in [a.verb for a in w.last.actions], "one reads groups.min_groups at its start"
     for _ in range(2):
         w.round()
     assert sorted(w.memory.groups) == [0, 1]
