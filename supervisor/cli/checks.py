@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from supervisor.cli.common import doing, endpoints_in, print_timeouts, sentences
-from supervisor.shell.dev.home import security_of, system_folder
+from supervisor.cli.common import doing, print_timeouts, sentences
+from supervisor.shell.dev.home import endpoints_in, security_of, system_folder
 from supervisor.wire.printer import print_line
 
 if TYPE_CHECKING:

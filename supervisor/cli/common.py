@@ -16,7 +16,8 @@ import typer
 
 from supervisor.ports.errors import Fatal, PortError, Retryable
 from supervisor.shell import failpoints
-from supervisor.shell.dev.home import endpoints_of, runs_in, security_of
+from supervisor.shell.dev.home import HOME as HOME
+from supervisor.shell.dev.home import endpoints_in, security_of, why_away
 from supervisor.wire import keys
 from supervisor.wire.logged import LogFormatError
 from supervisor.wire.printer import Printer, print_line
@@ -75,9 +76,6 @@ SecurityFile = Annotated[
     typer.Option("--security", envvar=VARIABLE, help="Security file (docs/SECURITY.md). Default: the one of `up`."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-HOME = Path("runs")
-DEFAULT = "127.0.0.1:2379"
-"""Default address of etcd."""
 
 
 def print_timeouts(run: str, rows: Sequence[Row]) -> None:
@@ -127,11 +125,6 @@ def doing(what: str) -> Iterator[None]:
         yield
 
 
-def endpoints_in(etcd: str, home: Path) -> list[str]:
-    """Returns the endpoints as given, or those of the `up` in this home, or etcd's default."""
-    return (etcd or endpoints_of(home) or DEFAULT).split(",")
-
-
 def connect(endpoints: Sequence[str], security: Security) -> EtcdStore:
     """Returns a store on the etcd there. Raises what `supervisor.shell.etcd.connect` raises."""
     from supervisor.shell import etcd as store
@@ -148,30 +141,9 @@ def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStor
         except Retryable as error:
             if etcd:
                 raise
-            if endpoints_of(home):
-                raise Fatal(_away(home, endpoints)) from error
-            raise Fatal(_not_given(home)) from error
+            raise Fatal(why_away(home, endpoints)) from error
         with contextlib.closing(store):
             yield store
-
-
-def _away(home: Path, endpoints: Sequence[str]) -> str:
-    where = ", ".join(endpoints)
-    if runs_in(home):
-        return (
-            f"the etcd of the `supervisor up` in {home} does not answer at {where}. `up` restarts it as soon as it can, and "
-            "prints what prevents it; training goes on meanwhile"
-        )
-    return f"the etcd of {home} does not answer at {where}, and no `supervisor up` runs there: start it with `supervisor up`"
-
-
-def _not_given(home: Path) -> str:
-    return (
-        # an `up` without nodes of its own got its etcd as an option and notes none
-        f"no etcd found: no `supervisor up` in {home} has recorded one, and none answers at the default, {DEFAULT}. "
-        "Give --etcd, the --home of a running `up`, or set SUPERVISOR_ETCD; for a first run, `supervisor up` starts an etcd. "
-        f"To read a run's files without etcd: supervisor ledger {home / 'NAME'}, supervisor explain ID --journal {home / 'NAME' / 'journal.jsonl'}"
-    )
 
 
 @contextlib.contextmanager

@@ -222,12 +222,11 @@ def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
     """Exits 2 with the unsafe timeouts, judged by what a run of the same program took; notes those that are short."""
     from supervisor.core.timeouts import solver
     from supervisor.shell.control.state_cache import Mirror
-    from supervisor.shell.runfile import timeout_fit
+    from supervisor.shell.runfile import launch_notes
 
-    like, seen = timeout_fit.of_one_like_it(Mirror(store.list(keys.PREFIX)), spec)
-    problems = [row.sentence for row in solver.unsafe(spec, seen)]
+    problems, seen = launch_notes.unsafe(Mirror(store.list(keys.PREFIX)), spec)
     for problem in problems:
-        print_line(f"supervisor: {file}: {problem} (measured in run {like}, which trained the same)", err=True)
+        print_line(f"supervisor: {file}: {problem}", err=True)
     if problems:
         print_timeouts(spec.name, solver.rows(spec, seen))
         raise typer.Exit(2)
@@ -236,10 +235,7 @@ def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
 
 def _note_what_is_short(spec: RunSpec, seen: Measured = NOTHING) -> None:
     """Notes problems that do not keep the run from starting."""
-    from supervisor.shell.control import webhook
-    from supervisor.shell.engines import registry
-    from supervisor.shell.runfile import timeout_fit
+    from supervisor.shell.runfile import launch_notes
 
-    webhook_note = webhook.not_here(spec.policy.webhook_file)
-    for sentence in (*timeout_fit.short(spec, seen), *([webhook_note] if webhook_note else []), *registry.notes(spec)):
+    for sentence in launch_notes.notes(spec, seen):
         print_line(f"supervisor: {sentence}", err=True)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -33,7 +33,6 @@ from supervisor.wire.printer import Printer, print_block, print_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.core.model.incident import Incident
     from supervisor.shell.inspect.logs import HookTail, LogTail
     from supervisor.shell.inspect.merged_log import Joined
 
@@ -64,8 +63,7 @@ def status_command(
         from supervisor.shell.inspect import client, render, status
 
         mirror = Mirror(store.list(keys.PREFIX))
-        found = status.run_status(mirror, client.choose_run(mirror, one_name(name, run)))
-        found = replace(found, warnings=(*status.alarms(store), *found.warnings))
+        found = status.status_now(store, mirror, client.choose_run(mirror, one_name(name, run)))
         show(found, as_json, render.run(found, time.time()))
 
 
@@ -110,27 +108,16 @@ def incidents(
 ) -> None:
     """List a run's failures: what was done, and why."""
     with opened_mirror(etcd, home, security) as mirror:
-        from supervisor.core.report.durations import incident_s, wall_clock
-        from supervisor.shell.inspect import client, render, status
-        from supervisor.shell.inspect import decision_replay as why_module
+        from supervisor.shell.inspect import client, incident_times, render, status
 
         record = client.choose_run(mirror, one_name(name, run))
         found = client.incidents(mirror, record.spec.name)
         if shadow:
             found = [incident for incident in found if incident.shadow]
         account = status.account(mirror, record.spec.name)
-        seen: dict[str, float | None] = {**why_module.seen(Path(record.run_dir) / "journal.jsonl")}
-        if account.clocks:
-            seen = {i.id: wall_clock(i.opened, account.clocks) for i in found}
-        told = [
-            {
-                **status.as_json(i),
-                "seen_unix_s": seen.get(i.id),
-                "recovered_unix_s": wall_clock(i.recovered, account.clocks) if i.recovered is not None else None,
-                "lasted_s": incident_s(i, account.stood),
-            }
-            for i in found
-        ]
+        times = incident_times.times(found, account, Path(record.run_dir) / "journal.jsonl")
+        told = [{**status.as_json(i), **asdict(times[i.id])} for i in found]
+        seen = {name: of.seen_unix_s for name, of in times.items()}
         table = render.shadows if shadow else render.incidents
         show(told, as_json, table(found, seen, account.stood))
 
@@ -154,33 +141,21 @@ def explain(
     would be made today."""
     from rich.text import Text
 
-    from supervisor.shell.inspect import client, status
+    from supervisor.shell.inspect import client
     from supervisor.shell.inspect import decision_replay as why_module
 
     if journal is not None and run:
         raise typer.BadParameter("a journal holds one run: leave out --run", param_hint="--run")
     with sentences():
         if journal is not None:
-            found = _named(incident, why_module.incidents(journal), f"the journal {journal}")
-            told = why_module.why(found, journal)
+            told = why_module.of_journal_file(journal, incident)
         else:
             with opened_mirror(etcd, home, security) as mirror:
                 record = client.choose_run(mirror, run)
-                known = {i.id: i for i in client.incidents(mirror, record.spec.name)}
-                digests = why_module.digests(mirror, record.spec.name, incident)
-                stood = status.account(mirror, record.spec.name).stood
-            found = _named(incident, known, f"run {record.spec.name}")
-            told = why_module.why(found, Path(record.run_dir) / "journal.jsonl", digests, stood)
-    show(why_module.as_json(told), as_json, Text("\n".join(why_module.page(told))))
+                told = why_module.of_run(mirror, record, client.incidents(mirror, record.spec.name), incident)
+    show(why_module.as_json(told), as_json, Text(str(told)))
     if not told.same:
         raise typer.Exit(1)
-
-
-def _named(incident: str, known: dict[str, Incident], where: str) -> Incident:
-    if incident not in known:
-        print_line(f"supervisor: {where} has no incident {incident!r}; known: {', '.join(known) or 'none'}", err=True)
-        raise typer.Exit(1)
-    return known[incident]
 
 
 @commands.command("logs", epilog="Example: supervisor logs demo -f --group 1 --lines 50")
@@ -246,10 +221,9 @@ def _with_lines(tail: LogTail | HookTail) -> dict[str, Any]:
 
 
 def _no_logs(name: str, home: Path) -> NoReturn:
-    print_line(
-        f"supervisor: no logs of run {name} below {home}: look on a node that ran it, with the --home of its agent",
-        err=True,
-    )
+    from supervisor.shell.inspect import logs
+
+    print_line(f"supervisor: {logs.none_below(home, name)}", err=True)
     raise typer.Exit(1)
 
 

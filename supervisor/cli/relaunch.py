@@ -102,20 +102,19 @@ def scale(
         from supervisor.shell.inspect import client
         from supervisor.shell.inspect import relaunch as of_run
         from supervisor.shell.runfile.changes import differences
+        from supervisor.shell.runfile.parse import RunFileError
 
         mirror = Mirror(store.list(keys.PREFIX))
         record = client.choose_run(mirror, name)
         client.refuse_ended(mirror, record, "scale")
-        now = record.spec
-        count = now.groups.count if groups is None else groups
-        nodes = now.allocation.nodes + (count - now.groups.count) * now.groups.nodes_per_group
-        given = [f"groups.count={count}", f"allocation.nodes={nodes}"]
-        given += [f"allocation.spares={spares}"] if spares is not None else []
-        after = _changed(now, given, None)
+        try:
+            after = of_run.sized(record.spec, groups, spares)
+        except RunFileError as error:
+            refuse(Path("scale"), error)
         of_run.refuse(mirror, record, after)
-        for line in differences(now, after):
+        for line in differences(record.spec, after):
             print_line(line)
-        if note := of_run.data_note(now, after):
+        if note := of_run.data_note(record.spec, after):
             print_line(f"supervisor: {note}", err=True)
         print_line(f"{name}: {of_run.relaunch(store, mirror, record, after, because.strip())}")
 

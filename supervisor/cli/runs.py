@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,11 +22,6 @@ from supervisor.cli.common import (
 )
 from supervisor.wire import command_line, keys
 from supervisor.wire.printer import print_line
-
-if TYPE_CHECKING:
-    from supervisor.shell.control.state_cache import Mirror
-    from supervisor.shell.etcd import EtcdStore
-    from supervisor.wire.records import Control, RunRecord
 
 commands = command_line.commands()
 
@@ -89,8 +82,11 @@ def wait(
 def pause(name: Name = "", run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
     """Watch a run without acting on it; training goes on. No group is restarted or moved until `resume`."""
     with opened_store(etcd, home, security) as store:
-        _, record = _changed(store, one_name(name, run), "pause", lambda c: replace(c, paused=True))
-        print_line(f"{record.spec.name}: paused")
+        from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.inspect import client
+
+        mirror = Mirror(store.list(keys.PREFIX))
+        print_line(client.pause(store, mirror, run_to_change(mirror, one_name(name, run), "pause")))
 
 
 @commands.command(epilog='Example: supervisor resume demo --because "the data set is repaired"')
@@ -114,16 +110,12 @@ def resume(
     """Act again after `pause`, or restart a halted run. A halted run (rung 4) starts again from its newest checkpoint."""
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.control.state_cache import Mirror
-        from supervisor.shell.inspect import client, status
+        from supervisor.shell.inspect import client
 
         mirror = Mirror(store.list(keys.PREFIX))
         record = run_to_change(mirror, one_name(name, run), "resume", resumable=True)
-        if status.run_status(mirror, record).phase == "halted" and not because.strip():
-            print_line(
-                f"supervisor: run {record.spec.name} is halted; give a reason to resume it: "
-                f'supervisor resume {record.spec.name} --because "..." (what happened: supervisor incidents)',
-                err=True,
-            )
+        if why := client.lacks_reason(mirror, record, because.strip()):
+            print_line(f"supervisor: {why}", err=True)
             raise typer.Exit(2)
         print_line(client.resume(store, mirror, record, because.strip(), they_are_down))
 
@@ -132,22 +124,11 @@ def resume(
 def stop(name: Name = "", run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
     """Stop a run: all groups end after the same step. Its nodes are released. Prints how long it can take."""
     with opened_store(etcd, home, security) as store:
+        from supervisor.shell.control.state_cache import Mirror
         from supervisor.shell.inspect import client
 
-        mirror, record = _changed(store, one_name(name, run), "stop", lambda c: replace(c, stop=True, suspended=False))
-        print_line(f"{record.spec.name}: {client.stopping(mirror, record)}")
-
-
-def _changed(store: EtcdStore, run: str, wish: str, change: Callable[[Control], Control]) -> tuple[Mirror, RunRecord]:
-    """Changes the control record of a run that is not over. Returns the state before the change, and the run."""
-    from supervisor.shell.control.state_cache import Mirror
-    from supervisor.shell.inspect import client
-
-    mirror = Mirror(store.list(keys.PREFIX))
-    record = run_to_change(mirror, run, wish)
-    client.refuse_ended(mirror, record, wish)
-    client.change_control(store, record.spec.name, change)
-    return mirror, record
+        mirror = Mirror(store.list(keys.PREFIX))
+        print_line(client.stop(store, mirror, run_to_change(mirror, one_name(name, run), "stop")))
 
 
 @commands.command(epilog="Example: supervisor rm demo --files")
@@ -185,5 +166,4 @@ def restart(
         mirror = Mirror(store.list(keys.PREFIX))
         record = run_to_change(mirror, run, f"restart {group}")
         client.refuse_ended(mirror, record, "restart")
-        client.restart(store, record, group)
-        print_line(f"{record.spec.name}: group {group} will be restarted")
+        print_line(client.restart(store, record, group))

@@ -12,7 +12,14 @@ DISTRIBUTION = "everstep"
 FITS = {"torch": ("2.13", "2.15"), "torchft": ("0.2", "0.3"), "torchtitan": ("0.3", "0.4")}
 """Package of a trainer -> the oldest version that fits, and the first that does not. As in `pyproject.toml`."""
 
-EXTRAS = {"jinja2": "demo", "pynvml": "trainer", "torch": "trainer", "torchft": "trainer", "torchtitan": "trainer"}
+EXTRAS = {
+    "jinja2": "demo",
+    "pandas": "pandas",
+    "pynvml": "trainer",
+    "torch": "trainer",
+    "torchft": "trainer",
+    "torchtitan": "trainer",
+}
 """Module that an installation for a login node lacks -> the extra that brings it."""
 
 INSTALL = f"pip install '{DISTRIBUTION}[trainer]'"

@@ -37,6 +37,12 @@ def test_a_lock_that_does_not_fit_is_seen(text: str, problem: str) -> None:
     assert problem in problems(read(text), [Requirement("etcd3==0.12.0")])
 
 
+def test_pandas_of_the_python_api_is_in_the_locks_too() -> None:
+    requirements = [requirement for requirement in asked("pandas") if requirement.name == "pandas"]
+    assert len(requirements) == 1
+    assert problems(lock("demo"), requirements) == []
+
+
 def test_what_is_pinned_needs_nothing_that_is_not_pinned() -> None:
     """As far as it is installed here: pip installs from a lock without asking what the packages need."""
     have, lacks = lock("dev"), set()

@@ -37,15 +37,9 @@ ROUNDED_S = 0.0005
 def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
     """Returns what `--json` prints, in seconds. `now`: this machine's clock, up to which a run that is not over counts.
     Raises Fatal where there is no journal, or no decision yet."""
-    journal = folder / "journal.jsonl"
-    if not journal.is_file():
-        raise Fatal(
-            f"{folder} holds no journal.jsonl: give the folder of a run, as runs/NAME, on the machine of its supervisor"
-        )
+    name, system = located(folder)
     folder = folder.resolve()
-    system = next((s for s in map(system_folder, (folder, folder.parent)) if s.is_dir()), system_folder(folder.parent))
-    lines = list(read_journal(journal))
-    name = _name(lines, system) or folder.name
+    lines = list(read_journal(folder / "journal.jsonl"))
     history = without_later(read(name, folder, system))
     lines = retimed(lines, history.processes, history.newest())
     whole = lasts(lines, time.time() if now is None else now)
@@ -91,6 +85,19 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
             *_not_all_of_it(history, ledgers, whole, in_flight_s),
         ],
     }
+
+
+def located(folder: Path) -> tuple[str, Path]:
+    """Returns the name of the run with this folder, and the folder that holds `nodes/`. Raises Fatal where there is no
+    journal."""
+    journal = folder / "journal.jsonl"
+    if not journal.is_file():
+        raise Fatal(
+            f"{folder} holds no journal.jsonl: give the folder of a run, as runs/NAME, on the machine of its supervisor"
+        )
+    folder = folder.resolve()
+    system = next((s for s in map(system_folder, (folder, folder.parent)) if s.is_dir()), system_folder(folder.parent))
+    return _name(read_journal(journal), system) or folder.name, system
 
 
 def _name(lines: Iterable[Mapping[str, Any]], system: Path) -> str:

@@ -244,6 +244,21 @@ def refuse_over(mirror: Mirror, record: RunRecord, wish: str) -> None:
         raise Fatal(f"run {name} is {memory.phase}: {wish} does nothing any more")
 
 
+def pause(store: Store, mirror: Mirror, record: RunRecord) -> str:
+    """Leaves a run alone until `resume`; training goes on. Returns what was done. Raises Fatal if it has ended."""
+    refuse_ended(mirror, record, "pause")
+    change_control(store, record.spec.name, lambda c: replace(c, paused=True))
+    return f"{record.spec.name}: paused"
+
+
+def stop(store: Store, mirror: Mirror, record: RunRecord) -> str:
+    """Requests the end of a run after a common step. Returns what happens now, and its time limits. Raises Fatal if it
+    has ended."""
+    refuse_ended(mirror, record, "stop")
+    change_control(store, record.spec.name, lambda c: replace(c, stop=True, suspended=False))
+    return f"{record.spec.name}: {stopping(mirror, record)}"
+
+
 def stopping(mirror: Mirror, record: RunRecord) -> str:
     """Returns what a stop does now, and its time limits, which run from when a leader sees the request."""
     memory = mirror.record(keys.memory(record.spec.name, "run"), Memory) or Memory()
@@ -264,13 +279,25 @@ def require(record: RunRecord, group: int | None = None, rank: int | None = None
         raise Fatal(f"a group of run {record.spec.name} has no rank {rank}: it has 0 to {groups.ranks_per_group - 1}")
 
 
-def restart(store: Store, record: RunRecord, group: int) -> None:
-    """Requests a restart of a group. Raises Fatal if the run has no such group."""
+def restart(store: Store, record: RunRecord, group: int) -> str:
+    """Requests a restart of a group. Returns what was done. Raises Fatal if the run has no such group."""
     require(record, group)
     change_control(
         store,
         record.spec.name,
         lambda c: replace(c, restarts={**c.restarts, group: c.restarts.get(group, 0) + 1}),
+    )
+    return f"{record.spec.name}: group {group} will be restarted"
+
+
+def lacks_reason(mirror: Mirror, record: RunRecord, because: str) -> str:
+    """Returns why a run cannot be resumed without a reason; empty if it can, or if one is given."""
+    memory = observe.memory(mirror, record.spec.name)
+    if memory.phase != "halted" or because:
+        return ""
+    return (
+        f"run {record.spec.name} is halted; give a reason to resume it: "
+        f'supervisor resume {record.spec.name} --because "..." (what happened: supervisor incidents)'
     )
 
 

@@ -30,7 +30,7 @@ from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.history.outcomes import of_journal
 from supervisor.shell.inspect import status
 from supervisor.wire import keys
-from supervisor.wire.records import Digest
+from supervisor.wire.records import Digest, RunRecord
 
 MOST_LINES = 24
 """Most lines of steps that a page shows."""
@@ -101,6 +101,10 @@ class Why:
         """True if every decision about it was computed again and would be the same today."""
         return bool(self.again) and not self.gaps and all(a.verdict in ("same", "words") for a in self.again)
 
+    def __str__(self) -> str:
+        """Returns the explanation as text, as `supervisor explain` prints it."""
+        return "\n".join(page(self))
+
     @property
     def elsewhere(self) -> tuple[Digest, ...]:
         """Digests of decisions that are not in the journal."""
@@ -132,6 +136,27 @@ def why(
         stood=_stood(decided, stood),
     )
     return replace(told, gaps=tuple(_gaps(told)))
+
+
+def of_run(mirror: Mirror, record: RunRecord, known: Iterable[Incident], incident: str) -> Why:
+    """Explains an incident of a run in etcd, which has `known` ones. Raises Fatal if it is none of them, OSError if a
+    file cannot be read."""
+    run = record.spec.name
+    found = _among({i.id: i for i in known}, incident, f"run {run}")
+    stood = status.account(mirror, run).stood
+    return why(found, Path(record.run_dir) / "journal.jsonl", digests(mirror, run, incident), stood)
+
+
+def of_journal_file(journal: Path, incident: str) -> Why:
+    """Explains an incident from a journal alone. Raises Fatal if there is no such file or incident, OSError if it cannot
+    be read."""
+    return why(_among(incidents(journal), incident, f"the journal {journal}"), journal)
+
+
+def _among(known: Mapping[str, Incident], incident: str, where: str) -> Incident:
+    if incident not in known:
+        raise Fatal(f"{where} has no incident {incident!r}; known: {', '.join(known) or 'none'}")
+    return known[incident]
 
 
 def _stood(decided: Iterable[Decided], known: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:

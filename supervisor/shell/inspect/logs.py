@@ -114,6 +114,11 @@ def of_hooks(system: Path, run: str, lines: int) -> list[HookTail]:
     return sorted(found, key=lambda t: t.node)
 
 
+def none_below(home: Path, run: str) -> str:
+    """Returns a sentence for a machine that has no log of a run."""
+    return f"no logs of run {run} below {home}: look on a node that ran it, with the --home of its agent"
+
+
 def head(tail: LogTail | HookTail) -> str:
     """Returns the line above a tail's text."""
     if isinstance(tail, HookTail):

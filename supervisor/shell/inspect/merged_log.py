@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from supervisor.core.model.reason import of_json
+from supervisor.core.report.words import say
 from supervisor.shell.history.files import rank_of
 from supervisor.shell.inspect.log_follower import Followed, begun
 
@@ -149,7 +151,7 @@ class Joined:
                     yield Entry(
                         t=body["t"], what="incident", run=self.run, group=i["group"], generation=i["generation_after"], rank=None,
                         node=i.get("node", ""), incident=i["id"], over=i.get("state") in ("recovered", "halted"),
-                        text=f"incident {i['id']} {i.get('state')}: {i['kind']}, rung {i['rung']}: {i.get('reason') or 'not decided'}",
+                        text=f"incident {i['id']} {i.get('state')}: {i['kind']}, rung {i['rung']}: {say(of_json(i.get('reason', ''))) or 'not decided'}",
                     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from supervisor.ports.store import Expect, Store
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import client
+from supervisor.shell.runfile import changes
 from supervisor.wire import keys
 from supervisor.wire.records import Control, PolicySet, Registration, Relaunch, RunRecord, decode, encode
 
@@ -44,6 +45,15 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
                 f"node {node} was allocated for {slots} ranks, and groups of this spec need {after.groups.slots} on each node: "
                 "stop the run, and launch it under another name with --resume-from its newest checkpoint"
             )
+
+
+def sized(now: RunSpec, groups: int | None, spares: int | None) -> RunSpec:
+    """Returns the spec with another number of groups, and of nodes for them, or of spares. None: as now. Raises
+    RunFileError if that contradicts something."""
+    count = now.groups.count if groups is None else groups
+    nodes = now.allocation.nodes + (count - now.groups.count) * now.groups.nodes_per_group
+    given = [f"groups.count={count}", f"allocation.nodes={nodes}"]
+    return changes.changed(now, given + ([f"allocation.spares={spares}"] if spares is not None else []))
 
 
 def keeps_nodes(mirror: Mirror, run: str) -> bool:

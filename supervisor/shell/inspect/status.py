@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
@@ -151,6 +151,12 @@ def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
     """Returns a run's status. Raises views.Unreadable if the run's memory cannot be read."""
     memory, observed = seen_of(mirror, record)
     return status_of(mirror, record, memory, observed, clock_now(mirror, record.spec.name, memory))
+
+
+def status_now(store: Asked, mirror: Mirror, record: RunRecord) -> RunStatus:
+    """Returns what `run_status` does, with etcd's alarms among the warnings."""
+    found = run_status(mirror, record)
+    return replace(found, warnings=(*alarms(store), *found.warnings))
 
 
 def seen_of(mirror: Mirror, record: RunRecord) -> tuple[Memory, Observed]:

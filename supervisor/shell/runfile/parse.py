@@ -39,6 +39,12 @@ class RunFileError(ValueError):
 def load(path: Path, name: str = "") -> RunSpec:
     """Reads and checks a run file. `name`: the run's name in the place of the file's. Raises RunFileError with all
     problems at once; contradictions are sought only once all keys and types are right."""
+    body = contents(path)
+    return parse({**body, "name": name} if name else body, base=path.parent)
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """Returns the TOML document in a run file, unchecked. Raises RunFileError if there is none."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:
@@ -46,10 +52,9 @@ def load(path: Path, name: str = "") -> RunSpec:
     except UnicodeDecodeError as error:
         raise RunFileError([f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"]) from error
     try:
-        body = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or deeply nested lists
         raise RunFileError([f"{path} is not valid TOML: {error}"]) from error
-    return parse({**body, "name": name} if name else body, base=path.parent)
 
 
 def parse(

@@ -19,7 +19,7 @@ from supervisor.core.report.durations import incident_s, lasted_s, wall_clock
 from supervisor.core.report.words import said, say
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.inspect import client, status
+from supervisor.shell.inspect import client, status, training
 from supervisor.shell.inspect.status import LighthouseStatus, NodeStatus, RunStatus
 from supervisor.shell.web import attention
 from supervisor.shell.web.history import Point
@@ -104,7 +104,7 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
     found = status.status_of(mirror, record, memory, observed, clock)
     verdicts = of_groups(memory.groups, observed, spec)
     nodes = status.node_status(mirror)
-    newest = max((g for g in found.groups if g.step), key=lambda g: (g.step, g.participants), default=None)
+    newest = training.newest(found)
     still = live.still_s if live.still_s > max(STILL_S, STILL * newest.step_s if newest else 0.0) else None
     account = status.account(mirror, run)
     terms = account.clocks or tuple((-math.inf, live.clock_at[name]) for name in (run,) if name in live.clock_at)
@@ -156,7 +156,7 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
     numbers: dict[str, Any] = {
         "step": found.step,
         "step_s": round(newest.step_s, 4) if newest is not None else 0.0,
-        "tokens_per_s": round(sum(g.tokens_per_s for g in found.groups if newest and g.quorum_id == newest.quorum_id)),
+        "tokens_per_s": round(training.tokens_per_s(found)),
         "quorum": newest.participants if newest is not None else 0,
         "quorum_id": newest.quorum_id if newest is not None else -1,
         "groups": len(found.groups),

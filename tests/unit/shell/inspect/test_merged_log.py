@@ -49,8 +49,16 @@ class Machine:
             file.write(json.dumps({"t": T + t, "event": event, "name": name, "pid": 7, **about}) + "\n")
 
     def incident(self, t: float, state: str, group: int = 1, rung: int = 1) -> None:
-        about = {"id": "i1", "kind": "crash", "group": group, "node": "n2", "rung": rung, "generation_after": 2}
-        line = {"t": T + t, "entry": "intent", "incidents": [{**about, "state": state, "reason": "it ended"}]}
+        about: dict[str, Any] = {
+            "id": "i1",
+            "kind": "crash",
+            "group": group,
+            "node": "n2",
+            "rung": rung,
+            "generation_after": 2,
+        }
+        about["reason"] = {"code": "text", "about": {"text": "it ended"}}  # as the journal has it
+        line = {"t": T + t, "entry": "intent", "incidents": [{**about, "state": state}]}
         with (self.run / "journal.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -1,0 +1,68 @@
+"""The Python API of Everstep: `import supervisor.client as everstep` (docs/PYTHON_API.md).
+
+What is listed in `__all__` is public, and nothing else. Importing it costs next to nothing: what is slow to import is
+imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from supervisor.client.errors import EverstepError
+from supervisor.client.live import Client, Run, connect
+from supervisor.client.past import CauseSeconds, Ledger, PastRun, Step, open
+
+if TYPE_CHECKING:
+    from supervisor.client.aio import AsyncClient, AsyncRun, aconnect
+    from supervisor.core.model.spec import RunSpec
+    from supervisor.shell.inspect.decision_replay import Why
+    from supervisor.shell.inspect.incident_times import IncidentStatus
+    from supervisor.shell.inspect.merged_log import Entry as LogEntry
+    from supervisor.shell.inspect.status import GroupStatus, LighthouseStatus, RunStatus
+    from supervisor.shell.inspect.training import Metrics
+
+__all__ = [
+    "AsyncClient",
+    "AsyncRun",
+    "CauseSeconds",
+    "Client",
+    "EverstepError",
+    "GroupStatus",
+    "IncidentStatus",
+    "Ledger",
+    "LighthouseStatus",
+    "LogEntry",
+    "Metrics",
+    "PastRun",
+    "Run",
+    "RunSpec",
+    "RunStatus",
+    "Step",
+    "Why",
+    "aconnect",
+    "connect",
+    "open",
+]
+
+_LATER = {
+    "AsyncClient": "supervisor.client.aio.AsyncClient",
+    "AsyncRun": "supervisor.client.aio.AsyncRun",
+    "aconnect": "supervisor.client.aio.aconnect",
+    "RunSpec": "supervisor.core.model.spec.RunSpec",
+    "Why": "supervisor.shell.inspect.decision_replay.Why",
+    "IncidentStatus": "supervisor.shell.inspect.incident_times.IncidentStatus",
+    "LogEntry": "supervisor.shell.inspect.merged_log.Entry",
+    "GroupStatus": "supervisor.shell.inspect.status.GroupStatus",
+    "LighthouseStatus": "supervisor.shell.inspect.status.LighthouseStatus",
+    "RunStatus": "supervisor.shell.inspect.status.RunStatus",
+    "Metrics": "supervisor.shell.inspect.training.Metrics",
+}
+"""Public names whose modules are slow to import -> where they are."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _LATER[name].rpartition(".")
+    return getattr(import_module(module), attribute)

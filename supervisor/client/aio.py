@@ -1,0 +1,96 @@
+"""The client for asyncio: each coroutine runs a method of the other client in a thread, and adds nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+from supervisor.client.live import Client, Run, connect
+
+if TYPE_CHECKING:
+    from supervisor.core.model.spec import RunSpec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _in_a_thread(
+    method: Callable[Concatenate[Run, P], T],
+) -> Callable[Concatenate[AsyncRun, P], Coroutine[Any, Any, T]]:
+    @functools.wraps(method)
+    async def call(self: AsyncRun, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(method, self.run, *args, **kwargs)
+
+    return call
+
+
+async def aconnect(
+    etcd: str | None = None, home: str | Path | None = None, security: str | Path | None = None
+) -> AsyncClient:
+    """Connects as `connect` does: `async with await aconnect() as client`."""
+    return AsyncClient(await asyncio.to_thread(connect, etcd, home, security))
+
+
+class AsyncClient:
+    """A Client whose methods are coroutines."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the connection. The runs go on."""
+        await asyncio.to_thread(self.client.close)
+
+    async def runs(self) -> tuple[AsyncRun, ...]:
+        """As Client.runs."""
+        return tuple(map(AsyncRun, await asyncio.to_thread(self.client.runs)))
+
+    async def run(self, name: str = "") -> AsyncRun:
+        """As Client.run."""
+        return AsyncRun(await asyncio.to_thread(self.client.run, name))
+
+    async def launch(
+        self,
+        run: str | Path | Mapping[str, Any] | RunSpec,
+        name: str | None = None,
+        set: Mapping[str, Any] | None = None,
+    ) -> AsyncRun:
+        """As Client.launch."""
+        return AsyncRun(await asyncio.to_thread(self.client.launch, run, name, set))
+
+
+class AsyncRun:
+    """A Run whose methods are coroutines. One that is cancelled goes on in its thread: give `wait` a `timeout_s`."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.name, self.folder, self.notes = run.name, run.folder, run.notes
+
+    def __repr__(self) -> str:
+        return f"<AsyncRun {self.name}>"
+
+    status = _in_a_thread(Run.status)
+    incidents = _in_a_thread(Run.incidents)
+    explain = _in_a_thread(Run.explain)
+    logs = _in_a_thread(Run.logs)
+    metrics = _in_a_thread(Run.metrics)
+    wait = _in_a_thread(Run.wait)
+    relaunch = _in_a_thread(Run.relaunch)
+    scale = _in_a_thread(Run.scale)
+    pause = _in_a_thread(Run.pause)
+    resume = _in_a_thread(Run.resume)
+    stop = _in_a_thread(Run.stop)
+    restart = _in_a_thread(Run.restart)
+    remove = _in_a_thread(Run.remove)

@@ -1,0 +1,288 @@
+"""Runs that are in etcd: a client, and one object for each run. Functions import what they need: connecting costs most."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from supervisor.client.errors import EverstepError, sentences
+from supervisor.ports.errors import Fatal, Retryable
+
+if TYPE_CHECKING:
+    from supervisor.core.model.spec import RunSpec
+    from supervisor.shell.control.state_cache import Mirror
+    from supervisor.shell.engines.registry import Context
+    from supervisor.shell.etcd import EtcdStore
+    from supervisor.shell.inspect.decision_replay import Why
+    from supervisor.shell.inspect.incident_times import IncidentStatus
+    from supervisor.shell.inspect.merged_log import Entry
+    from supervisor.shell.inspect.status import RunStatus
+    from supervisor.shell.inspect.training import Metrics
+    from supervisor.wire.records import RunRecord
+
+log = logging.getLogger(__name__)
+
+
+@sentences()
+def connect(etcd: str | None = None, home: str | Path | None = None, security: str | Path | None = None) -> Client:
+    """Connects to the etcd of a system, found as the command line finds it.
+
+    `etcd`: HOST:PORT, several by commas; None: SUPERVISOR_ETCD, or the etcd of the `supervisor up` in `home`, or etcd's
+    default. `home`: folder of the runs; None: SUPERVISOR_HOME, or `runs`. `security`: security file; None:
+    SUPERVISOR_SECURITY, or that of `up`. Raises EverstepError if no etcd answers.
+    """
+    from supervisor.shell import etcd as etcd_store
+    from supervisor.shell.dev.home import HOME, endpoints_in, security_of, system_folder, why_away
+    from supervisor.shell.engines.registry import Context
+    from supervisor.wire.security import VARIABLE, checked, host_and_port
+
+    folder = Path(home or os.environ.get("SUPERVISOR_HOME") or HOME)
+    for endpoint in etcd.split(",") if etcd is not None else ():
+        try:
+            host_and_port(endpoint)
+        except ValueError as error:
+            raise EverstepError(f"etcd: {error}") from None
+    given = etcd or os.environ.get("SUPERVISOR_ETCD") or ""
+    endpoints = endpoints_in(given, folder)
+    file = str(security or os.environ.get(VARIABLE) or security_of(folder))
+    try:
+        store = etcd_store.connect(endpoints, security=checked(file, endpoints))
+    except Retryable as error:
+        if given:
+            raise
+        raise Fatal(why_away(folder, endpoints)) from error
+    return Client(store, folder, Context(home=system_folder(folder), etcd=tuple(endpoints), security=file))
+
+
+class Client:
+    """The runs of one etcd, made by `connect`. Its methods may be called from several threads."""
+
+    def __init__(self, store: EtcdStore, home: Path, context: Context) -> None:
+        self._store, self._home, self._context = store, home, context
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection. The runs go on."""
+        self._store.close()
+
+    @sentences()
+    def runs(self) -> tuple[Run, ...]:
+        """Returns all runs in etcd, newest first."""
+        from supervisor.shell.control import observe
+
+        newest_first = sorted(observe.runs(mirror_of(self._store)).values(), key=lambda r: -r.launched_unix_s)
+        return tuple(map(self._run, newest_first))
+
+    @sentences()
+    def run(self, name: str = "") -> Run:
+        """Returns a run, or the newest if no name is given. Raises EverstepError if there is none."""
+        from supervisor.shell.inspect import client
+
+        return self._run(client.choose_run(mirror_of(self._store), name))
+
+    @sentences()
+    def launch(
+        self,
+        run: str | Path | Mapping[str, Any] | RunSpec,
+        name: str | None = None,
+        set: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Checks a run as `supervisor launch` does, which takes seconds, and starts it.
+
+        `run`: path of a run file, its contents as a dictionary, or a RunSpec; relative paths in it are seen from the
+        file's folder, else from the current one. `name`: in the place of its own. `set`: dotted keys of the run file and
+        their values ({"groups.count": 4}); None: the default. Raises EverstepError with all problems.
+        """
+        from supervisor.client import launching
+        from supervisor.shell.inspect import client
+
+        spec, what = launching.spec_of(run, name, set or {})
+        client.refuse_name(self._store, spec.name)  # before the check, which takes seconds
+        notes = launching.checked(spec, what, mirror_of(self._store), self._context)
+        record = client.launch(self._store, spec, self._home, notes.append)
+        return self._run(record, tuple(notes))
+
+    def _run(self, record: RunRecord, notes: tuple[str, ...] = ()) -> Run:
+        return Run(self._store, self._home, record, notes)
+
+
+class Run:
+    """One run in etcd, by its name, made by a Client. Each call reads its state again."""
+
+    def __init__(self, store: EtcdStore, home: Path, record: RunRecord, notes: tuple[str, ...] = ()) -> None:
+        self._store, self._home = store, home
+        self.name = record.spec.name
+        self.folder = Path(record.run_dir)
+        """Folder of its journal and checkpoints, which `open` reads, on the machine of its supervisor."""
+        self.notes = notes
+        """Sentences that `supervisor launch` prints and that keep no run from starting; empty if it was not launched
+        here."""
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}>"
+
+    @sentences()
+    def status(self) -> RunStatus:
+        """Returns its phase, groups, steps, budgets, problems, and what it waits for."""
+        from supervisor.shell.inspect import status
+
+        mirror, record = self._now()
+        return status.status_now(self._store, mirror, record)
+
+    @sentences()
+    def incidents(self) -> tuple[IncidentStatus, ...]:
+        """Returns its failures, oldest first: what was seen and done, and why."""
+        from supervisor.shell.inspect import incident_times
+
+        return incident_times.of_run(*self._now())
+
+    @sentences()
+    def explain(self, incident: str) -> Why:
+        """Explains an incident: `print(run.explain("i1"))` prints what the command prints."""
+        from supervisor.shell.inspect import client, decision_replay
+
+        mirror, record = self._now()
+        return decision_replay.of_run(mirror, record, client.incidents(mirror, self.name), incident)
+
+    @sentences()
+    def logs(
+        self, group: int | None = None, rank: int | None = None, since: float | None = None, tail: int | None = None
+    ) -> Iterator[Entry]:
+        """Returns the lines of all ranks and generations as one log, with process ends and incidents, as
+        `logs --follow` begins. It reads the newest 256 KiB of each log that this machine has.
+
+        `group`, `rank`: only theirs. `since`: Unix seconds; only what came then or later: a line without a time has that of the line before. `tail`: at
+        most that many, the newest.
+        """
+        from supervisor.shell.inspect import client, logs, merged_log
+
+        _, record = self._now()
+        client.require(record, group, rank)
+        joined = merged_log.Joined(logs.kept_in(self._home), self.name, self.folder, group, rank)
+        found = joined.new()
+        while joined.behind:
+            found += joined.new()
+        if joined.empty:
+            raise EverstepError(logs.none_below(self._home, self.name))
+        found = [entry for entry in found if since is None or entry.t >= since]
+        return iter(found if tail is None else found[max(0, len(found) - tail) :])
+
+    @sentences()
+    def metrics(self) -> Metrics:
+        """Returns its newest step, loss, tokens per second and step time, of the run and of each group."""
+        from supervisor.shell.inspect import status, training
+
+        return training.metrics(status.run_status(*self._now()))
+
+    @sentences()
+    def wait(self, for_: str = "running", timeout_s: float = math.inf) -> str:
+        """Waits until it trains, has made a step, or is finished: "running", "step=N" or "finished". Returns a sentence.
+        Raises EverstepError if it ends otherwise, or is not there within `timeout_s`."""
+        from supervisor.shell.inspect import follow
+
+        try:
+            goal = follow.Goal.of(for_)
+        except ValueError as error:
+            raise EverstepError(f"for_: {error}") from None
+        until = time.monotonic() + timeout_s
+        reached, sentence = follow.wait(self._store, self.name, goal, until, log.info)
+        if not reached:
+            raise EverstepError(sentence)
+        return sentence
+
+    @sentences()
+    def relaunch(
+        self,
+        run: str | Path | Mapping[str, Any] | RunSpec | None = None,
+        set: Mapping[str, Any] | None = None,
+        because: str = "",
+    ) -> str:
+        """Changes what it trains by, on the nodes that it has: its groups end after one step with a checkpoint, and start
+        again from that. `run`: as for `launch`; None: what it runs by now. `set`: keys to change. The check takes seconds.
+        Returns what was requested; raises EverstepError with all problems."""
+        from supervisor.client import launching
+        from supervisor.shell.inspect import relaunch
+
+        mirror, record = self._now()
+        spec, what = launching.spec_of(record.spec if run is None else run, self.name, set or {})
+        relaunch.refuse(mirror, record, spec)
+        launching.checked_titan(spec, what)
+        return relaunch.relaunch(self._store, mirror, record, spec, because)
+
+    @sentences()
+    def scale(self, groups: int | None = None, spares: int | None = None, because: str = "") -> str:
+        """Changes its number of groups or spares while the other groups train on. None: as now."""
+        from supervisor.shell.inspect import client, relaunch
+
+        mirror, record = self._now()
+        client.refuse_ended(mirror, record, "scale")
+        spec = relaunch.sized(record.spec, groups, spares)
+        relaunch.refuse(mirror, record, spec)
+        return relaunch.relaunch(self._store, mirror, record, spec, because)
+
+    @sentences()
+    def pause(self) -> str:
+        """Leaves it alone until `resume`; training goes on. Returns what was done, as all requests do."""
+        from supervisor.shell.inspect import client
+
+        return client.pause(self._store, *self._now())
+
+    @sentences()
+    def resume(self, because: str = "", they_are_down: bool = False) -> str:
+        """Acts again after `pause`, or starts a halted or stopped run from its newest checkpoint. `because`: the reason,
+        which the journal keeps; a halted run needs one. `they_are_down`: you have checked that nothing runs any more on
+        its silent nodes."""
+        from supervisor.shell.inspect import client
+
+        mirror, record = self._now()
+        if why := client.lacks_reason(mirror, record, because.strip()):
+            raise EverstepError(why)
+        return client.resume(self._store, mirror, record, because.strip(), they_are_down)
+
+    @sentences()
+    def stop(self) -> str:
+        """Requests its end: all groups end after the same step. Returns at once; `status` shows when it is stopped."""
+        from supervisor.shell.inspect import client
+
+        return client.stop(self._store, *self._now())
+
+    @sentences()
+    def restart(self, group: int) -> str:
+        """Requests a restart of a group's processes on their nodes. The other groups go on; no budget is charged."""
+        from supervisor.shell.inspect import client
+
+        mirror, record = self._now()
+        client.refuse_ended(mirror, record, "restart")
+        return client.restart(self._store, record, group)
+
+    @sentences()
+    def remove(self, files: bool = False) -> str:
+        """Removes a run that has ended from etcd; its name can be used again. `files`: deletes its folder too."""
+        from supervisor.shell.inspect import removal
+
+        return "\n".join(removal.remove(self._store, self.name, files))
+
+    def _now(self) -> tuple[Mirror, RunRecord]:
+        from supervisor.shell.inspect import client
+
+        mirror = mirror_of(self._store)
+        return mirror, client.choose_run(mirror, self.name)
+
+
+def mirror_of(store: EtcdStore) -> Mirror:
+    """Reads all that etcd holds."""
+    from supervisor.shell.control.state_cache import Mirror
+    from supervisor.wire import keys
+
+    return Mirror(store.list(keys.PREFIX))

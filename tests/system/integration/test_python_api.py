@@ -1,0 +1,85 @@
+"""The Python API against a real etcd, a supervisor and nodes: a run from its launch to its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+import supervisor.client as everstep
+from fault_injection.doubles.toys import TOYS
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World, toy_spec
+from supervisor.shell.inspect import client as requests
+from supervisor.wire import programs
+
+pytestmark = pytest.mark.etcd
+
+
+def test_a_run_from_its_launch_to_its_folder(
+    empty: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    w = empty
+    monkeypatch.setenv(programs.SEAM, json.dumps(TOYS))  # TorchTitan's check is the toys' too
+    eventually(w.led, 30, "a supervisor leads")
+    began = time.time()
+    with everstep.connect(w.etcd.endpoint, home=w.runs) as client:
+        run = client.launch(toy_spec(), name="api", set={"policy.term_grace_s": 0.5})
+        assert (client.runs()[0].name, run.folder) == ("api", w.runs / "api")
+        assert run.wait("running", timeout_s=60) == "run api is running"
+        run.wait("step=20", timeout_s=30)
+        before = run.status()
+        assert (before.phase, [g.generation for g in before.groups]) == ("running", [1, 1])
+        metrics = run.metrics()
+        assert metrics.step >= 20
+        assert all(g.step > 0 for g in metrics.groups)
+
+        w.kill_trainer(requests.choose_run(w.mirror(), "api"), 1)
+        found = eventually(lambda: [i for i in run.incidents() if i.state == "recovered"], 30, "it recovers")
+        (incident,) = found
+        assert (incident.kind, incident.group, incident.rung) == ("crash", 1, 1)
+        assert incident.seen_unix_s is not None
+        assert incident.recovered_unix_s is not None
+        assert began < incident.seen_unix_s < incident.recovered_unix_s < time.time()
+        why = run.explain(incident.id)
+        assert why.same
+        assert str(why).startswith(f"Incident {incident.id}: group 1, rank 0, on node {incident.node}: crash")
+
+        log = [*run.logs(group=1)]
+        assert {line.generation for line in log} == {1, 2}
+        (end,) = [line for line in log if line.what == "end"]
+        assert "SIGKILL" in end.text
+        assert [line.what for line in run.logs(group=1, since=end.t, tail=1)] != ["end"]
+
+        async def seen() -> tuple[everstep.RunStatus, tuple[everstep.IncidentStatus, ...], str]:
+            async with await everstep.aconnect(w.etcd.endpoint, home=w.runs) as twin:
+                api = await twin.run("api")
+                return *await asyncio.gather(api.status(), api.incidents()), await api.stop()
+
+        status, listed, said = asyncio.run(seen())
+        assert listed == run.incidents()
+        assert [g.generation for g in status.groups] == [1, 2]
+        assert said.startswith("api: stopping: groups that train end after one common step")
+        with pytest.raises(everstep.EverstepError, match=r"run api was stopped at step .*; it is not finished"):
+            run.wait("finished", timeout_s=60)
+
+        past = everstep.open(run.folder)
+        steps = past.steps_list()
+        assert {(s.group, s.generation) for s in steps} == {(0, 1), (1, 1), (1, 2)}
+        assert [i.id for i in past.incidents_list()] == [incident.id]
+        ledger = past.ledger()
+        assert (ledger.phase, ledger.over, 0.0 < ledger.ettr < 1.0) == ("stopped", True, True)
+        assert len(past.steps()) == len(steps)
+        assert past.goodput()["seconds"].sum() == pytest.approx(2 * ledger.seconds, rel=0.02)
+
+        assert eventually(lambda: removed(run), 20, "its nodes are given back").startswith("removed run api")
+    assert capsys.readouterr() == ("", ""), "the API prints nothing"
+
+
+def removed(run: everstep.Run) -> str:
+    try:
+        return run.remove()
+    except everstep.EverstepError:
+        return ""
