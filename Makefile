@@ -98,6 +98,7 @@ bench-detection: debian  ## break a run in some twenty ways, ten times each; the
 
 bench-slurm: debian  ## measure on a real Slurm how long a lost node costs: as root, about an hour
 	$(BIN)/python -m benchmarks.slurm_node_loss
+	$(BIN)/python -m benchmarks.relaunch
 
 bench-nodes: debian  ## measure how long a lost node of a two-node group costs, beside restarts of the group and of the job: as root, half an hour
 	$(BIN)/python -m benchmarks.groups_over_nodes

@@ -17,7 +17,7 @@ from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import PLANNED, Rung
 from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import Observed
-from supervisor.core.model.reason import ONE_CAUSE
+from supervisor.core.model.reason import ONE_CAUSE, Code
 from supervisor.core.policy.ladder import first_rung
 from supervisor.core.report.words import say
 from supervisor.wire import keys
@@ -243,6 +243,8 @@ class Checks:
         before, self.memory = self.memory, decision.memory
         self.changes += 1
         self._monotonic(before, decision.memory)
+        if any(action.reason.code == Code.RELAUNCHED for action in decision.actions):
+            self._drawn.clear()  # its budgets are full again
         self._given_up(before)
         starts = _starts(before, decision.memory)
         self._complete |= {(g, new.generation): self._known for g, new in starts.items()}
@@ -255,7 +257,8 @@ class Checks:
         if after.decisions <= before.decisions:
             self.broke(f"monotonic: decision {after.decisions} is committed after {before.decisions}")
         for g, old in before.groups.items():
-            if after.groups[g].generation < old.generation:
+            new = after.groups[g].generation if g in after.groups else after.generations_above
+            if new < old.generation:
                 self.broke(f"monotonic: group {g} goes back from generation {old.generation}")
         was, now = before.checkpoint, after.checkpoint
         if was is not None and (now is None or now.step < was.step):
@@ -392,8 +395,8 @@ class Checks:
         return self.memory.phase == "running" and left > 1
 
     def _is_current(self, trainer: Trainer) -> bool:
-        current = self.memory.groups[trainer.group]  # committed before anything was started
-        return current.generation == trainer.generation and current.holds(trainer.node.name)
+        current = self.memory.groups.get(trainer.group)  # None: the run has fewer groups by now
+        return current is not None and current.generation == trainer.generation and current.holds(trainer.node.name)
 
 
 def _starts(before: Memory, after: Memory) -> dict[int, GroupMemory]:

@@ -26,7 +26,8 @@ SHOWN = 5
 
 def place(r: Round) -> None:
     """Starts the groups that are ready for a node and for which there is one; reports why the others wait."""
-    waiting = [g for g in r.groups.values() if g.phase in ("unplaced", "placing")]
+    of_spec = (g for g in r.groups.values() if g.group < r.spec.groups.count)  # the others end
+    waiting = [g for g in of_spec if g.phase in ("unplaced", "placing")]
     if not waiting:
         return
     if r.paused:

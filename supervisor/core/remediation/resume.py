@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.core.evidence import group_failure
 from supervisor.core.model.measured import NOTHING
 from supervisor.core.model.memory import GroupMemory, Lighthouse, Memory
 from supervisor.core.model.observed import NextSpec
@@ -70,15 +71,25 @@ def resume(r: Round) -> None:
             return
     # a spec that was launched has all groups that there are
     count = r.spec.groups.count if r.before.relaunches else len(r.groups)
-    left = [g for g in r.groups.values() if g.phase != "unplaced" or g.group >= count]
+    left = [g for g in r.groups.values() if g.phase not in ("unplaced", "fencing") or g.group >= count]
     for group in left[:GROUPS_A_ROUND]:
         if group.group >= count:
             r.drop_group(group.group)
         else:
-            r.set_group(replace(fresh_group(group, r.now, 1), size=r.spec.groups.nodes_per_group))
+            r.set_group(_again(r, group))
     if len(left) <= GROUPS_A_ROUND:
         r.draft = replace(r.draft, phase="new")
     r.look_again(r.now)
+
+
+def _again(r: Round, group: GroupMemory) -> GroupMemory:
+    """Returns a group that starts again. Where a relaunch has ended it, its last generation may still run, and the
+    lighthouse has stayed: that must be fenced first."""
+    fresh = replace(fresh_group(group, r.now, 1), size=r.spec.groups.nodes_per_group)
+    left = group.left
+    if not left or not r.draft.lighthouse.node or group_failure.gone(group.group, fresh.generation, left, r.observed):
+        return fresh
+    return replace(fresh, phase="fencing", left=left)
 
 
 def _begin(r: Round) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core.evidence import group_failure
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import NextSpec
 from supervisor.core.model.reason import Code, Reason
@@ -39,7 +38,9 @@ def scale(r: Round) -> None:
     if r.before.phase != "running" or r.paused:
         return
     asked = r.observed.relaunch
-    if asked is not None and only_scales(r.spec, asked.spec):
+    # one that is to end may have done so: it must be forgotten before a spec has a group of its number again
+    ending = any(g.group >= r.spec.groups.count for g in r.groups.values())
+    if asked is not None and only_scales(r.spec, asked.spec) and not (ending and r.before.relaunches):
         _take_into_force(r, asked)
     elif r.before.relaunches:
         _end_groups(r)
@@ -69,8 +70,8 @@ def _take_into_force(r: Round, asked: NextSpec) -> None:
 
 
 def _end_groups(r: Round) -> None:
-    """Ends the groups that the spec has no more after one step, those that do not train at once. One is forgotten when
-    nothing of it runs any more, or it is fenced."""
+    """Ends the groups that the spec has no more after one step, those that do not train at once. One is forgotten when it
+    has ended by itself, or is fenced, which leads it to phase placing (group_phases)."""
     over = [g for g in r.groups.values() if g.group >= r.spec.groups.count]
     if not over:
         if r.draft.stop_at_step is not None:
@@ -85,15 +86,27 @@ def _end_groups(r: Round) -> None:
         if r.full(group.group):
             return
         drains = group.phase == "running" and not observe_mode.has_ended(group, r.incidents, r.observed)
-        if group.phase == "finished":
-            if group_failure.gone(group.group, group.generation + 1, group.last_seats, r.observed):
-                r.drop_group(group.group)
+        if group.phase == "finished" or (group.phase in ("unplaced", "placing") and not group.seats):
+            _close(r, group)
+            r.drop_group(group.group)
         elif group.phase != "fencing" and not (drains and r.now < r.draft.stop_by):
-            incident = r.incidents.get(group.incident)
-            if incident is not None:
-                r.set_incident(replace(incident, state="halted"))
-            r.set_group(replace(group, phase="finished", since=r.now, incident=""))
+            _fence(r, group)
     r.wait(Reason.of(Code.DRAINING, step=r.draft.stop_at_step), until=r.draft.stop_by)
+
+
+def _close(r: Round, group: GroupMemory) -> None:
+    incident = r.incidents.get(group.incident)
+    if incident is not None:
+        r.set_incident(replace(incident, state="halted"))
+
+
+def _fence(r: Round, group: GroupMemory) -> None:
+    """Shuts out a group that does not end by itself: what runs of it may still be in a step."""
+    _close(r, group)
+    generation = group.generation + 1 if group.phase in ("starting", "running") else group.generation
+    left = group.last_seats
+    after = replace(group, phase="fencing", since=r.now, generation=generation, seats=(), left=left, incident="")
+    r.set_group(after)
 
 
 def _give_back(r: Round) -> None:

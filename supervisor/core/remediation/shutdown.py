@@ -7,6 +7,7 @@ from dataclasses import replace
 from supervisor.core.evidence import group_failure
 from supervisor.core.model.kinds import RunPhase
 from supervisor.core.model.measured import Measured
+from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import RunSpec, only_scales
 from supervisor.core.remediation import handover
@@ -49,7 +50,7 @@ def wind_down(r: Round) -> None:
         # The run has come to its end without them.
         for group in left:
             if not r.full(group.group):
-                r.set_group(replace(group, phase="finished", since=r.now, incident=""))
+                r.set_group(replace(_ended(r, group), incident=""))
     # a run that was paused before it began has no groups
     if (r.groups or r.phase == "stopping") and all(g.phase == "finished" for g in r.groups.values()):
         _wind_up(r)
@@ -79,9 +80,15 @@ def _drain(r: Round) -> None:
                 "stop", f"stop:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
                 node=group.first_node, nodes=group.nodes if group.size > 1 else (), incident=group.incident,
             )  # fmt: skip
-        r.set_group(replace(group, phase="finished", since=r.now))
+        r.set_group(_ended(r, group))
     if not all(g.phase == "finished" for g in r.groups.values()):
         r.wait(Reason.of(Code.DRAINING, step=step), until=stop_by)
+
+
+def _ended(r: RoundView, group: GroupMemory) -> GroupMemory:
+    """Returns a group that is ended as it is. What may still run of it, a relaunch must fence before it starts again."""
+    left = group.last_seats if r.draft.relaunching else group.left
+    return replace(group, phase="finished", since=r.now, left=left)
 
 
 def _wind_up(r: Round) -> None:

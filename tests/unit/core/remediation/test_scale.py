@@ -73,12 +73,14 @@ def test_a_group_that_does_not_come_to_its_end_is_ended() -> None:
     stop_by = w.memory.stop_by
     assert stop_by is not None
     w.round(stop_by - w.now + 0.1)
-    assert w.group(1).phase == "finished"
+    assert (w.group(1).phase, w.group(1).generation) == ("fencing", 2)
     w.round()
-    assert 1 in w.memory.groups, "its rank still runs"
-    w.fail(1, code=143)
-    w.round()
+    assert 1 in w.memory.groups, "its rank still runs, and the gate admits it"
+    w.open_gate()
+    for _ in range(2):
+        w.round()
     assert sorted(w.memory.groups) == [0]
+    assert w.memory.generations_above == 2
 
 
 def test_spares_alone() -> None:
