@@ -117,6 +117,7 @@ def test_an_interrupt_heals_what_is_broken_and_ends_what_was_started(tmp_path: P
 
 
 @pytest.mark.timeout(540)
+@pytest.mark.long
 def test_a_live_run_is_broken_only_if_it_allows_it_and_goes_on(empty: World) -> None:
     schedule = empty.runs / "schedule.toml"
     schedule.write_text(

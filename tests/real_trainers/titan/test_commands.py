@@ -130,6 +130,7 @@ def test_failure_of_a_step_is_told(groups: Groups) -> None:
     assert progress.error == message[:2000]
 
 
+@pytest.mark.long
 def test_cold_start_trains_too(groups: Groups) -> None:
     rank = groups.start_cold(0, groups=1, steps=2)
     assert rank.exit_code() == 0

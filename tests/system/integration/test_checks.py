@@ -32,6 +32,7 @@ def shim_events(w: World, node: str) -> list[str]:
     return [json.loads(line)["event"] for line in (w.system / "nodes" / node / "shim.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_a_run_goes_round_a_node_that_fails_and_a_passed_check_frees_hosts(empty: World) -> None:
     """Four nodes, two groups and a spare: n1's device is broken, so they get n2, n3 and n4."""
     w = empty

@@ -21,6 +21,7 @@ from tests.system.integration.test_cli import cli
 pytestmark = pytest.mark.etcd
 
 
+@pytest.mark.long
 def test_a_crash_is_a_shadow_until_a_person_asks_for_a_restart(tmp_path: Path) -> None:
     with world(tmp_path) as w:
         w.supervisor()
