@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from supervisor.shell.runfile.parse import RunFileError
 
 
-def read_run_file(file: Path, name: str) -> RunSpec:
-    """Reads a run file. Exits 2 with all its problems."""
+def read_run_file(file: Path, name: str, pool: str = "") -> RunSpec:
+    """Reads a run file; `pool` as for parse.on_pool. Exits 2 with all its problems."""
     from supervisor.shell.runfile import parse
 
     try:
-        return parse.load(file, name)
+        return parse.load(file, name, pool)
     except parse.RunFileError as error:
         refuse(file, error)
 
@@ -42,9 +42,9 @@ FOREIGN = {"ignore_unknown_options": True}
 """Context of commands that take TorchTitan's options."""
 
 
-def read_given(given: list[str] | None, module: str, config: str, name: str) -> tuple[Path, RunSpec]:
-    """Reads a run file, or makes one of TorchTitan's options. Returns what errors are of, and the spec. Exits 2 with all
-    problems."""
+def read_given(given: list[str] | None, module: str, config: str, name: str, pool: str = "") -> tuple[Path, RunSpec]:
+    """Reads a run file, or makes one of TorchTitan's options. `pool` as for parse.on_pool. Returns what errors are of, and
+    the spec. Exits 2 with all problems."""
     from supervisor.shell.runfile import parse, titan_command
 
     given = given or []
@@ -59,7 +59,7 @@ def read_given(given: list[str] | None, module: str, config: str, name: str) -> 
             for line in made.lines:
                 print_line(f"supervisor: {line}", err=True)
             problems += made.problems
-            spec = parse.parse(made.body, base=Path())
+            spec = parse.parse(parse.on_pool(made.body, pool), base=Path())
         except parse.RunFileError as error:
             refuse(what, parse.RunFileError([*problems, *error.problems], error.timeouts))
         if problems:
@@ -71,7 +71,7 @@ def read_given(given: list[str] | None, module: str, config: str, name: str) -> 
         print_line(f"supervisor: {why} (supervisor launch --help)", err=True)
         raise typer.Exit(2)
     file = Path(given[0])
-    return file, read_run_file(file, name)
+    return file, read_run_file(file, name, pool)
 
 
 def refuse(file: Path, error: RunFileError) -> NoReturn:
@@ -105,13 +105,18 @@ def check_titan(file: Path, spec: RunSpec, known: Sequence[str] = ()) -> bool:
 def check_all(file: Path, spec: RunSpec, etcd: str, home: Path, security: str) -> bool:
     """Checks all that needs no etcd: the Titan part, and whether the engine can give the nodes. Returns false if the
     Titan part cannot be checked here. Exits 2 with the problems of the file, 1 where the engine refuses the run."""
+    checked = check_titan(file, spec)
+    note_of_engine(spec, etcd, home, security)
+    return checked
+
+
+def note_of_engine(spec: RunSpec, etcd: str, home: Path, security: str) -> None:
+    """Prints what the engine says of the nodes that a run or pool asks for, if anything. Exits 1 if it refuses them."""
     from supervisor.shell.engines.registry import Context, before_launch
 
-    checked = check_titan(file, spec)
     with sentences():
         endpoints = tuple(endpoints_in(etcd, home))
         context = Context(home=system_folder(home), etcd=endpoints, security=security or security_of(home))
         note = before_launch(spec, context)
     if note:
         print_line(f"supervisor: {note}", err=True)
-    return checked

@@ -119,7 +119,8 @@ def _no_count(answer: str) -> str:
 def _no_engine(answer: str) -> str:
     from supervisor.core.model.engines import TRAITS
 
-    return "" if answer in TRAITS else f"{answer!r}: give {' or '.join(TRAITS)}"
+    own = [name for name, traits in TRAITS.items() if not traits.lends]
+    return "" if answer in own else f"{answer!r}: give {' or '.join(own)}"
 
 
 def _next(file: Path, groups: int, engine: str, home: Path) -> str:

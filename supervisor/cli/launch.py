@@ -76,6 +76,12 @@ def launch(
     home: Home = HOME,
     security: SecurityFile = "",
     resume_from: ResumeFrom = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on", metavar="POOL", help="Train on nodes of a pool (supervisor hold); the engine is asked for none."
+        ),
+    ] = "",
     check: Annotated[bool, typer.Option("--check", help="Only check the run file, as `validate` does.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Start no group until each has a node (allocation.wait_for_all).")
@@ -92,7 +98,7 @@ def launch(
     """Check a run file and start its run."""
     from supervisor.shell.inspect import client
 
-    file, spec = read_given(given, module, config, name)
+    file, spec = read_given(given, module, config, name, on)
     if wait:
         spec = replace(spec, allocation=replace(spec.allocation, wait_for_all=True))
     with sentences():
@@ -101,7 +107,7 @@ def launch(
         _validate(file, spec, etcd, home, security)
         return
     with opened_store(etcd, home, security) as store:
-        client.refuse_name(store, spec.name)  # before the check, which takes seconds
+        client.refuse_unfit(store, spec)  # before the check, which takes seconds
         check_all(file, spec, etcd, home, security)
         _refuse_unsafe(file, store, spec)
         record = client.launch(store, spec, home, print_line, begins_with)

@@ -57,12 +57,17 @@ def status_command(
     security: SecurityFile = "",
     as_json: Json = False,
 ) -> None:
-    """Show a run's groups, steps, loss, quorum and budgets. Also shows spares, problems, and what the run waits for."""
+    """Show a run's groups, steps, loss, quorum and budgets. Also shows spares, problems, and what the run waits for. Of a
+    pool, shows its nodes and who uses them."""
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.control.state_cache import Mirror
-        from supervisor.shell.inspect import client, render, status
+        from supervisor.shell.inspect import client, pools, render, status
 
         mirror = Mirror(store.list(keys.PREFIX))
+        if pool := pools.named(mirror, one_name(name, run)):
+            of_pool = pools.pool_status(mirror, pool, status.alarms(store))
+            show(of_pool, as_json, render.pool(of_pool, time.time()))
+            return
         found = status.status_now(store, mirror, client.choose_run(mirror, one_name(name, run)))
         show(found, as_json, render.run(found, time.time()))
 

@@ -68,7 +68,8 @@ def relaunch(
             raise typer.Exit(2)
         mirror = Mirror(store.list(keys.PREFIX))
         record = client.choose_run(mirror, name)
-        after = _changed(read_run_file(file, name) if file is not None else record.spec, changes or [], file)
+        given = read_run_file(file, name, record.spec.allocation.pool) if file is not None else record.spec
+        after = _changed(given, changes or [], file)
         for line in differences(record.spec, after):
             print_line(line)
         of_run.refuse(mirror, record, after)

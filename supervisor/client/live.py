@@ -81,7 +81,8 @@ class Client:
         """Returns all runs in etcd, newest first."""
         from supervisor.shell.control import observe
 
-        newest_first = sorted(observe.runs(mirror_of(self._store)).values(), key=lambda r: -r.launched_unix_s)
+        found = [r for r in observe.runs(mirror_of(self._store)).values() if not r.spec.is_pool]
+        newest_first = sorted(found, key=lambda r: -r.launched_unix_s)
         return tuple(map(self._run, newest_first))
 
     @sentences()

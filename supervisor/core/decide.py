@@ -27,6 +27,7 @@ from supervisor.core.policy import cordons
 from supervisor.core.remediation import start_deadline
 from supervisor.core.remediation.drain import leave
 from supervisor.core.remediation.group_phases import follow
+from supervisor.core.remediation.hold import hold
 from supervisor.core.remediation.judge import judge
 from supervisor.core.remediation.lighthouse import seat_lighthouse
 from supervisor.core.remediation.placement import place
@@ -222,6 +223,19 @@ STAGES: tuple[Stage, ...] = (
     ),
 )
 
+_OF_POOLS = ("freed hosts", "begin", "wind down", "leave", "renew")
+
+POOL_STAGES: tuple[Stage, ...] = (
+    Stage(
+        "hold",
+        lambda r, _: hold(r),
+        frozenset({"held_since", "idle_since", "phase"}),
+        "a pool that ends asks for nothing any more in this round",
+    ),
+    *(stage for stage in STAGES if stage.name in _OF_POOLS),
+)
+"""The round of a pool, which has no groups: it keeps as many nodes as it was asked for, until it ends."""
+
 
 def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     """Runs one round. Pure: same input, same output."""
@@ -230,7 +244,7 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
         resume(r)
     elif memory.phase != "finished":
         found = Found()
-        for stage in STAGES:
+        for stage in POOL_STAGES if spec.is_pool else STAGES:
             stage.run(r, found)
     return r.done()
 

@@ -17,10 +17,11 @@ from supervisor.ports.engine import Engine
 from supervisor.ports.errors import Fatal, PortError, Retryable
 from supervisor.ports.store import Term
 from supervisor.shell import enroll, failpoints
-from supervisor.shell.control import version_guard
+from supervisor.shell.control import observe, version_guard
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.leader import keep_port, kept_port
 from supervisor.shell.control.loop import Loop
+from supervisor.shell.control.pools import PoolDriver
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.control.system_id import system_id
 from supervisor.shell.control.webhook import Notifier
@@ -172,16 +173,20 @@ class Readable:
 
 
 class Drivers:
-    """One driver for each engine, used as one: each serves the allocations of its own engine."""
+    """One driver for each engine, used as one: each serves the allocations of its own engine. `pools` serves those of
+    runs on pools; None: no one does."""
 
-    def __init__(self, drivers: Sequence[EngineDriver]) -> None:
+    def __init__(self, drivers: Sequence[EngineDriver], pools: PoolDriver | None = None) -> None:
         self._drivers = drivers
+        self._pools = pools
 
     def start(self) -> None:
         for driver in self._drivers:
             driver.start()
 
     def offer(self, mirror: Mirror, term: Term) -> None:
+        if self._pools is not None:
+            self._pools.offer(mirror, observe.runs(mirror), term)
         for driver in self._drivers:
             driver.offer(mirror, term)
 
@@ -211,7 +216,7 @@ def _term(
         return
     drivers, notifier = Drivers(()), Notifier(store, leadership)
     try:
-        drivers = Drivers([EngineDriver(store, engine) for engine in engines()])
+        drivers = Drivers([EngineDriver(store, engine) for engine in engines()], PoolDriver(store))
         loop = Loop(store, leadership, drivers, telemetry, tell=notifier.tell)
         log.info("leading, epoch %d", loop.epoch)
         telemetry.leading(loop.epoch)

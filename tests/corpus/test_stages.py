@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.decide import STAGES, Found
+from supervisor.core.decide import POOL_STAGES, STAGES, Found
 from supervisor.core.model.memory import Memory
 from supervisor.core.round.draft import Round
 from supervisor.shell.control.decision_inputs import Input
@@ -71,9 +71,10 @@ def test_a_stage_writes_what_its_row_says() -> None:
 
 
 def test_every_field_of_memory_has_a_writer() -> None:
-    written_by_stages = frozenset().union(*(stage.writes for stage in STAGES))
+    written_by_stages = frozenset().union(*(stage.writes for stage in (*STAGES, *POOL_STAGES)))
     assert set(FIELDS) - written_by_stages == AT_ROUNDS_END | IN_A_RESUME
 
 
 def test_names_are_one_each() -> None:
     assert len({stage.name for stage in STAGES}) == len(STAGES)
+    assert len({stage.name for stage in POOL_STAGES}) == len(POOL_STAGES)

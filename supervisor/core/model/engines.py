@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from supervisor.core.model.spec import AllocationSpec
 
-EngineName = Literal["local", "slurm"]
-"""Engines that a run file may name. Each has a row here, and one in supervisor/shell/engines/registry.py."""
+EngineName = Literal["local", "slurm", "pool"]
+"""Engines that a run file may name. Each has a row here, and one in supervisor/shell/engines/registry.py. A pool is none:
+it lends nodes that another engine gave (supervisor/core/remediation/lending.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class EngineTraits:
     (Observed.engine_word_s). Without that report a cancelled job looks like a lost node, whose host is cordoned."""
     warns: bool
     """True if it announces that it will take a node, as long before as its key `warn_s` states."""
+    lends: bool = False
+    """True for what gives nodes of the pool that allocation.pool names."""
 
 
 TRAITS: Mapping[EngineName, EngineTraits] = {
@@ -29,6 +32,8 @@ TRAITS: Mapping[EngineName, EngineTraits] = {
     "local": EngineTraits(word_s=0.6, warns=False),
     # asked every second
     "slurm": EngineTraits(word_s=2.2, warns=True),
+    # it lends nodes of any engine, whose word it passes on: that of the slowest is waited for
+    "pool": EngineTraits(word_s=2.2, warns=False, lends=True),
 }
 
 

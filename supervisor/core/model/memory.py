@@ -327,3 +327,7 @@ class Memory:
     """Groups that the gate no longer hears: the agents of the others free their ranks from collectives with these."""
     measured: Measured = NOTHING
     """Durations for which its timeouts must leave room."""
+    held_since: float | None = None
+    """Time since when a pool holds its nodes, on the run clock. None: it is a run, or a pool that has not begun."""
+    idle_since: float | None = None
+    """Time since when no run uses the pool, on the run clock. None: one does."""

@@ -249,6 +249,8 @@ class Grant:
     """Gone, and the engine reports that its processes have ended: not so after a failed host, or while it ends them."""
     exhausted: bool = False
     """Pending without a queue: the engine has no node left to give until a person adds some, or one is given back."""
+    through: str = ""
+    """Key of the pool's allocation that is lent by this one: its nodes register under that key. Empty: under their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,5 +329,9 @@ class Observed:
     """None: no relaunch is asked for."""
     cordons: Mapping[str, CordonView] = field(default_factory=dict)
     """By host: cordons by a person, and by the incidents of any run."""
+    lent: Mapping[str, str] = field(default_factory=dict)
+    """Allocations of this pool that a run has now, by key -> the run. Empty for a run."""
+    users: tuple[str, ...] = ()
+    """Runs that use this pool: launched on it and not over, or not rid of its nodes yet. Empty for a run."""
     disk: DiskView | None = None
     """None: no one lists the folder of checkpoints."""

@@ -303,6 +303,11 @@ class Code(StrEnum):
     HOST_CORDONED = "host_cordoned"  # host, why
     UNREGISTERED = "unregistered"  # timeout_s
 
+    # a pool
+    POOL_IDLE = "pool_idle"  # run: the pool; seconds
+    POOL_STILL_USED = "pool_still_used"  # runs
+    POOL_OVER = "pool_over"  # for_s
+
     # the end
     HANDING_OVER = "handing_over"  # step, still: groups
     DRAINING = "draining"  # step

@@ -16,6 +16,8 @@ class Seat:
     """Machine of the node, kept beyond the node's registration. Empty: the node's name."""
     allocation: str = ""
     """Key of the allocation that gave it: the node may be another's by now. Empty: unknown."""
+    through: str = ""
+    """Key of the pool's allocation under which the node registers, as in Grant."""
 
     @property
     def machine(self) -> str:

@@ -158,8 +158,10 @@ class AllocationSpec:
     """The machines, and the engine that gives them."""
 
     engine: EngineName = setting(
-        "local", "local: processes on this machine, for a first run; slurm: jobs, one for each node or each group"
+        "local",
+        "local: processes on this machine, for a first run; slurm: jobs, one for each node or each group; pool: nodes of a pool that `supervisor hold` keeps (`launch --on POOL`)",
     )
+    pool: str = setting("", "name of the pool; needed when engine is pool (docs/POOLS.md)")
     nodes: int = setting(
         2, "at least groups.count x groups.nodes_per_group, a node for each seat; not computed: set it with them"
     )
@@ -169,6 +171,20 @@ class AllocationSpec:
         "false: if the engine gives too few nodes and has no queue, min_groups groups start, and the others join later. true: all groups wait for their nodes, up to policy.allocation_timeout_s (`launch --wait`)",
     )
     slurm: SlurmSpec = setting(SlurmSpec, "see [allocation.slurm]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldSpec:
+    """The pool that `supervisor hold` makes of this run file (docs/POOLS.md). A launched run does not read it."""
+
+    for_s: float = setting(
+        0.0,
+        "seconds after which the pool gives its nodes back, once no run uses it any more; 0: only `supervisor release` does (`hold --for 8h`)",
+    )
+    warn_idle_s: float = setting(
+        3600.0,
+        "warns each time that no run has used the pool for so long: idle nodes cost as much as busy ones; 0: never",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,11 +427,17 @@ class RunSpec:
     trainer: TrainerSpec = setting(TrainerSpec, "see [trainer]")
     groups: GroupsSpec = setting(GroupsSpec, "see [groups]")
     allocation: AllocationSpec = setting(AllocationSpec, "see [allocation]")
+    hold: HoldSpec = setting(HoldSpec, "see [hold]")
     torchft: TorchFTSpec = setting(TorchFTSpec, "see [torchft]")
     policy: PolicySpec = setting(PolicySpec, "see [policy]")
     network: NetworkSpec = setting(NetworkSpec, "see [network]")
     env: EnvSpec = setting(EnvSpec, "see [env]")
     hooks: HooksSpec = setting(HooksSpec, "see [hooks]")
+
+    @property
+    def is_pool(self) -> bool:
+        """True for a pool: it has no groups, which no run file may say, and only holds nodes for runs."""
+        return self.groups.count == 0
 
 
 def only_scales(before: RunSpec, after: RunSpec) -> bool:

@@ -261,7 +261,7 @@ def _start(r: Round, group: GroupMemory, nodes: Sequence[str]) -> None:
     incident = r.incidents.get(group.incident)
     if _is_asked_for(r, group):
         r.restarts_done[group.group] = r.observed.control.restarts[group.group]  # that restart is this start
-    seats = tuple([Seat(node, r.host_of(node), r.allocation_of(node)) for node in nodes])
+    seats = tuple([r.seat_on(node) for node in nodes])
     for seat in seats:
         if not group.holds(seat.node):
             recovery_cost.note_placed(r, group, seat.allocation)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core.evidence import group_failure
 from supervisor.core.model.measured import NOTHING
 from supervisor.core.model.memory import GroupMemory, Lighthouse, Memory
 from supervisor.core.model.observed import NextSpec
@@ -71,7 +70,7 @@ def resume(r: Round) -> None:
             return
     # a spec that was launched has all groups that there are
     count = r.spec.groups.count if r.before.relaunches else len(r.groups)
-    left = [g for g in r.groups.values() if g.phase not in ("unplaced", "fencing") or g.group >= count]
+    left = [g for g in r.groups.values() if g.phase not in ("unplaced", "fencing", "placing") or g.group >= count]
     for group in left[:GROUPS_A_ROUND]:
         if group.group >= count:
             r.drop_group(group.group)
@@ -83,13 +82,14 @@ def resume(r: Round) -> None:
 
 
 def _again(r: Round, group: GroupMemory) -> GroupMemory:
-    """Returns a group that starts again. Where a relaunch has ended it, its last generation may still run, and the
-    lighthouse has stayed: that must be fenced first."""
+    """Returns a group that starts again. Where a relaunch has ended it, it has its nodes, as after a restart in place: its
+    agent ends what is left there first, or on several nodes the gate shuts it out."""
     fresh = replace(fresh_group(group, r.now, 1), size=r.spec.groups.nodes_per_group)
-    left = group.left
-    if not left or not r.draft.lighthouse.node or group_failure.gone(group.group, fresh.generation, left, r.observed):
+    if not r.draft.lighthouse.node or not group.last_seats:
         return fresh
-    return replace(fresh, phase="fencing", left=left)
+    if group.placed and group.size == fresh.size:
+        return replace(fresh, phase="placing" if fresh.size == 1 else "fencing", seats=group.seats, left=group.seats)
+    return replace(fresh, phase="fencing", left=group.last_seats)
 
 
 def _begin(r: Round) -> None:

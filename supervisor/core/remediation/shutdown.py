@@ -7,7 +7,6 @@ from dataclasses import replace
 from supervisor.core.evidence import group_failure
 from supervisor.core.model.kinds import RunPhase
 from supervisor.core.model.measured import Measured
-from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.spec import RunSpec, only_scales
 from supervisor.core.remediation import handover
@@ -34,7 +33,8 @@ def wind_down(r: Round) -> None:
     asked = r.observed.relaunch
     if r.draft.relaunching and (r.observed.control.stop or asked is None):
         r.draft = replace(r.draft, relaunching=False)  # the later wish holds: the run ends
-    if r.phase in ("new", "running") and r.observed.control.stop:
+    # a pool waits for the runs that use it
+    if r.phase in ("new", "running") and r.observed.control.stop and not r.observed.users:
         r.draft = replace(r.draft, phase="stopping", stop_at_step=None, stop_by=None)
         r.act("stop", f"stop:{r.spec.name}", Reason.of(Code.ASKED_FOR))
     elif r.phase in ("new", "running") and asked is not None and not r.paused and not only_scales(r.spec, asked.spec):
@@ -50,7 +50,7 @@ def wind_down(r: Round) -> None:
         # The run has come to its end without them.
         for group in left:
             if not r.full(group.group):
-                r.set_group(replace(_ended(r, group), incident=""))
+                r.set_group(replace(group, phase="finished", since=r.now, incident=""))
     # a run that was paused before it began has no groups
     if (r.groups or r.phase == "stopping") and all(g.phase == "finished" for g in r.groups.values()):
         _wind_up(r)
@@ -80,15 +80,9 @@ def _drain(r: Round) -> None:
                 "stop", f"stop:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
                 node=group.first_node, nodes=group.nodes if group.size > 1 else (), incident=group.incident,
             )  # fmt: skip
-        r.set_group(_ended(r, group))
+        r.set_group(replace(group, phase="finished", since=r.now))
     if not all(g.phase == "finished" for g in r.groups.values()):
         r.wait(Reason.of(Code.DRAINING, step=step), until=stop_by)
-
-
-def _ended(r: RoundView, group: GroupMemory) -> GroupMemory:
-    """Returns a group that is ended as it is. What may still run of it, a relaunch must fence before it starts again."""
-    left = group.last_seats if r.draft.relaunching else group.left
-    return replace(group, phase="finished", since=r.now, left=left)
 
 
 def _wind_up(r: Round) -> None:

@@ -22,6 +22,7 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.TOGETHER: "its nodes are all at switch {switch}",
     Code.RUN_ENDS: "the run is {end}",
     Code.ASKED_FOR: "a person asked for it",
+    Code.POOL_OVER: "its time of {for_s:g} s is over (hold.for_s), and no run uses it",
     Code.PERSON_SAYS: "a person says: {because}",
     Code.PERSON_RESUMES: "a person resumes it: {because}",
     Code.RELAUNCH_ASKED: lambda number, because: (

@@ -97,6 +97,20 @@ def _leaves_already(allocation: str, why: str, graced: bool) -> str:
     return f"allocation {allocation} took another's place and is leaving already: {why}{hint}"
 
 
+def _long(seconds: float) -> str:
+    unit_s, unit = next(((s, u) for s, u in ((3600, "h"), (60, "min")) if seconds >= s), (1, "s"))
+    return f"{seconds / unit_s:.3g} {unit}"
+
+
+def _pool_idle(run: str, seconds: float) -> str:
+    return f"no run has used pool {run} for {_long(seconds)}: give its nodes back with supervisor release {run}"
+
+
+def _pool_still_used(runs: tuple[str, ...]) -> str:
+    which = f"run {runs[0]} ends" if len(runs) == 1 else f"runs {', '.join(runs)} end"
+    return f"its nodes are given back once {which}"
+
+
 def _handing_over(step: int, still: tuple[int, ...]) -> str:
     return f"handing over: the groups end after step {step}, {_numbers(still)} not yet"
 
@@ -260,6 +274,8 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.ENGINE_TOOK_IT: lambda word: f"the engine took it{says(word)}",
     Code.HOST_CORDONED: "its host {host} was cordoned meanwhile ({why})",
     Code.UNREGISTERED: "its node did not register within {timeout_s:g} s",
+    Code.POOL_IDLE: _pool_idle,
+    Code.POOL_STILL_USED: _pool_still_used,
     Code.HANDING_OVER: _handing_over,
     Code.DRAINING: "draining: the groups end after step {step}",
     Code.TAKEN_BACK: "the engine takes back {count} allocations, {allocation} first",

@@ -258,15 +258,21 @@ class RoundView:
                     return seat.host
         return node
 
+    def seat_on(self, node: str) -> Seat:
+        """Returns a seat on a node as it is now."""
+        key = self.allocation_of(node)
+        grant = self.observed.grants.get(key)
+        return Seat(node, self.host_of(node), key, grant.through if grant is not None else "")
+
     def its_host(self, group: GroupMemory) -> str:
         """The machine that a failure of the group counts for: that of the node at fault, or of its first one."""
         return self.host_of(group.failed_node)
 
     def held(self) -> set[str]:
-        """Allocations on which a group lives, or has lived and is not proved gone."""
+        """Allocations on which a group lives, or has lived and is not proved gone; of a pool, those that a run has."""
         there = [g for g in self.groups.values() if g.phase != "finished"]
         seats = (seat for g in there for seat in (g.last_seats if g.phase == "fencing" else g.seats))
-        return {self.given_by(seat) for seat in seats}
+        return {self.given_by(seat) for seat in seats} | self.observed.lent.keys()
 
     def leaving(self, node: str) -> str:
         """Explains why a node must be left: the engine takes it, or a person drains its host. Empty: it may stay."""

@@ -24,7 +24,7 @@ from supervisor.core.report.notifications import Notice, due, notices
 from supervisor.core.report.words import said, say
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
-from supervisor.shell.control import cordons, observe, projection, version_guard
+from supervisor.shell.control import cordons, observe, pools, projection, version_guard
 from supervisor.shell.control.audit import audit
 from supervisor.shell.control.build_info import program
 from supervisor.shell.control.checkpoint_folders import Folders, Lister
@@ -267,18 +267,19 @@ class Loop:
             return
         self._note_policy(run, record)
         stable, now = self._monotonic() - self._stable_since, self.now()
-        goes_on = memory.phase not in ENDED
+        goes_on, engine = memory.phase not in ENDED, observe.engine_of(self._mirror, record.spec)
         observed = replace(
             observe.observed(self._mirror, run, memory, now, stable),
             disk=self._folders.look(run, record.run_dir, memory.groups, now) if goes_on else None,
-            engine_word_s=self._engine.word_s(record.spec.allocation.engine),
-            engine_listed_at=self._on_run_clock(self._engine.listed_at(record.spec.allocation.engine)),
+            engine_word_s=self._engine.word_s(engine),
+            engine_listed_at=self._on_run_clock(self._engine.listed_at(engine)),
         )
         reach("observed")
         began = self._monotonic()
         decision = decide(observed, record.spec, memory)
         took = self._monotonic() - began
-        self._telemetry.round(record.spec, observed, decision, took, self._records(run, record))
+        if not record.spec.is_pool:  # no metric is about one: it makes no steps
+            self._telemetry.round(record.spec, observed, decision, took, self._records(run, record))
         reach("decided")
         self._look_again[run] = decision.look_again_at if decision.look_again_at is not None else float("inf")
         broken = invariants.violations(memory, decision.memory, observed, record.spec)
@@ -387,6 +388,8 @@ class Loop:
                     node=action.node,
                 )
                 log.info("%s: %s: %s", run, action.key, say(action.reason), extra=about)
+            if record.spec.is_pool and waits != self._said.get(run):
+                pools.report(run, decision.waits)
             self._said[run] = waits
         if not puts:
             return
@@ -445,7 +448,8 @@ class Loop:
         late = self.now() - self._accounted.get(run, self._base) >= ACCOUNT_S and memory.phase not in ENDED
         term = self._telemetry.accounts(run)
         seconds = {cause: round(value, 3) for cause, value in term.since_launch.items()}
-        if not seconds or not (now is not memory or late):
+        pool = now.held_since is not None  # its groups have no seconds, and its clock must go on in the next term too
+        if not (seconds or pool) or not (now is not memory or late):
             return None
         self._accounted[run] = self.now()
         known = self._account_of(run)
@@ -457,7 +461,7 @@ class Loop:
         stood = self._stood_still(run)
         return Account(
             step=term.step, stepped_unix_s=stepped, seconds=seconds, clocks=terms, stood=stood,
-            clock=round(term.last or 0.0, 3), began_unix_s=began, ended_unix_s=ended and (known.ended_unix_s or ended), ran_s=round(term.ran_s, 3),
+            clock=round(term.last or (self.now() if pool else 0.0), 3), began_unix_s=began, ended_unix_s=ended and (known.ended_unix_s or ended), ran_s=round(term.ran_s, 3),
             off_s=round(clock_skew.leader_off_s(self._mirror, time.time())), held=term.held,
         )  # fmt: skip
 

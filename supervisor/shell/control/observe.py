@@ -23,7 +23,8 @@ from supervisor.core.model.observed import (
     Observed,
     RankView,
 )
-from supervisor.shell.control import cordons
+from supervisor.core.model.spec import RunSpec
+from supervisor.shell.control import cordons, pools
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import checkpoints, keys
 from supervisor.wire.records import (
@@ -99,6 +100,9 @@ def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s
     unread = Control(paused=keys.control(run) in mirror.items)
     control = mirror.record(keys.control(run), Control) or unread
     grants = {g.key: g for g in mirror.table(keys.grant(run, ""), Grant).values()}
+    record = runs(mirror).get(run)
+    of_pool = record is not None and record.spec.is_pool
+    lent = pools.lent(mirror, run, runs(mirror)) if of_pool else {}
     return Observed(
         revision=mirror.revision,
         now=now,
@@ -116,8 +120,16 @@ def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s
             evictions=control.evictions,
         ),
         cordons=cordons.seen_by(mirror, run),
+        lent=lent,
+        users=pools.users(mirror, run, runs(mirror), lent) if of_pool else (),
         relaunch=_relaunch(mirror, run),
     )
+
+
+def engine_of(mirror: Mirror, spec: RunSpec) -> str:
+    """Returns the engine of a run's nodes: that of its pool, if it is on one."""
+    pool = runs(mirror).get(spec.allocation.pool)
+    return (pool.spec if pool is not None else spec).allocation.engine
 
 
 def asked_relaunch(mirror: Mirror, run: str) -> Relaunch | None:
@@ -154,6 +166,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
         if (grant.state == "gone") is gone and grant.key in wanted
         for node in grant.nodes
     }
+    through = {grant.key: grant.through for grant in grants}
     hosts = {seat.node: seat.host for g in known.groups.values() for seat in g.seats}
     held_by = {seat.node: seat.allocation for g in known.groups.values() for seat in (*g.left, *g.seats)}
     held = {seat.node for g in known.groups.values() for seat in (*g.seats, *g.left)}
@@ -165,7 +178,8 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
             registration = mirror.record(keys.registration(name), Registration)
             if registration is None or registration.role != "service" or name in of_runs:
                 continue  # a node that an engine gave to any run is no service host, whatever it calls itself
-        ours.append((name, given.get(name) or held_by.get(name, ""), hosts.get(name, "")))
+        key = given.get(name) or held_by.get(name, "")
+        ours.append((name, key, hosts.get(name, ""), through.get(key, "")))
     return mirror.of_each(run, ours, partial(_view, mirror, run))
 
 
@@ -179,13 +193,15 @@ def _granted(mirror: Mirror) -> frozenset[str]:
     return frozenset(node for table in tables for grant in table if grant.state == "granted" for node in grant.nodes)
 
 
-def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> NodeView:
+def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str, through: str) -> NodeView:
     """Returns one node's view. `host` and `allocation`, which the engine gave, apply once its registration is gone. A node
     that names another allocation of this run, or calls itself a service host, counts as not registered: it may write
-    its own records with any content."""
+    its own records with any content. `through`: as in Grant; such a node is shown under the run's allocation."""
     registration = mirror.record(keys.registration(name), Registration)
-    if registration is not None and allocation and _contradicts(registration, run, allocation):
+    if registration is not None and allocation and _contradicts(registration, run, through or allocation):
         registration = None
+    if registration is not None and not (through and registration.allocation == through):
+        allocation = registration.allocation
     seen = mirror.record(keys.observed(name), NodeObserved)
     health = mirror.record(keys.health(name), Health)
     facts = health.facts if health is not None else ()
@@ -199,7 +215,7 @@ def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> No
         host=(registration.host if registration is not None else host) or name,
         store=seen.store if seen is not None and registration is not None else "",
         leaving=seen.leaving if seen is not None and registration is not None else "",
-        allocation=registration.allocation if registration is not None else allocation,
+        allocation=allocation,
         switch=registration.switch if registration is not None else "",
         role=registration.role if registration is not None else "trainer",
         slots=registration.slots if registration is not None else 0,

@@ -131,7 +131,7 @@ def desired(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = Non
     derived records."""
     made = made or Made()
     found: dict[str, NodeDesired] = {}
-    if memory.phase in ENDED:
+    if memory.phase in ENDED or spec.is_pool:  # an older leader gives a pool a lighthouse, as if it were a run
         return found
     seat = memory.lighthouse
     if seat.node:
@@ -180,7 +180,11 @@ def _alone(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, writ
     """Returns what must run on a group's nodes, if nothing else does."""
     trainer, slots = _trainer(spec, run_dir, memory, group, writer), spec.groups.slots
     return tuple(
-        NodeDesired(node=seat.node, trainers=(replace(trainer, allocation=seat.allocation, first_rank=index * slots),))
+        # an agent compares the key under which its node registers
+        NodeDesired(
+            node=seat.node,
+            trainers=(replace(trainer, allocation=seat.through or seat.allocation, first_rank=index * slots),),
+        )
         for index, seat in enumerate(group.seats)
     )
 

@@ -30,9 +30,11 @@ AGAIN = "`supervisor up` runs again"
 
 
 def of_home(mirror: Mirror, runs: Path) -> list[RunRecord]:
-    """Returns the runs of this home on local nodes: an etcd may hold others too."""
-    found = observe.runs(mirror).values()
-    return [r for r in found if r.spec.allocation.engine == LocalEngine.name and Path(r.run_dir).parent == runs]
+    """Returns the runs of this home on local nodes, pools first: an etcd may hold others too."""
+    found = sorted(observe.runs(mirror).values(), key=lambda r: not r.spec.is_pool)
+    return [
+        r for r in found if observe.engine_of(mirror, r.spec) == LocalEngine.name and Path(r.run_dir).parent == runs
+    ]
 
 
 def _phases(mirror: Mirror, runs: Path) -> Iterator[tuple[RunRecord, Memory, Control]]:
@@ -52,9 +54,11 @@ def going_on(store: Store, runs: Path) -> list[str]:
     sentences = []
     for record, memory, control in _phases(mirror, runs):
         if control.suspended and memory.phase not in OVER:
-            sentences.append(f"run {record.spec.name} was stopped with `up`, and goes on: {_saved(memory)}")
+            sentences.append(f"{_named(record)} was stopped with `up`, and goes on: {_saved(record, memory)}")
         elif control.stop and memory.phase not in ENDED:
-            sentences.append(f"run {record.spec.name} is being stopped, as a person asked")
+            sentences.append(f"{_named(record)} is being stopped, as a person asked")
+        elif memory.phase not in ENDED and record.spec.is_pool:
+            sentences.append(f"{_named(record)} goes on ({memory.phase})")
         elif memory.phase not in ENDED:
             found = status.run_status(mirror, record)
             sentences.append(f"run {record.spec.name} goes on ({found.phase}, last step {found.step})")
@@ -79,7 +83,7 @@ def suspend(store: Store, runs: Path, say: Callable[[str], None], tend: Callable
             if record.spec.name in left and memory.phase in ENDED:
                 left.discard(record.spec.name)
                 goes_on = "; `supervisor up` goes on with it" if control.suspended and memory.phase == "stopped" else ""
-                say(f"run {record.spec.name} is {memory.phase}, {_saved(memory)}{goes_on}")
+                say(f"{_named(record)} is {memory.phase}, {_saved(record, memory)}{goes_on}")
         tend()
         time.sleep(LOOK_S)
     if left:
@@ -108,7 +112,13 @@ def _suspended(control: Control) -> Control:
     return replace(control, stop=True, paused=False, suspended=control.suspended or not control.stop)
 
 
-def _saved(memory: Memory) -> str:
+def _named(record: RunRecord) -> str:
+    return f"{'pool' if record.spec.is_pool else 'run'} {record.spec.name}"
+
+
+def _saved(record: RunRecord, memory: Memory) -> str:
+    if record.spec.is_pool:
+        return "its nodes are given back"
     return (
         f"its checkpoint of step {memory.checkpoint.step} is complete" if memory.checkpoint else "it has no checkpoint"
     )

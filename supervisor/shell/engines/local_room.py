@@ -26,6 +26,8 @@ def lacks(spec: RunSpec, system: Path) -> str:
         return ""
     groups, patience = spec.groups, spec.policy.allocation_timeout_s
     least, starts = max(1, groups.min_groups), free // groups.nodes_per_group
+    if spec.is_pool:
+        return f"local nodes: {len(pool.nodes)}, free: {free}, to hold: {wanted}; the others join when there are more. {pool.raised_to(engine.held() + wanted)}"
     if starts >= groups.count:
         until = f"the run starts without {wanted - free} of its spares"
     elif spec.allocation.wait_for_all:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from supervisor.core.model.engines import EngineName
+from supervisor.core.model.engines import TRAITS, EngineName
 from supervisor.core.model.spec import AllocationSpec, RunSpec
 from supervisor.ports.engine import Engine
 from supervisor.shell.engines import local_room
@@ -38,8 +38,8 @@ OfTerm = Callable[[str], Engine]
 class Row:
     """An engine, as the shell needs it."""
 
-    build: Callable[[Context], OfTerm]
-    """Called once in a supervisor's life. Raises Fatal where the engine can never work."""
+    build: Callable[[Context], OfTerm] | None = None
+    """Called once in a supervisor's life. Raises Fatal where the engine can never work. None: pools lend nodes of others."""
     problems: Callable[[AllocationSpec], list[str]] = lambda allocation: []
     """Sentences about its part of any run file, also of one that names another engine; empty when all is right."""
     notes: Callable[[RunSpec], list[str]] = lambda spec: []
@@ -59,6 +59,15 @@ def _slurm(context: Context) -> OfTerm:
     return lambda system: slurm.SlurmEngine(context.etcd, context.security, system)
 
 
+def _pool_problems(allocation: AllocationSpec) -> list[str]:
+    lends, pool = TRAITS[allocation.engine].lends, allocation.pool
+    if lends and not pool:
+        return [f'allocation.pool = "": engine = "{allocation.engine}" needs the name of a pool (supervisor pools)']
+    if pool and not lends:
+        return [f"allocation.pool = {pool!r}: has no effect with engine = {allocation.engine!r}: remove one of them"]
+    return []
+
+
 ENGINES: Mapping[EngineName, Row] = {
     "local": Row(
         build=_local,
@@ -72,12 +81,13 @@ ENGINES: Mapping[EngineName, Row] = {
         before_launch=lambda spec, context: slurm.before_launch(spec, context.etcd, context.security),
         knows_host=slurm.knows_host,
     ),
+    "pool": Row(problems=_pool_problems),
 }
 
 
 def built(context: Context) -> Sequence[OfTerm]:
     """All engines. Raises Fatal where one can never work."""
-    return [row.build(context) for row in ENGINES.values()]
+    return [row.build(context) for row in ENGINES.values() if row.build is not None]
 
 
 def problems(allocation: AllocationSpec) -> list[str]:

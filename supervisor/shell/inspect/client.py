@@ -22,7 +22,7 @@ from supervisor.shell.control import observe
 from supervisor.shell.control.leader import leader
 from supervisor.shell.control.rewrite import rewrite
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.inspect import removal
+from supervisor.shell.inspect import pool_fit, removal
 from supervisor.wire import checkpoints, environment, keys, programs
 from supervisor.wire.records import CheckpointMark, Control, RecordError, Removed, RunRecord, decode, encode
 
@@ -118,6 +118,13 @@ def refuse_name(store: Store, name: str) -> None:
         raise Fatal(_taken(name))
 
 
+def refuse_unfit(store: Store, spec: RunSpec) -> None:
+    """Raises Fatal as refuse_name does, and if the run's pool cannot serve it."""
+    refuse_name(store, spec.name)
+    if spec.allocation.pool:
+        pool_fit.on_its_pool(Mirror(store.list(keys.PREFIX)), spec)
+
+
 def _taken(name: str) -> str:
     return (
         f"a run named {name!r} already exists: choose another name (--name), or remove that run once it has ended: "
@@ -147,10 +154,11 @@ def launch(
     begins_with: CheckpointMark | None = None,
 ) -> RunRecord:
     """Creates the run. `say` gets a sentence if the folder of a removed run of this name is set aside. `begins_with`: a
-    checkpoint of another run. Raises Fatal if the name is taken or no supervisor leads."""
+    checkpoint of another run. Raises Fatal if the name is taken, no supervisor leads, or its pool cannot serve it."""
     name = spec.name
     refuse_name(store, name)
-    mirror = Mirror(store.list(f"{keys.RUNS}{name}/"))
+    mirror = Mirror(store.list(keys.PREFIX if spec.allocation.pool else f"{keys.RUNS}{name}/"))
+    spec = pool_fit.on_its_pool(mirror, spec) if spec.allocation.pool else spec
     before = mirror.record(keys.removed(name), Removed)
     if removal.left(mirror, name):
         raise Fatal(
@@ -172,12 +180,15 @@ def launch(
     first = removal.successor(spec, before) if before is not None else {}
     records = [*first.items(), (keys.spec(name), encode(record))]
     free = [Expect(keys.spec(name), create_revision=0)]
+    free += pool_fit.as_it_is(mirror, spec.allocation.pool) if spec.allocation.pool else []
     # a memory without a spec is no run yet, so the spec comes last
     parts = [dict(records[i : i + MAX_OPERATIONS]) for i in range(0, len(records), MAX_OPERATIONS)]
     try:
         for part in parts:
             store.commit(part, expect=free)
     except Fenced:
+        if spec.allocation.pool and store.get(keys.spec(name)) is None:
+            raise Fatal(f"pool {spec.allocation.pool} was changed at the same moment: repeat this") from None
         raise Fatal(_taken(name)) from None
     return record
 
@@ -195,8 +206,12 @@ def _lend(mark: CheckpointMark, run_dir: Path) -> None:
 
 
 def choose_run(mirror: Mirror, name: str) -> RunRecord:
-    """Returns the named run, or the newest if no name is given. Raises Fatal if there is none."""
-    found = observe.runs(mirror)
+    """Returns the named run, or the newest if no name is given. Raises Fatal if there is none, or if it is a pool."""
+    found = {run: record for run, record in observe.runs(mirror).items() if not record.spec.is_pool}
+    if name and name in observe.runs(mirror) and name not in found:
+        raise Fatal(
+            f"{name} is a pool, not a run: look with supervisor status {name}, end it with supervisor release {name}"
+        )
     if name and name not in found:
         raise Fatal(f"there is no run {name!r}; known: {', '.join(sorted(found)) or 'none'}")
     if not found:
@@ -207,7 +222,8 @@ def choose_run(mirror: Mirror, name: str) -> RunRecord:
 def not_over(mirror: Mirror, resumable: bool) -> dict[str, str]:
     """Returns the phases of runs that a request can reach, newest first. `resumable` adds those to be resumed."""
     ended = [phase for phase in ENDED if not (resumable and phase in RESUMABLE)]
-    newest_first = sorted(observe.runs(mirror).values(), key=lambda r: r.launched_unix_s, reverse=True)
+    runs = [record for record in observe.runs(mirror).values() if not record.spec.is_pool]
+    newest_first = sorted(runs, key=lambda r: r.launched_unix_s, reverse=True)
     memories = {r.spec.name: mirror.record(keys.memory(r.spec.name, "run"), Memory) for r in newest_first}
     phases = {name: memory.phase if memory is not None else "new" for name, memory in memories.items()}
     return {name: phase for name, phase in phases.items() if phase not in ended}

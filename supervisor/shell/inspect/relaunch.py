@@ -13,7 +13,7 @@ from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import Expect, Store
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.inspect import client
+from supervisor.shell.inspect import client, pool_fit
 from supervisor.shell.runfile import changes
 from supervisor.wire import keys
 from supervisor.wire.records import Control, PolicySet, Registration, Relaunch, RunRecord, decode, encode
@@ -36,6 +36,15 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
             f"allocation.engine: {before.allocation.engine} -> {after.allocation.engine}: a relaunch keeps the nodes of a run; "
             "launch it under another name, with --resume-from its newest checkpoint"
         )
+    if after.allocation.pool != before.allocation.pool:
+        raise Fatal(
+            f"allocation.pool: {before.allocation.pool} -> {after.allocation.pool}: a relaunch keeps the nodes of a run; launch it "
+            "under another name (--on), with --resume-from its newest checkpoint"
+        )
+    if after.allocation.pool and memory.phase in ENDED:
+        pool_fit.on_its_pool(mirror, after)
+    elif (pool := observe.runs(mirror).get(after.allocation.pool)) is not None:
+        pool_fit.refuse_size(pool.spec, after)
     reached = memory.checkpoint.step if memory.checkpoint is not None else 0
     if after.titan.steps <= reached:
         raise Fatal(f"titan.steps = {after.titan.steps}: run {run} has a checkpoint of step {reached}; raise that")

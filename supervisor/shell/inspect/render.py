@@ -13,6 +13,7 @@ from supervisor.core.report import explain
 from supervisor.core.report.durations import incident_s
 from supervisor.core.report.words import say
 from supervisor.shell.control.cordons import failure
+from supervisor.shell.inspect.pools import PoolStatus
 from supervisor.shell.inspect.specs import RunLine
 from supervisor.shell.inspect.status import GroupStatus, NodeStatus, RunStatus
 from supervisor.shell.web.terminal import lasted
@@ -99,7 +100,7 @@ def nodes(found: Sequence[NodeStatus]) -> RenderableType:
             Text("alive", "green") if n.alive else Text("silent" if n.node else "-", "red"),
             n.role or "-",
             n.address or "-",
-            n.allocation or "-",
+            (n.allocation or "-") + (f" ({n.lent_to})" if n.lent_to else ""),
             n.warm,
             _gib(n.disk_free_bytes),
             _gib(n.memory_available_bytes),
@@ -116,6 +117,50 @@ def nodes(found: Sequence[NodeStatus]) -> RenderableType:
         for fact in n.facts:
             holds.setdefault(fact, []).append(_named(n))
     return Group(*lines, *(Text(f"{', '.join(on)}: {fact}", "yellow") for fact, on in holds.items()))
+
+
+def pools(found: Sequence[PoolStatus], now: float) -> RenderableType:
+    """Renders a row for each pool. `now`: the wall clock."""
+    if not found:
+        return "no pools: supervisor hold --nodes 4 makes one"
+    titles = ("pool", "phase", "engine", "nodes", "used by", "idle since (UTC)", "ends (UTC)")
+    rows = [
+        (
+            p.pool,
+            p.phase,
+            p.engine,
+            _there(p),
+            ", ".join(f"{run} ({count})" for run, count in sorted(p.used_by.items())) or "-",
+            _at(p.idle_since_unix_s, now),
+            _at(p.ends_unix_s, now),
+        )
+        for p in found
+    ]
+    return Group(*_columns(titles, rows))
+
+
+def pool(status: PoolStatus, now: float) -> RenderableType:
+    """Renders one pool: its row, a row for each of its nodes, then what it waits for and warnings."""
+    titles = ("node", "host", "allocation", "state", "used by")
+    rows = [(n.node or "-", n.host or "-", n.allocation, n.state, n.run or "-") for n in status.nodes]
+    lines: list[RenderableType] = [pools([status], now), "", *_columns(titles, rows)]
+    lines += [Text(f"cordoned {host}: {why}", "yellow") for host, why in status.cordons.items()]
+    lines += [Text(f"leaving {node}: {why}", "yellow") for node, why in status.leaving.items()]
+    lines += [Text(sentence, "yellow") for sentence in status.waiting]
+    lines += [Text(f"warning: {warning}", "bold yellow") for warning in status.warnings]
+    lines += [Text(f"cannot be read, left alone: {problem}", "red") for problem in status.problems]
+    return Group(*lines)
+
+
+def _there(status: PoolStatus) -> str:
+    there = sum(n.state == "granted" for n in status.nodes)
+    return str(status.wanted) if there == status.wanted or not status.nodes else f"{there} of {status.wanted}"
+
+
+def _at(unix_s: float | None, now: float) -> str:
+    if unix_s is None:
+        return "-"
+    return f"{_instant(unix_s)} ({lasted(abs(now - unix_s))} {'ago' if unix_s <= now else 'left'})"
 
 
 def _named(n: NodeStatus) -> str:

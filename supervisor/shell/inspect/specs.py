@@ -30,9 +30,11 @@ class RunLine:
 
 
 def runs(mirror: Mirror) -> list[RunLine]:
-    """Returns all runs, the newest first."""
+    """Returns all runs, the newest first, without pools."""
     found = []
     for name, record in observe.runs(mirror).items():
+        if record.spec.is_pool:
+            continue
         memory = mirror.record(keys.memory(name, "run"), Memory) or Memory()
         asked = observe.asked_relaunch(mirror, name)
         line = RunLine(

@@ -18,7 +18,7 @@ from supervisor.core.remediation.restore import ENDED
 from supervisor.core.report.words import said, say
 from supervisor.core.round.view import RoundView
 from supervisor.ports.errors import PortError
-from supervisor.shell.control import cordons, observe
+from supervisor.shell.control import cordons, observe, pools
 from supervisor.shell.control.audit import audit
 from supervisor.shell.control.leader import leader
 from supervisor.shell.control.state_cache import Mirror
@@ -145,6 +145,8 @@ class NodeStatus:
     """Last result of its machine's checks; None if it was never checked."""
     cordon: str = ""
     """Why its host gets no group any more, and by whom; empty if it does."""
+    lent_to: str = ""
+    """Run that has it from a pool; empty: it is of no pool, or free."""
 
 
 def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
@@ -279,6 +281,7 @@ def node_status(mirror: Mirror) -> list[NodeStatus]:
     """Returns all nodes with a key in etcd, and cordoned hosts without a node (with an empty node name)."""
     found = []
     away = cordons.sentences(mirror)
+    lent = pools.every_lent(mirror, observe.runs(mirror))
     drained = {host: held.why for host, held in cordons.by_host(mirror).items() if held.person and held.person.drain}
     for name in mirror.nodes():
         registration = mirror.record(keys.registration(name), Registration)
@@ -307,6 +310,7 @@ def node_status(mirror: Mirror) -> list[NodeStatus]:
                 facts=_facts(health, registration is not None) if health is not None else (),
                 check=mirror.record(keys.check(name), NodeCheck),
                 cordon=away.get(host, ""),
+                lent_to=lent.get(registration.allocation, "") if registration is not None else "",
             )
         )
     return found + [_no_node_there(host, away[host]) for host in sorted(away.keys() - {n.host for n in found})]

@@ -36,11 +36,11 @@ class RunFileError(ValueError):
         """The whole table, if one of the timeouts is unsafe; else empty."""
 
 
-def load(path: Path, name: str = "") -> RunSpec:
-    """Reads and checks a run file. `name`: the run's name in the place of the file's. Raises RunFileError with all
-    problems at once; contradictions are sought only once all keys and types are right."""
+def load(path: Path, name: str = "", pool: str = "") -> RunSpec:
+    """Reads and checks a run file. `name`: the run's name in the place of the file's. `pool`: as for on_pool. Raises
+    RunFileError with all problems at once; contradictions are sought only once all keys and types are right."""
     body = contents(path)
-    return parse({**body, "name": name} if name else body, base=path.parent)
+    return parse(on_pool({**body, "name": name} if name else body, pool), base=path.parent)
 
 
 def contents(path: Path) -> dict[str, Any]:
@@ -55,6 +55,15 @@ def contents(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or deeply nested lists
         raise RunFileError([f"{path} is not valid TOML: {error}"]) from error
+
+
+def on_pool(body: dict[str, Any], pool: str) -> dict[str, Any]:
+    """Returns the document of a run that takes its nodes from this pool (empty: as it is). The pool's spares serve the
+    run, unless it asks for its own."""
+    allocation = body.get("allocation", {})
+    if not pool or not isinstance(allocation, dict):
+        return body
+    return {**body, "allocation": {"spares": 0, **allocation, "engine": "pool", "pool": pool}}
 
 
 def parse(
@@ -232,6 +241,8 @@ _AT_LEAST: dict[str, float] = {
     "groups.min_groups": 1,
     "allocation.nodes": 1,
     "allocation.spares": 0,
+    "hold.for_s": 0,
+    "hold.warn_idle_s": 0,
     "allocation.slurm.warn_s": 1,
     "allocation.slurm.max_pending": 0,
     "torchft.heartbeat_timeout_ms": 1,

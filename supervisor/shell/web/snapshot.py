@@ -72,7 +72,7 @@ class Live:
 
 def snapshot(mirror: Mirror, record: RunRecord | None, live: Live) -> dict[str, Any]:
     """Returns everything that the page shows of a run. Holds no null: unknown values are left out."""
-    runs = {name: _phase(mirror, name) for name in observe.runs(mirror)}
+    runs = {name: _phase(mirror, name) for name, of in observe.runs(mirror).items() if not of.spec.is_pool}
     head = {
         "now": round(live.now, 1),
         "since": round(live.since, 1),

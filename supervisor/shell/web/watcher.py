@@ -187,6 +187,7 @@ class Page:
         runs = observe.runs(mirror)
         grants = (f"runs/{run}/grants" for run in runs)
         self.targets = self._kept(mirror.derived(known, "leader", "registration", *grants))
+        runs = {name: record for name, record in runs.items() if not record.spec.is_pool}
         newest = max(runs.values(), key=lambda r: r.launched_unix_s, default=None)
         with self._lock:
             self._runs = frozenset(runs)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fault_injection.doubles.toy_check_device import broken
 from fault_injection.doubles.toys import TOYS
 from fault_injection.testbed.waiting import eventually

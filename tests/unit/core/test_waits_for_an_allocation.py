@@ -4,6 +4,7 @@ is no evidence about the others' ends."""
 from __future__ import annotations
 
 from supervisor.core.model.kinds import Kind
+from supervisor.core.model.observed import Grant
 from supervisor.core.model.reason import Code
 from tests.unit.core.evidence.test_hang_attribution import REDUCES, hangs
 from tests.unit.core.world import World
@@ -96,3 +97,37 @@ def test_who_waits_for_one_that_moves_to_a_spare_is_not_ended() -> None:
     w.round()
     w.recover(1)
     assert w.group(0).generation == 1
+
+
+def on_a_busy_pool(free: int, min_groups: int = 1) -> World:
+    """A world of two groups that is launched on a pool with as many free nodes."""
+    w = World(groups=2, spares=0, min_groups=min_groups)
+    w.host()
+    w.round()
+    w.open_gate()
+    for number in (1, 2):
+        if number <= free:
+            w.bring(number)
+        else:
+            key = f"run-a{number}"
+            w.grants[key] = Grant(key=key, state="pending", engine_id="lab", reason="no free node", exhausted=True)
+    w.round(1.0)
+    return w
+
+
+def test_a_run_on_a_busy_pool_waits_in_line_for_as_long_as_it_takes() -> None:
+    w = on_a_busy_pool(free=0)
+    w.round(100 * w.spec.policy.allocation_timeout_s)
+    assert w.memory.phase == "running"
+    assert w.waiting(Code.NODES_QUEUED)[0]["word"] == "no free node"
+    w.bring(1)
+    w.bring(2)
+    w.round(1.0)
+    assert [w.group(g).phase for g in (0, 1)] == ["starting", "starting"]
+
+
+def test_a_run_on_a_pool_starts_on_the_nodes_that_are_free_if_they_are_enough() -> None:
+    w = on_a_busy_pool(free=1)
+    assert [w.group(g).phase for g in (0, 1)] == ["starting", "unplaced"]
+    w = on_a_busy_pool(free=1, min_groups=2)
+    assert [w.group(g).phase for g in (0, 1)] == ["unplaced", "unplaced"]

@@ -68,6 +68,8 @@ class World:
         self.disk: DiskView | None = None
         self.cordons: dict[str, CordonView] = {}
         """Cordons and suspicions of hosts, by persons and by incidents of all runs."""
+        self.lent: dict[str, str] = {}
+        self.users: tuple[str, ...] = ()
         self.suspicions: list[Suspicion] = []
         self.engine_word_s = 0.0
         self.engine_away = False
@@ -91,6 +93,8 @@ class World:
             control=self.control,
             relaunch=self.relaunch,
             cordons=dict(self.cordons),
+            lent=dict(self.lent),
+            users=self.users,
             disk=self.disk,
         )
 

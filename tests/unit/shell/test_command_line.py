@@ -18,6 +18,7 @@ from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
 from supervisor.cli import common, init, launch, look, policy, relaunch, runs, system
 from supervisor.cli import hosts as hosts_commands
+from supervisor.cli import pools as pools_commands
 from supervisor.ports.errors import Retryable
 from supervisor.shell.dev.home import system_folder
 from supervisor.shell.dev.up_lock import alone
@@ -130,7 +131,7 @@ def test_words_that_are_no_utf_8(command: Sequence[str], where: str) -> None:
 
 
 def test_every_option_that_says_why_takes_utf_8_alone() -> None:
-    modules = (hosts_commands, launch, look, policy, runs, system)
+    modules = (hosts_commands, launch, look, policy, pools_commands, runs, system)
     commands = [c.callback for module in modules for c in module.commands.registered_commands if c.callback]
     hints = {c.__name__: get_type_hints(c, include_extras=True) for c in commands}
     found = {name: hint["because"].__metadata__[0].callback for name, hint in hints.items() if "because" in hint}
@@ -228,7 +229,7 @@ def test_they_are_down_is_handed_on(at: Callable[[Any], MemoryStore]) -> None:
 
 
 def test_every_command_has_an_example_that_begins_with_it() -> None:
-    modules = (hosts_commands, init, launch, look, relaunch, runs, system)
+    modules = (hosts_commands, init, launch, look, pools_commands, relaunch, runs, system)
     registered = [c for m in modules for c in m.commands.registered_commands if c.callback]
     names = {c.name or c.callback.__name__.replace("_", "-"): c.epilog for c in registered if c.callback}
     assert {*names, "config", "policy", "ledger", "runs"} == {name for _, name, _, _ in cli.COMMANDS}

@@ -78,7 +78,7 @@ _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 def problems(allocation: AllocationSpec) -> list[str]:
     """Returns the problems as sentences; empty if all is right."""
-    if allocation.engine != "slurm":
+    if allocation.engine != "slurm" and not allocation.pool:  # a run on a pool may have the file of the pool
         return [
             f"allocation.slurm.{name} = {value!r} is for Slurm, and allocation.engine = {allocation.engine!r}: "
             'set allocation.engine = "slurm", or leave it out'

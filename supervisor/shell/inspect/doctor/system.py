@@ -44,7 +44,7 @@ def examine(mirror: Mirror) -> Iterator[Finding]:
                 f"run {name} is halted: {say(memory.halt_reason)}",
                 f'supervisor incidents --run {name}; once the cause is fixed: supervisor resume {name} --because "..."',
             )
-        if memory.phase not in ENDED:
+        if memory.phase not in ENDED and not record.spec.is_pool:
             yield from lighthouse(mirror, record.spec.name, memory)
             yield from forwarders(mirror, record.spec.name, memory)
             yield from webhook(mirror, record)

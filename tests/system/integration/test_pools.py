@@ -1,0 +1,90 @@
+"""Runs on nodes that a pool holds, as a user launches them: with real etcd, processes, a local engine and toys."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World
+from supervisor.shell.engines.local import LocalEngine
+from supervisor.shell.inspect import client, pools
+from supervisor.shell.inspect.pools import PoolStatus
+from supervisor.wire.records import RunRecord
+from tests.system.integration.test_cli import fails
+from tests.system.integration.test_launch import said
+
+pytestmark = pytest.mark.etcd
+
+RUN = """
+name = "first"
+titan = { steps = 1000000, checkpoint_interval_steps = 1000000 }
+groups = { count = 2 }
+policy = { node_lease_s = 5, term_grace_s = 1.0 }
+"""
+
+
+def pool(w: World) -> PoolStatus:
+    record = pools.named(w.mirror(), "lab")
+    assert record is not None
+    return pools.pool_status(w.mirror(), record)
+
+
+def done(w: World, *arguments: str) -> str:
+    result = said(w, *arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def launched(w: World, file: Path, name: str) -> RunRecord:
+    done(w, "launch", str(file), "--name", name, "--on", "lab")
+    return client.choose_run(w.mirror(), name)
+
+
+def given(w: World) -> set[str]:
+    """The allocations that were asked of the engine and have not ended."""
+    return {grant.key for grant in LocalEngine(w.system).list() if grant.state != "gone"}
+
+
+@pytest.mark.timeout(300)
+def test_runs_share_the_nodes_of_a_pool_one_after_the_other(empty: World, tmp_path: Path) -> None:
+    w, file = empty, tmp_path / "run.toml"
+    file.write_text(RUN)
+    eventually(w.led, 30, "a supervisor leads")
+    assert done(w, "hold", str(file), "--name", "lab", "--nodes", "3").startswith("pool lab holds 3 nodes; folder ")
+    eventually(lambda: [n.state for n in pool(w).nodes] == ["granted"] * 3, 60, "its nodes are there")
+    shims = {n.node: w.shim_pid(n.node) for n in pool(w).nodes}
+
+    first = launched(w, file, "first")
+    eventually(w.running(first, 1, 1), 60, "both groups run")
+    assert pool(w).used_by == {"first": 2}
+    fails(said(w, "release", "lab"), 1, "pool lab is used by run first")
+    fails(said(w, "stop", "lab"), 1, "lab is a pool, not a run")
+
+    lost = w.status(first).groups[0].node
+    w.kill_node(lost)
+    eventually(lambda: w.status(first).groups[0].node not in ("", lost), 60, "the pool's spare takes its place")
+    eventually(w.running(first), 60, "both groups run again")
+    assert {key.rpartition("-")[0] for key in given(w)} == {"lab"}, "the run asks the engine for nothing"
+
+    leader = w.supervisors[0]
+    os.kill(leader.pid, signal.SIGKILL)
+    w.supervisor()
+    done(w, "stop", "first")
+    eventually(lambda: w.status(first).phase == "stopped", 60, "the run ends")
+    second = launched(w, file, "second")
+    eventually(w.running(second, 1, 1), 60, "the next run trains on the same nodes")
+    now = {g.node for g in w.status(second).groups}
+    assert now == shims.keys() - {lost}
+    assert {node: w.shim_pid(node) for node in now} == {node: shims[node] for node in now}
+    assert {key.rpartition("-")[0] for key in given(w)} == {"lab"}
+
+    done(w, "stop", "second")
+    eventually(lambda: not pool(w).used_by, 60, "no run uses it")
+    assert done(w, "release", "lab") == "pool lab: its 3 nodes are given back to the engine\n"
+    eventually(lambda: pool(w).phase == "stopped" and not given(w), 60, "the engine has all nodes")
+    for record in (first, second):
+        w.check(record)
