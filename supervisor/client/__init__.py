@@ -10,20 +10,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from supervisor.client.errors import EverstepError
-from supervisor.client.live import Client, Run, connect
+from supervisor.client.live import Client, Pool, Run, connect
 from supervisor.client.past import CauseSeconds, Ledger, PastRun, Step, open
 
 if TYPE_CHECKING:
-    from supervisor.client.aio import AsyncClient, AsyncRun, aconnect
+    from supervisor.client.aio import AsyncClient, AsyncPool, AsyncRun, aconnect
     from supervisor.core.model.spec import RunSpec
     from supervisor.shell.inspect.decision_replay import Why
     from supervisor.shell.inspect.incident_times import IncidentStatus
     from supervisor.shell.inspect.merged_log import Entry as LogEntry
+    from supervisor.shell.inspect.pools import PoolStatus
     from supervisor.shell.inspect.status import GroupStatus, LighthouseStatus, RunStatus
     from supervisor.shell.inspect.training import Metrics
 
 __all__ = [
     "AsyncClient",
+    "AsyncPool",
     "AsyncRun",
     "CauseSeconds",
     "Client",
@@ -35,6 +37,8 @@ __all__ = [
     "LogEntry",
     "Metrics",
     "PastRun",
+    "Pool",
+    "PoolStatus",
     "Run",
     "RunSpec",
     "RunStatus",
@@ -47,11 +51,13 @@ __all__ = [
 
 _LATER = {
     "AsyncClient": "supervisor.client.aio.AsyncClient",
+    "AsyncPool": "supervisor.client.aio.AsyncPool",
     "AsyncRun": "supervisor.client.aio.AsyncRun",
     "aconnect": "supervisor.client.aio.aconnect",
     "RunSpec": "supervisor.core.model.spec.RunSpec",
     "Why": "supervisor.shell.inspect.decision_replay.Why",
     "IncidentStatus": "supervisor.shell.inspect.incident_times.IncidentStatus",
+    "PoolStatus": "supervisor.shell.inspect.pools.PoolStatus",
     "LogEntry": "supervisor.shell.inspect.merged_log.Entry",
     "GroupStatus": "supervisor.shell.inspect.status.GroupStatus",
     "LighthouseStatus": "supervisor.shell.inspect.status.LighthouseStatus",

@@ -9,10 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from supervisor.client.live import Client, Run, connect
+from supervisor.client.live import Client, Pool, Run, connect
 
 if TYPE_CHECKING:
     from supervisor.core.model.spec import RunSpec
+    from supervisor.shell.inspect.pools import PoolStatus
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,9 +67,56 @@ class AsyncClient:
         run: str | Path | Mapping[str, Any] | RunSpec,
         name: str | None = None,
         set: Mapping[str, Any] | None = None,
+        on: str = "",
     ) -> AsyncRun:
         """As Client.launch."""
-        return AsyncRun(await asyncio.to_thread(self.client.launch, run, name, set))
+        return AsyncRun(await asyncio.to_thread(self.client.launch, run, name, set, on))
+
+    async def hold(
+        self,
+        run: str | Path | Mapping[str, Any] | RunSpec | None = None,
+        name: str = "pool",
+        nodes: int | None = None,
+        for_: str | None = None,
+    ) -> AsyncPool:
+        """As Client.hold."""
+        return AsyncPool(await asyncio.to_thread(self.client.hold, run, name, nodes, for_))
+
+    async def pool(self, name: str) -> AsyncPool:
+        """As Client.pool."""
+        return AsyncPool(await asyncio.to_thread(self.client.pool, name))
+
+    async def pools(self) -> tuple[AsyncPool, ...]:
+        """As Client.pools."""
+        return tuple(map(AsyncPool, await asyncio.to_thread(self.client.pools)))
+
+
+class AsyncPool:
+    """A Pool whose methods are coroutines."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.name = pool.name
+
+    def __repr__(self) -> str:
+        return f"<AsyncPool {self.name}>"
+
+    async def status(self) -> PoolStatus:
+        """As Pool.status."""
+        return await asyncio.to_thread(self.pool.status)
+
+    async def launch(
+        self,
+        run: str | Path | Mapping[str, Any] | RunSpec,
+        name: str | None = None,
+        set: Mapping[str, Any] | None = None,
+    ) -> AsyncRun:
+        """As Pool.launch."""
+        return AsyncRun(await asyncio.to_thread(self.pool.launch, run, name, set))
+
+    async def release(self) -> str:
+        """As Pool.release."""
+        return await asyncio.to_thread(self.pool.release)
 
 
 class AsyncRun:

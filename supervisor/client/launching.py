@@ -17,10 +17,10 @@ from supervisor.shell.runfile.changes import put
 
 
 def spec_of(
-    run: str | Path | Mapping[str, Any] | RunSpec, name: str | None, changes: Mapping[str, Any]
+    run: str | Path | Mapping[str, Any] | RunSpec, name: str | None, changes: Mapping[str, Any], pool: str = ""
 ) -> tuple[RunSpec, str]:
-    """Returns the spec, checked for what needs no other program, and the words that problems begin with. Raises
-    EverstepError with all problems."""
+    """Returns the spec, checked for what needs no other program, and the words that problems begin with. `pool`: as for
+    parse.on_pool. Raises EverstepError with all problems."""
     what, base = "run", Path()
     try:
         if isinstance(run, RunSpec):
@@ -33,7 +33,7 @@ def spec_of(
         all_of_them = {**changes, **({"name": name} if name is not None else {})}
         if problems := [f"{k}: {why}" for k, value in all_of_them.items() if (why := put(body, k.split("."), value))]:
             raise parse.RunFileError(problems)
-        return parse.parse(body, base=base), what
+        return parse.parse(parse.on_pool(body, pool), base=base), what
     except parse.RunFileError as error:
         raise EverstepError(_lines(what, error.problems)) from error
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from supervisor.shell.inspect.decision_replay import Why
     from supervisor.shell.inspect.incident_times import IncidentStatus
     from supervisor.shell.inspect.merged_log import Entry
+    from supervisor.shell.inspect.pools import PoolStatus
     from supervisor.shell.inspect.status import RunStatus
     from supervisor.shell.inspect.training import Metrics
     from supervisor.wire.records import RunRecord
@@ -98,24 +99,107 @@ class Client:
         run: str | Path | Mapping[str, Any] | RunSpec,
         name: str | None = None,
         set: Mapping[str, Any] | None = None,
+        on: str = "",
     ) -> Run:
         """Checks a run as `supervisor launch` does, which takes seconds, and starts it.
 
         `run`: path of a run file, its contents as a dictionary, or a RunSpec; relative paths in it are seen from the
         file's folder, else from the current one. `name`: in the place of its own. `set`: dotted keys of the run file and
-        their values ({"groups.count": 4}); None: the default. Raises EverstepError with all problems.
+        their values ({"groups.count": 4}); None: the default. `on`: name of a pool whose nodes it gets. Raises
+        EverstepError with all problems.
         """
         from supervisor.client import launching
         from supervisor.shell.inspect import client
 
-        spec, what = launching.spec_of(run, name, set or {})
-        client.refuse_name(self._store, spec.name)  # before the check, which takes seconds
+        spec, what = launching.spec_of(run, name, set or {}, on)
+        client.refuse_unfit(self._store, spec)  # before the check, which takes seconds
         notes = launching.checked(spec, what, mirror_of(self._store), self._context)
         record = client.launch(self._store, spec, self._home, notes.append)
         return self._run(record, tuple(notes))
 
+    @sentences()
+    def hold(
+        self,
+        run: str | Path | Mapping[str, Any] | RunSpec | None = None,
+        name: str = "pool",
+        nodes: int | None = None,
+        for_: str | None = None,
+    ) -> Pool:
+        """Holds nodes for runs, with their agents and warm processes, until `Pool.release`. They come while it returns.
+
+        `run`: as for `launch`, for its engine and the ranks of a node; None: local nodes of one rank each. `nodes`: how
+        many; None: as many as that run would ask for. `for_`: give them back after this time ("8h"), once no run uses
+        them; None: as the run file says.
+        """
+        from supervisor.client import launching
+        from supervisor.shell.inspect import client, pools
+
+        spec, _ = launching.spec_of({} if run is None else run, name, {})
+        try:
+            for_s = pools.seconds_of(for_) if for_ is not None else None
+        except ValueError as error:
+            raise EverstepError(f"for_: {error}") from None
+        held = pools.spec_of(spec, nodes, for_s)
+        client.refuse_name(self._store, name)
+        client.launch(self._store, held, self._home, log.info)
+        return Pool(self, name)
+
+    @sentences()
+    def pool(self, name: str) -> Pool:
+        """Returns a pool. Raises EverstepError if there is none of this name."""
+        from supervisor.shell.inspect import pool_fit, pools
+
+        mirror = mirror_of(self._store)
+        if pools.named(mirror, name) is None:
+            raise EverstepError(f"there is no pool {name!r}; known: {pool_fit.known(mirror)}")
+        return Pool(self, name)
+
+    @sentences()
+    def pools(self) -> tuple[Pool, ...]:
+        """Returns all pools: those that hold nodes first, then the newest first."""
+        from supervisor.shell.inspect import pools
+
+        return tuple(Pool(self, each.pool) for each in pools.every(mirror_of(self._store)))
+
     def _run(self, record: RunRecord, notes: tuple[str, ...] = ()) -> Run:
         return Run(self._store, self._home, record, notes)
+
+
+class Pool:
+    """Nodes that are held for runs (docs/POOLS.md), made by a Client. Each call reads its state again."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client, self.name = client, name
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.name}>"
+
+    @sentences()
+    def status(self) -> PoolStatus:
+        """Returns its phase, its nodes and who uses them, and when its time is over."""
+        from supervisor.shell.inspect import pools
+
+        mirror = mirror_of(self.client._store)
+        record = pools.named(mirror, self.name)
+        if record is None:
+            raise EverstepError(f"there is no pool {self.name!r} any more")
+        return pools.pool_status(mirror, record)
+
+    def launch(
+        self,
+        run: str | Path | Mapping[str, Any] | RunSpec,
+        name: str | None = None,
+        set: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Starts a run on its nodes: `Client.launch` with `on`."""
+        return self.client.launch(run, name, set, on=self.name)
+
+    @sentences()
+    def release(self) -> str:
+        """Gives all its nodes back to the engine. Raises EverstepError while a run uses it."""
+        from supervisor.shell.inspect import pools
+
+        return pools.release(self.client._store, mirror_of(self.client._store), self.name)
 
 
 class Run:

@@ -26,6 +26,7 @@ Verb = Literal[
     "halt",
     "resume",
     "relaunch",
+    "scale",
     "checkpoint",
     "load",
     "move",

@@ -64,7 +64,7 @@ def _take_into_force(r: Round, asked: NextSpec) -> None:
     if not r.quiet:
         r.look_again(r.now)
     elif fill(r, asked.spec, Reason.of(Code.SCALED, **about)):
-        r.act("relaunch", f"relaunch:{asked.number}", Reason.of(Code.SCALED, **about))
+        r.act("scale", f"scale:{asked.number}", Reason.of(Code.SCALED, **about))
         r.draft = replace(r.draft, relaunches=asked.number, surplus=surplus(r, asked.spec))
         r.look_again(r.now)
 

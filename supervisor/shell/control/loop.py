@@ -416,7 +416,8 @@ class Loop:
             journal.outcome(self.epoch, decision.memory.decisions, revision)
         if keys.spec(run) in puts:
             spec, number = observe.runs(self._mirror)[run].spec, decision.memory.relaunches
-            journal.event("relaunch", epoch=self.epoch, number=number, spec=to_jsonable_python(spec))
+            as_json = to_jsonable_python(spec)
+            journal.event("relaunch", epoch=self.epoch, number=number, groups=spec.groups.count, spec=as_json)
         if account is not None and keys.account(run) in puts | later:
             journal.event("account", epoch=self.epoch, account=to_jsonable_python(account))
         if given is not None:

@@ -17,7 +17,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.control.journal import read as read_journal
 from supervisor.shell.dev.home import system_folder
 from supervisor.shell.history.files import History, read, without_later
-from supervisor.shell.history.goodput import SHARE, SLACK_S, Span, does_not_add_up, in_short, ledger, windows
+from supervisor.shell.history.goodput import SHARE, SLACK_S, Span, does_not_add_up, in_short, ledger, of_group, windows
 from supervisor.shell.history.incident_cost import of_incidents
 from supervisor.shell.history.incidents import lasted, recovered_at
 from supervisor.shell.history.one_clock import retimed
@@ -173,8 +173,8 @@ def _not_all_of_it(
     history: History, ledgers: Mapping[int, list[Interval]], lasted: Lasted, in_flight_s: float
 ) -> Iterator[str]:
     """Yields what the ledgers leave out of the run, by its journal and its trainers."""
-    whole = lasted.until - lasted.began - sum(resumed - halted for halted, resumed in lasted.halts)
     for group, intervals in ledgers.items():
+        whole = of_group(history, group, Span(lasted.began, lasted.until, lasted.halts)).seconds
         seconds = sum(interval.seconds for interval in intervals)
         if abs(seconds - whole) > SHARE * whole + in_flight_s:
             yield f"group {group}: {seconds:.1f} s are under a cause, and the run has lasted {whole:.1f} s by its journal"

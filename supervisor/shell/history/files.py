@@ -234,6 +234,8 @@ class History:
     reached: int = 0
     """The newest decision that is known to have taken effect."""
     outages: list[Outage] = field(default_factory=list)
+    sizes: list[tuple[float, int]] = field(default_factory=list)
+    """Number of groups from each relaunch on, with its time; the launched number is not here."""
     setting: Setting | None = None
     faults: list[FaultDone] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -359,6 +361,8 @@ def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
             history.epochs.setdefault(line["epoch"], at)
         if line.get("event") == "term" and isinstance(line.get("elected"), int):
             history.elected[int(line["epoch"])] = line["elected"]
+        if line.get("event") == "relaunch":
+            history.sizes.append((float(line["t"]), int(line["groups"])))
         if line.get("event") == "account":
             history.account = ACCOUNT.validate_python(line["account"])
     if away is not None:

@@ -57,8 +57,26 @@ class Span:
         return sum(max(0.0, min(end, resumed) - max(start, halted)) for halted, resumed in self.halts)
 
 
+def of_group(history: History, group: int, span: Span) -> Span:
+    """Returns the span without the times in which the run had no such group: before it was scaled up, or after it was
+    scaled down."""
+    if not history.sizes:
+        return span
+    first = history.sizes[0][0]
+    there = [(span.begin, any(group in d.groups for d in history.decisions if d.t < first))]
+    there += [(at, group < count) for at, count in history.sizes]
+    ends = [*(at for at, _ in there[1:]), span.end]
+    away = [(start, end) for (start, exists), end in zip(there, ends, strict=True) if not exists and end > start]
+    for halted, resumed in span.halts:
+        away = [part for start, end in away for part in ((start, min(end, halted)), (max(start, resumed), end))]
+        away = [(start, end) for start, end in away if end > start]
+    return replace(span, halts=tuple(sorted((*span.halts, *away))))
+
+
 def ledger(history: History, group: int, span: Span) -> list[Interval]:
-    """Puts every second of a group under one cause; the seconds in which the run was halted are left out."""
+    """Puts every second of a group under one cause. Left out are the seconds in which the run was halted, or had no such
+    group."""
+    span = of_group(history, group, span)
     generations = history.of_group(group)
     ends = _generation_ends(history, group)
     processes = []
@@ -155,9 +173,10 @@ def windows(history: History) -> list[Window]:
 
 def does_not_add_up(history: History, found: Mapping[int, list[Interval]], span: Span) -> list[str]:
     """Returns what contradicts the ledgers: seconds under two causes or none, and records that were cut to fit."""
-    length = span.seconds
-    wrong = list(_cut_to_fit(history))
+    wrong, whole = list(_cut_to_fit(history)), span
     for group, intervals in found.items():
+        span = of_group(history, group, whole)
+        length = span.seconds
         seconds = sum(interval.seconds for interval in intervals)
         if abs(seconds - length) > SHARE * length:
             wrong.append(f"group {group}: {seconds:.1f} s of {length:.1f} s are under a cause")
@@ -280,7 +299,10 @@ def _marks(history: History, group: int, processes: list[list[Interval]]) -> lis
         for action in decision.actions:
             if action.get("group") == group and action["verb"] in ("start", "place"):
                 marks.append(Mark(at, Cause.ACT))
-            if action["verb"] == "resume":  # every group waits for a node again, whatever it waited for before the halt
+            if action["verb"] in (
+                "resume",
+                "relaunch",
+            ):  # every group waits for a node again, whatever it waited for before the halt
                 marks.append(Mark(decision.t, Cause.ALLOCATE))
     for steps, lived in zip(history.of_group(group), processes, strict=True):
         silent = not any(p.generation == steps.generation and p.group == group and p.exited for p in history.processes)

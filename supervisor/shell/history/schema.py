@@ -55,6 +55,11 @@ class _Term(_Event):
 
 
 @checked(kw_only=True)
+class _Relaunched(_Event):
+    groups: StrictInt
+
+
+@checked(kw_only=True)
 class _Accounted(_Event):
     account: Account
 
@@ -85,7 +90,11 @@ class _Signalled(_OfProcess):
 
 _JOURNAL: Mapping[str, TypeAdapter[Any]] = {"intent": TypeAdapter(_Intent), "outcome": TypeAdapter(_Outcome)}
 _EVENT: TypeAdapter[Any] = TypeAdapter(_Event)
-_EVENTS: Mapping[str, TypeAdapter[Any]] = {"term": TypeAdapter(_Term), "account": TypeAdapter(_Accounted)}
+_EVENTS: Mapping[str, TypeAdapter[Any]] = {
+    "term": TypeAdapter(_Term),
+    "relaunch": TypeAdapter(_Relaunched),
+    "account": TypeAdapter(_Accounted),
+}
 _SHIM: TypeAdapter[Any] = TypeAdapter(_Shim)
 _ENDED: TypeAdapter[Any] = TypeAdapter(_Ended)
 _SIGNALLED: TypeAdapter[Any] = TypeAdapter(_Signalled)

@@ -26,7 +26,8 @@ def test_a_run_from_its_launch_to_its_folder(
     eventually(w.led, 30, "a supervisor leads")
     began = time.time()
     with everstep.connect(w.etcd.endpoint, home=w.runs) as client:
-        run = client.launch(toy_spec(), name="api", set={"policy.term_grace_s": 0.5})
+        pool = client.hold(toy_spec(), name="lab", nodes=3, for_="2h")
+        run = pool.launch(toy_spec(), name="api", set={"policy.term_grace_s": 0.5, "allocation.spares": 0})
         assert (client.runs()[0].name, run.folder) == ("api", w.runs / "api")
         assert run.wait("running", timeout_s=60) == "run api is running"
         run.wait("step=20", timeout_s=30)
@@ -53,6 +54,22 @@ def test_a_run_from_its_launch_to_its_folder(
         assert "SIGKILL" in end.text
         assert [line.what for line in run.logs(group=1, since=end.t, tail=1)] != ["end"]
 
+        assert run.scale(groups=3, because="a node is free") == "spec 2: 3 groups; those that stay train on"
+        eventually(lambda: [g.phase for g in run.status().groups] == ["running"] * 3, 60, "three groups train")
+        assert run.scale(groups=2).startswith("spec 3: 2 groups")
+        eventually(lambda: len(run.status().groups) == 2, 30, "two are left")
+        with pytest.raises(everstep.EverstepError, match=r"titan\.stepz"):
+            run.relaunch(set={"titan.stepz": 5})
+        assert run.relaunch(set={"titan.steps": 10**5}).startswith(
+            "spec 4: groups that train end after one common step"
+        )
+        eventually(lambda: [g.generation for g in run.status().groups] == [2, 3], 60, "both start again")
+        run.wait("running", timeout_s=60)
+        assert pool.status().used_by == {"api": 2}
+        assert [each.name for each in client.pools()] == ["lab"]
+        with pytest.raises(everstep.EverstepError, match="pool lab is used by run api"):
+            pool.release()
+
         async def seen() -> tuple[everstep.RunStatus, tuple[everstep.IncidentStatus, ...], str]:
             async with await everstep.aconnect(w.etcd.endpoint, home=w.runs) as twin:
                 api = await twin.run("api")
@@ -60,20 +77,24 @@ def test_a_run_from_its_launch_to_its_folder(
 
         status, listed, said = asyncio.run(seen())
         assert listed == run.incidents()
-        assert [g.generation for g in status.groups] == [1, 2]
+        assert [g.generation for g in status.groups] == [2, 3]
         assert said.startswith("api: stopping: groups that train end after one common step")
         with pytest.raises(everstep.EverstepError, match=r"run api was stopped at step .*; it is not finished"):
             run.wait("finished", timeout_s=60)
 
         past = everstep.open(run.folder)
         steps = past.steps_list()
-        assert {(s.group, s.generation) for s in steps} == {(0, 1), (1, 1), (1, 2)}
+        assert {(s.group, s.generation) for s in steps} == {(0, 1), (0, 2), (1, 1), (1, 2), (1, 3), (2, 1)}
         assert [i.id for i in past.incidents_list()] == [incident.id]
         ledger = past.ledger()
         assert (ledger.phase, ledger.over, 0.0 < ledger.ettr < 1.0) == ("stopped", True, True)
         assert len(past.steps()) == len(steps)
-        assert past.goodput()["seconds"].sum() == pytest.approx(2 * ledger.seconds, rel=0.02)
+        by_group = past.goodput().groupby("group")["seconds"].sum()
+        assert [by_group[0], by_group[1]] == pytest.approx([ledger.seconds] * 2, rel=0.02)
+        assert by_group[2] < ledger.seconds / 2, "it was there for a while"
+        assert not [wrong for wrong in ledger.wrong if "under a cause" in wrong]
 
+        assert client.pool("lab").release() == "pool lab: its 3 nodes are given back to the engine"
         assert eventually(lambda: removed(run), 20, "its nodes are given back").startswith("removed run api")
     assert capsys.readouterr() == ("", ""), "the API prints nothing"
 
