@@ -142,7 +142,7 @@ class Client:
         held = pools.spec_of(spec, nodes, for_s)
         client.refuse_name(self._store, name)
         client.launch(self._store, held, self._home, log.info)
-        return Pool(self, name)
+        return Pool(self._store, self, name)
 
     @sentences()
     def pool(self, name: str) -> Pool:
@@ -152,14 +152,14 @@ class Client:
         mirror = mirror_of(self._store)
         if pools.named(mirror, name) is None:
             raise EverstepError(f"there is no pool {name!r}; known: {pool_fit.known(mirror)}")
-        return Pool(self, name)
+        return Pool(self._store, self, name)
 
     @sentences()
     def pools(self) -> tuple[Pool, ...]:
         """Returns all pools: those that hold nodes first, then the newest first."""
         from supervisor.shell.inspect import pools
 
-        return tuple(Pool(self, each.pool) for each in pools.every(mirror_of(self._store)))
+        return tuple(Pool(self._store, self, each.pool) for each in pools.every(mirror_of(self._store)))
 
     def _run(self, record: RunRecord, notes: tuple[str, ...] = ()) -> Run:
         return Run(self._store, self._home, record, notes)
@@ -168,8 +168,8 @@ class Client:
 class Pool:
     """Nodes that are held for runs (docs/POOLS.md), made by a Client. Each call reads its state again."""
 
-    def __init__(self, client: Client, name: str) -> None:
-        self.client, self.name = client, name
+    def __init__(self, store: EtcdStore, client: Client, name: str) -> None:
+        self._store, self.client, self.name = store, client, name
 
     def __repr__(self) -> str:
         return f"<Pool {self.name}>"
@@ -179,7 +179,7 @@ class Pool:
         """Returns its phase, its nodes and who uses them, and when its time is over."""
         from supervisor.shell.inspect import pools
 
-        mirror = mirror_of(self.client._store)
+        mirror = mirror_of(self._store)
         record = pools.named(mirror, self.name)
         if record is None:
             raise EverstepError(f"there is no pool {self.name!r} any more")
@@ -199,7 +199,7 @@ class Pool:
         """Gives all its nodes back to the engine. Raises EverstepError while a run uses it."""
         from supervisor.shell.inspect import pools
 
-        return pools.release(self.client._store, mirror_of(self.client._store), self.name)
+        return pools.release(self._store, mirror_of(self._store), self.name)
 
 
 class Run:
