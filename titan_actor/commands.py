@@ -5,6 +5,7 @@
 | {"do":"drain","at_step":S or null} | ends cleanly after the current step, or once S steps are committed |
 | {"do":"abort"} | the running collective between the groups fails; this step is not committed, training goes on |
 | {"do":"writer","writer":bool} | writes checkpoints from now on, or no longer; other fields are for older trainers |
+| {"do":"debug","line":TEXT or null,"wait_s":S} | a line for pdb where the rank is stopped: `output`, `stopped`, `waits` |
 
 Errors: {"error": text}.
 """
@@ -23,8 +24,10 @@ from typing import IO, Any
 from supervisor.wire import sockets
 from supervisor.wire.records import TrainerLaunch
 from titan_actor.control import Control
+from titan_actor.debugger import Debugger
 
 LONGEST_REQUEST = 64 * 1024
+LONGEST_WAIT_S = 5.0
 
 
 class Commands:
@@ -37,6 +40,7 @@ class Commands:
         Stacks(Path(launch.rank_dir) / "stacks.txt", self._term)
         self._path = Path(launch.rank_dir) / "command.sock"
         self._socket = sockets.listen(self._path)
+        self.debugger: Debugger | None = None
         self.abort: Callable[[], None] | None = None
         """Set once there is a process group to abort."""
         threading.Thread(target=self._serve, name="commands", daemon=True).start()
@@ -87,9 +91,19 @@ class Commands:
             self.abort()
         elif what == "writer":
             self._become(request)
+        elif what == "debug":
+            return self._debug(request)
         else:
             return {"error": f"unknown command {what!r}"}
         return {"ok": True}
+
+    def _debug(self, request: dict[str, Any]) -> dict[str, Any]:
+        line, wait_s = request.get("line"), request.get("wait_s", 1.0)
+        if not isinstance(line, str | None) or not isinstance(wait_s, int | float):
+            raise TypeError("line must be a text or null, wait_s a number")
+        if self.debugger is None:
+            return {"error": "it has no debugger yet"}
+        return self.debugger.command(line, min(wait_s, LONGEST_WAIT_S))
 
     def _become(self, request: dict[str, Any]) -> None:
         writer = request.get("writer")

@@ -12,10 +12,12 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from supervisor.core.model.observed import DebugView
 from supervisor.wire.records import PEERS_GONE, TERMINATED, DigestMark, TrainerLaunch
 from titan_actor.activity import ActivityFile
 from titan_actor.commands import Commands
 from titan_actor.control import Control
+from titan_actor.debugger import Debugger, was_quit
 from titan_actor.ledger import Ledger, born_unix_s, told, write_error_file
 from titan_actor.peers import PeersGone, saved
 from titan_actor.report import Report
@@ -43,8 +45,14 @@ class RankProcess:
         self.ledger.event("start", pid=os.getpid(), warm=warm, resume=launch.resume)
         self.report, self.control = Report(launch), Control(launch.writer)
         self.commands = Commands(launch, self.control)
+        self.debugger = self.commands.debugger = Debugger(self._stops)
+        self._stood: DebugView | None = None
+        """Place where it was last stopped in the debugger."""
+        self._spoilt_at: int | None = None
+        """Commits of this rank then."""
         end_on_term(self.control, self.report, self.ledger, self.commands)
         self.report.update()  # from this report on, TERM is handled
+        self.debugger.install()
         self.activity, self.seconds = ActivityFile(launch.rank_dir), Seconds()
         self.saved_before = saved(launch.run_dir)
         """The complete checkpoints when this start began."""
@@ -53,6 +61,17 @@ class RankProcess:
         """Reports a hash of this rank's state after a committed step."""
         self.report.update(digest=DigestMark(step=step, value=value))
         self.ledger.event("digest", step=step, value=value)
+
+    def _stops(self, at: DebugView | None) -> None:
+        """Reports that the rank stands in the debugger, or goes on."""
+        self._stood, self._spoilt_at = at or self._stood, self.report.progress.commits
+        self.report.update(debugging=at)
+        self.ledger.event("debugging", at="" if at is None else f"{at.file}:{at.line}")
+
+    def _by_debugger(self, error: BaseException) -> bool:
+        """Returns true if a person ended it in the debugger, or its step was spoilt by a stop there: its peers may have
+        gone on meanwhile."""
+        return was_quit(error) or self._spoilt_at == self.report.progress.commits
 
     def ended(self, error: BaseException | None = None, code: int = 1, trace: bool = True) -> int:
         """Reports how the rank ends, after which it writes no more, and returns its exit code: `code` for an error, except
@@ -64,6 +83,8 @@ class RankProcess:
             self.ledger.event("peers_gone", reason=str(error))
             print(f"no peers to heal from: {error}", file=sys.stderr)
         elif error is not None:
+            if self._by_debugger(error):
+                self.report.update(debugging=self._stood)
             fail(self.launch, self.report, self.ledger, error, trace)
         elif self.control.in_haste:
             code = TERMINATED
@@ -99,7 +120,8 @@ def end_on_term(control: Control, report: Report, ledger: Ledger, commands: Comm
         # writing the very file that is written here
         control.in_haste = True
         control.drain(None)
-        if report.progress.phase in WAITING:
+        stands = commands.debugger is not None and commands.debugger.at is not None
+        if report.progress.phase in WAITING or stands:
             report.update(phase="failed", error="ended by SIGTERM while waiting")
             ledger.event("terminated", step=report.progress.step)
             leave(TERMINATED)

@@ -41,6 +41,8 @@ from agents.health.checks.node import NodeChecks, life
 from agents.health.facts import Facts, host
 from agents.health.facts.files import EVERY_S, Probe, SharedFolders, writes
 from agents.health.facts.gpu import Gpus
+from agents.requests.asked import Asked
+from agents.requests.inbox import Inbox
 from agents.shim import process
 from agents.shim.active_clock import AwakeClock
 from agents.shim.settings import Settings
@@ -156,6 +158,14 @@ class Agent:
         self._desired = DesiredWatch(
             settings.node, settings.etcd, lambda: set(self._runs), from_thread(self._loop, self._on_wanted), security
         )
+        asked = Asked(
+            settings.node_folder,
+            lambda: list(self._view.processes.values()),
+            from_thread(self._loop, self._on_second),
+        )
+        self._requests = Inbox(
+            settings.node, settings.etcd, asked, lambda: self._reporter.standing.registered, security
+        )
         self._runs: frozenset[str] = frozenset()
         self._known_facts: tuple[Fact, ...] = ()
         self._run_folders = SharedFolders()
@@ -192,6 +202,7 @@ class Agent:
         self._reporter.start()
         self._renewal.start()
         self._desired.start()
+        self._requests.start()
         self._facts.start()
         self._gpus.start(self._facts.soon)
         try:
@@ -228,6 +239,7 @@ class Agent:
         for commands in self._commands.values():
             commands.close()
         self._desired.stop()
+        self._requests.stop()
         self._renewal.stop()
         self._facts.stop()
         self._gpus.stop()
@@ -416,6 +428,8 @@ class Agent:
                     await self._shim.ask("forget", name=name)
                     self._drop(name)
             case Forward(desired):
+                if _way(desired) in self._view.debugged():  # the gate must not wait for it: it counts as silent
+                    desired = dataclasses.replace(desired, gate="", gate_node="")
                 if self._view.gates.get(_way(desired)) != (desired.gate, desired.gate_node):
                     await self._forward(desired)
             case Start(desired) if (

@@ -206,13 +206,16 @@ class View:
         `untold`: ranks cannot write their progress here."""
         self._blind = False
         ways: dict[str, list[str]] = {}
+        debugged = self.debugged()
         for name, file in self.progress.items():
             record, parsed = self.processes[name], parse(name)
             if not isinstance(parsed, TrainerName):
                 continue
             starved_s = self._uses.setdefault(name, ProcessorUse()).look(awake, record.pid)
+            # the time in the debugger counts as little as that without a gate
+            goes = self.reaches.get(parsed.way, True) and parsed.way not in debugged
             self._paces.setdefault(name, Pace()).look(
-                awake, file.newest, self._activities.get(name), self.reaches.get(parsed.way, True), untold, starved_s
+                awake, file.newest, self._activities.get(name), goes, untold, starved_s
             )
             ways.setdefault(parsed.way, []).append(name)
         for way, names in ways.items():
@@ -243,6 +246,11 @@ class View:
             self._stuck[name] = replace(found[name], process=self._uses[name].state(at[name][0]), where=stacks[name])
             said = (name, found[name].bound_s, stacks[name])
             log.warning("%s hangs: no step for %g s: %s", *said, extra=about(name))
+
+    def debugged(self) -> frozenset[str]:
+        """Returns the generations of which a person has a running rank stopped in the debugger here."""
+        newest = ((name.way, self.progress[text].newest) for text, name in self._ranks() if text in self.progress)
+        return frozenset(way for way, last in newest if last is not None and last.debugging is not None)
 
     def running_ways(self) -> dict[str, list[str]]:
         """Returns the generations that run here, with their running ranks."""

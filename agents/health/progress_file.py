@@ -117,4 +117,5 @@ def milestones(progress: Progress | None) -> Hashable:
         progress.participants,
         progress.quorum_id,
         progress.error,
+        progress.debugging,
     )

@@ -89,6 +89,18 @@ def where(pid: int, folder: Path, write: Callable[[Callable[[], None]], object] 
     return StackView(unknown=said)
 
 
+def threads_of(pid: int) -> list[dict[str, Any]]:
+    """Returns all threads of a process as py-spy names them. Raises OSError, ValueError or subprocess.SubprocessError."""
+    for left in reversed(range(TRIES)):
+        try:
+            threads: list[dict[str, Any]] = json.loads(_dump(pid))
+            return threads
+        except ValueError:
+            if not left:
+                raise
+    raise AssertionError("TRIES is above 0")
+
+
 def _dump(pid: int) -> bytes:
     """Returns all threads as JSON. Raises ValueError with py-spy's last line, OSError or subprocess.TimeoutExpired."""
     command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--json", "--nonblocking", "--pid", str(pid)]

@@ -55,6 +55,27 @@ def text_option(given: Any) -> Any:
     return given
 
 
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds_of(text: str) -> float | None:
+    """Returns the seconds of a time such as 90s, 10m, 2h or 1d; None for an empty text. Raises ValueError."""
+    if not text:
+        return None
+    if text[-1:] not in UNITS_S or not text[:-1].isdecimal():
+        raise ValueError(f"{text!r} is no time: give a number and its unit, as in 90s, 10m, 2h or 1d")
+    return float(text[:-1]) * UNITS_S[text[-1]]
+
+
+def duration_option(given: str) -> str:
+    """Refuses a text that is no time."""
+    try:
+        seconds_of(given)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return given
+
+
 Etcd = Annotated[
     str,
     typer.Option(

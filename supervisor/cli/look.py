@@ -20,11 +20,14 @@ from supervisor.cli.common import (
     Name,
     Run,
     SecurityFile,
+    duration_option,
     one_name,
     opened_mirror,
     opened_store,
+    seconds_of,
     sentences,
     show,
+    text_option,
 )
 from supervisor.shell.dev.home import endpoints_of, security_of, system_folder
 from supervisor.wire import command_line, keys
@@ -33,7 +36,8 @@ from supervisor.wire.printer import Printer, print_block, print_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.shell.inspect.logs import HookTail, LogTail
+    from supervisor.shell.inspect import remote_logs
+    from supervisor.shell.inspect.logs import HookTail, LogTail, SupervisorTail
     from supervisor.shell.inspect.merged_log import Joined
 
 commands = command_line.commands()
@@ -163,16 +167,21 @@ def explain(
         raise typer.Exit(1)
 
 
-@commands.command("logs", epilog="Example: supervisor logs demo -f --group 1 --lines 50")
+@commands.command("logs", epilog="Example: supervisor logs demo --group 1 --since 10m --grep loss")
 def logs_command(
     name: Name = "",
     run: Run = "",
     group: Annotated[int | None, typer.Option(help="Show only this group.")] = None,
     rank: Annotated[
-        int | None, typer.Option(help="Rank within the group. Default: 0; with --follow, all ranks.")
+        int | None,
+        typer.Option(help="Rank within the group. Default: 0; with --follow, or from the nodes, all ranks."),
     ] = None,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=1, help="Lines of each log; with --follow, of all logs together.")
+        int,
+        typer.Option(
+            "--lines", "--tail", "-n", min=1, max=100_000,
+            help="Lines of each log; with --follow, or from the nodes, of all logs together.",
+        ),
     ] = 20,
     follow: Annotated[
         bool,
@@ -183,22 +192,44 @@ def logs_command(
         ),
     ] = False,
     hooks: Annotated[bool, typer.Option("--hooks", help="Show the output of the run's hooks instead.")] = False,
+    remote: Annotated[
+        bool, typer.Option("--remote", help="Ask the nodes, also where this machine has the logs.")
+    ] = False,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", callback=duration_option, help="Only lines of the last 90s, 10m, 2h or 1d; asks the nodes.")
+    ] = "",
+    grep: Annotated[
+        str, typer.Option(metavar="TEXT", callback=text_option, help="Only lines that have this text; asks the nodes.")
+    ] = "",
+    supervisor: Annotated[
+        bool, typer.Option("--supervisor", help="Show the log of the supervisor of this machine instead.")
+    ] = False,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Print the newest lines of the trainers' logs. Reads the logs on this machine; each group's newest generation comes
-    last."""
-    with opened_mirror(etcd, home, security) as mirror:
-        from supervisor.shell.inspect import client, logs, merged_log
+    last. Where this machine has none it asks the nodes, and merges the lines of all ranks by time."""
+    asks = remote or bool(since) or bool(grep)
+    if (wrong := _together(hooks, follow, supervisor, asks, group is not None or rank is not None)) is not None:
+        print_line(f"supervisor: {wrong}", err=True)
+        raise typer.Exit(2)
+    if supervisor:
+        _supervisors_log(home, lines, as_json)
+        return
+    with opened_store(etcd, home, security) as store:
+        from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.inspect import client, logs, merged_log, remote_logs
 
+        mirror = Mirror(store.list(keys.PREFIX))
         record = client.choose_run(mirror, one_name(name, run))
         client.require(record, group, rank)
-    name, system = record.spec.name, logs.kept_in(home)
-    if hooks and (follow or group is not None or rank is not None):
-        print_line("supervisor: --hooks takes neither --follow nor --group nor --rank: a hook is of a node", err=True)
-        raise typer.Exit(2)
+        name, system = record.spec.name, logs.kept_in(home)
+        if not (hooks or follow) and (asks or not logs.tails(system, name, group, rank or 0, 1)):
+            wish = remote_logs.Wish(run=name, group=group, rank=rank, lines=lines, since_s=seconds_of(since), grep=grep)
+            _from_nodes(remote_logs.read(store, mirror, wish), wish, as_json)
+            return
     if follow:
         _follow(merged_log.Joined(system, name, Path(record.run_dir), group, rank), lines, as_json)
         return
@@ -206,6 +237,56 @@ def logs_command(
     found: Sequence[LogTail | HookTail] = logs.of_hooks(system, name, lines) if hooks else of_ranks
     if not found:
         _no_logs(name, home)
+    _print_tails(found, as_json)
+
+
+def _together(hooks: bool, follow: bool, supervisor: bool, asks: bool, chosen: bool) -> str | None:
+    """Returns why these options exclude each other; None if they do not."""
+    if hooks and (follow or chosen):
+        return "--hooks takes neither --follow nor --group nor --rank: a hook is of a node"
+    if (hooks or follow) and asks:
+        return "--follow and --hooks read the logs on this machine: leave out --remote, --since and --grep"
+    if supervisor and (hooks or follow or chosen or asks):
+        return "--supervisor is the supervisor's own log, on this machine: only --lines and --json go with it"
+    return None
+
+
+def _supervisors_log(home: Path, lines: int, as_json: bool) -> None:
+    from supervisor.shell.inspect import logs
+
+    found = logs.of_supervisors(logs.kept_in(home), lines)
+    if not found:
+        print_line(
+            f"supervisor: no log of a supervisor below {home}: look on the machine that `supervisor status` names as "
+            "leader, with its --home",
+            err=True,
+        )
+        raise typer.Exit(1)
+    _print_tails(found, as_json)
+
+
+def _from_nodes(found: remote_logs.Found, wish: remote_logs.Wish, as_json: bool) -> None:
+    from supervisor.shell.inspect import merged_log, status
+
+    for node, why in found.missing.items():
+        print_line(f"supervisor: {node}: {why}", err=True)
+    if as_json:
+        print_line(json.dumps([status.as_json(entry) for entry in found.entries], indent=2))
+    for entry in [] if as_json else found.entries:
+        print_line(merged_log.render(entry))
+    if not found.entries:
+        chosen = wish.group is not None or wish.rank is not None or bool(wish.grep) or wish.since_s is not None
+        print_line(
+            f"supervisor: no node has {'such lines' if chosen else 'logs'} of run {wish.run}"
+            + ("" if chosen else ": the nodes that ran it are gone; their folders may still be on their machines"),
+            err=True,
+        )
+        raise typer.Exit(1)
+
+
+def _print_tails(found: Sequence[LogTail | HookTail | SupervisorTail], as_json: bool) -> None:
+    from supervisor.shell.inspect import logs
+
     if as_json:
         show([_with_lines(tail) for tail in found], True, None)
         return
@@ -219,7 +300,7 @@ def logs_command(
             print_line("")
 
 
-def _with_lines(tail: LogTail | HookTail) -> dict[str, Any]:
+def _with_lines(tail: LogTail | HookTail | SupervisorTail) -> dict[str, Any]:
     names = ("node", "group", "generation", "rank", "hook", "path")
     about = {name: getattr(tail, name) for name in names if hasattr(tail, name)}
     return {**about, "lines": list(tail.lines())}

@@ -42,6 +42,6 @@ def print_line(text: object, err: bool = False) -> None:
     typer.echo(visible(str(text)), err=err)  # noqa: TID251 - here alone
 
 
-def print_block(text: str) -> None:
+def print_block(text: str, err: bool = False) -> None:
     """Prints a part of a text that is too long for memory."""
-    typer.echo(visible(text), nl=False)  # noqa: TID251 - here alone
+    typer.echo(visible(text), nl=False, err=err)  # noqa: TID251 - here alone

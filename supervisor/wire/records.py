@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from supervisor.core.model.measured import Measured
-from supervisor.core.model.observed import SpikeView, StuckView
+from supervisor.core.model.observed import DebugView, SpikeView, StuckView
 from supervisor.core.model.spec import (
     EnvSpec,
     HangSpec,
@@ -297,6 +297,8 @@ class Progress:
     any rank's gradient."""
     heal_failed: HealFailed | None = None
     """None if none failed, or one has succeeded since."""
+    debugging: DebugView | None = None
+    """Place where it is stopped in the debugger, or was when that ended it; None: it goes on."""
 
 
 # --- on a node: kept by the shim ---

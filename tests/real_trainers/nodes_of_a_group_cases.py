@@ -347,7 +347,9 @@ def test_two_nodes_of_one_group_lost_silently(run: Run) -> None:
     run.together()
     run.spared()
     lost = run.nodes(1)
-    run.goes_through(lambda: run.cut(*lost), (1,), lost)
+    (incident,) = run.goes_through(lambda: run.cut(*lost), (1,), lost)
+    assert (incident.kind, incident.rung) == (Kind.NODE_LOST, Rung.REPLACE)
+    assert incident.node in lost
     run.repaired(*lost)
 
 
@@ -355,7 +357,9 @@ def test_two_nodes_of_different_groups_lost_silently(run: Run) -> None:
     run.together()
     run.spared()
     lost = (run.nodes(0)[1], run.nodes(1)[0])
-    run.goes_through(lambda: run.cut(*lost), (0, 1), lost)
+    found = run.goes_through(lambda: run.cut(*lost), (0, 1), lost)
+    seen = {i.group: (i.kind, i.rung, i.node) for i in found}
+    assert seen == {group: (Kind.NODE_LOST, Rung.REPLACE, node) for group, node in enumerate(lost)}
     run.repaired(*lost)
 
 

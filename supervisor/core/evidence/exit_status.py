@@ -67,6 +67,8 @@ def ended(ranks: tuple[RankView, ...], plain: bool = False) -> Failure | None:
     bad = [r for r in ranks if r.state == "exited" and not clean(r)]
     if not bad:
         return None
+    if (debugged := _debugged(ranks)) is not None:
+        return Failure(Kind.REQUESTED, (Reason.of(Code.DEBUGGED, rank=debugged),), rank=debugged)
     first = min(bad, key=_order)
     failure = replace(_judged(first), rank=first.rank)
     if plain and failure.kind == Kind.ERROR and not failure.same:
@@ -74,6 +76,12 @@ def ended(ranks: tuple[RankView, ...], plain: bool = False) -> Failure | None:
     if not first.disk:
         return failure
     return replace(failure, evidence=(*failure.evidence, Reason.of(Code.ON_ITS_NODE, fact=first.disk)))
+
+
+def _debugged(ranks: tuple[RankView, ...]) -> int | None:
+    """Returns the rank that a person has, or had, in the debugger when its group ended; None if there is none. Its peers
+    give up a collective after their own time, and so end first."""
+    return next((r.rank for r in ranks if r.debugging), None)
 
 
 def echoes(ranks: tuple[RankView, ...]) -> bool:

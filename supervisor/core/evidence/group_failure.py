@@ -312,6 +312,15 @@ def _gravest(
     if group.group in compared.hanging:
         stopped = stopped_ranks.failure(group, observed, spec.policy.hang.stopped_s)
         return gpu_faults.judged(stopped or hang_attribution.failure(group, observed), group, observed, spec)
+    if stopped_ranks.debugged(group, observed):
+        return None
+    return _stands_still(group, observed, spec, memory, compared)
+
+
+def _stands_still(
+    group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, compared: Compared
+) -> Failure | None:
+    """Returns the failure of a group whose processes live, and of which no step or sign of life comes in time."""
     silence = _silence(group, observed, spec, memory)
     if silence is not None:
         return gpu_faults.judged(silence, group, observed, spec)

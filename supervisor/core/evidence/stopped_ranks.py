@@ -23,6 +23,11 @@ def together(groups: Mapping[int, GroupMemory], observed: Observed) -> bool:
     return len(alive) > 1 and all(any(rank.stopped for rank in _ranks(g, observed)) for g in alive)
 
 
+def debugged(group: GroupMemory, observed: Observed) -> bool:
+    """True if a person has a rank of the group stopped in the debugger: it makes no steps, and nothing is wrong."""
+    return any(rank.debugging for rank in _ranks(group, observed))
+
+
 def failure(group: GroupMemory, observed: Observed, limit_s: float) -> Failure | None:
     """Returns the hang of a group with such a rank; None if it has none."""
     ranks = _stopped(group, observed, limit_s) if limit_s else []

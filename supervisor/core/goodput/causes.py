@@ -74,6 +74,7 @@ OF_EVENT: Mapping[str, Cause] = {
     "failed": Cause.LOST_STEP,
     "peers_gone": Cause.LOST_STEP,
     "closed": Cause.END,
+    "debugging": Cause.OTHER,
 }
 """Causes by a trainer's name for the line (`ledger.event` in titan_actor)."""
 

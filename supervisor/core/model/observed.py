@@ -71,6 +71,17 @@ def _typed(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DebugView:
+    """Place where a rank is stopped in the debugger."""
+
+    function: str
+    file: str
+    line: int
+    since_unix_s: float
+    """Time when it was stopped, by its node's wall clock, for people only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpikeView:
     """A committed step whose loss is above the usual one."""
 
@@ -146,6 +157,8 @@ class RankView:
     stopped: str = ""
     """Reason why the kernel lets it do nothing, as the end of a sentence; empty: it may run, or unknown."""
     stopped_s: float = 0.0
+    debugging: bool = False
+    """True while a person has it stopped in the debugger, or if it ended so."""
     measured: Measured = NOTHING
 
 

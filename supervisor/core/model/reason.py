@@ -199,6 +199,8 @@ class Code(StrEnum):
 
     # what a group that lives does not do
     REQUESTED = "requested"
+    DEBUGGED = "debugged"
+    """rank"""
     START_LATE = "start_late"
     """limit_s"""
     HEAL_FAILED = "heal_failed"

@@ -133,6 +133,7 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.LAPSED_BUT_HEARD: "the lease of node {node} lapsed, but the gate still hears group {group}: hold",
     Code.LAPSED_UNHEARD: "the lease of node {node} ({lease_s} s) lapsed and the gate hears group {group} as {hearing}",
     Code.REQUESTED: "a person asked for a restart of the group",
+    Code.DEBUGGED: "debugger: a person had stopped rank {rank}, and its step cannot be committed any more",
     Code.START_LATE: "no commit {limit_s:g} s after its start",
     Code.HEAL_FAILED: "rank {rank}: {why}",
     Code.NO_WAY: "its node does not reach the gate of the lighthouse on {host}",

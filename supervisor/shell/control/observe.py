@@ -285,6 +285,7 @@ def _rank(trainer: TrainerObserved, run_dir: str) -> RankView:
         stuck=trainer.stuck if trainer.state != "exited" else None,
         stopped=printable(trainer.stopped) if trainer.state != "exited" else "",
         stopped_s=trainer.stopped_s,
+        debugging=progress is not None and progress.debugging is not None,
         compute_s=trainer.compute_s,
         data_s=trainer.data_s,
         compute_past_s=trainer.compute_past_s,

@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from supervisor.ports.errors import Fatal
+from supervisor.ports.store import MAX_OPERATIONS
 from supervisor.shell.etcd import EtcdStore, connect, holes
 from supervisor.shell.etcd.convert import range_of
 from supervisor.shell.etcd.errors import LeaseLost
 from supervisor.shell.etcd.stubs import rpc
-from supervisor.wire import keys
+from supervisor.wire import keys, node_requests
 from supervisor.wire.security import ROOT, Security, SecurityError, file_of_node, load, node_name, read_certificate
 
 SUPERVISOR = "supervisor"
@@ -33,9 +34,15 @@ OLDEST = (3, 4)
 
 def roles(nodes: Sequence[str]) -> dict[str, Permissions]:
     """Returns each role's permissions. Each role has one user, of the same name."""
-    found: dict[str, Permissions] = {SUPERVISOR: {keys.PREFIX: READWRITE}, READER: {keys.PREFIX: READ}}
+    ours = {keys.PREFIX: READWRITE, node_requests.PREFIX: READWRITE}
+    found: dict[str, Permissions] = {SUPERVISOR: ours, READER: {keys.PREFIX: READ}}
     for node in nodes:
-        found[node_name(node)] = {keys.desired(node, ""): READ, f"{keys.NODES}{node}/": READWRITE}
+        found[node_name(node)] = {
+            keys.desired(node, ""): READ,
+            f"{keys.NODES}{node}/": READWRITE,
+            node_requests.asked(node, ""): READ,
+            f"{node_requests.ANSWERS}{node}/": READWRITE,
+        }
     return found
 
 
@@ -108,12 +115,16 @@ def _removals(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
         if name in existing:
             ask(store, "RoleDelete", rpc.AuthRoleDeleteRequest(role=name))
             yield f"role {name} removed"
-        written = store.list(f"{keys.NODES}{node}/").items
+        written = [
+            item
+            for prefix in (f"{keys.NODES}{node}/", f"{node_requests.ANSWERS}{node}/")
+            for item in store.list(prefix).items
+        ]
         for lease in {item.lease for item in written if item.lease}:
             with store.connection.call(f"revoke a lease of {node}", writes=True) as client, suppress(LeaseLost):
                 client.revoke_lease(lease)
-        if written:
-            store.commit({}, deletes=[item.key for item in written])
+        for at in range(0, len(written), MAX_OPERATIONS):
+            store.commit({}, deletes=[item.key for item in written[at : at + MAX_OPERATIONS]])
 
 
 def _probe(store: EtcdStore, endpoints: Sequence[str], security: Security, nodes: Sequence[str]) -> Iterator[str]:

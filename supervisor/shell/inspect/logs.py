@@ -84,6 +84,11 @@ class HookTail(Tail):
     """before or after."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SupervisorTail(Tail):
+    """The last lines of a supervisor's own log."""
+
+
 def kept_in(home: Path) -> Path:
     """Returns the folder that holds `nodes/`: that of `supervisor up`, or an agent's home under an engine."""
     return home if (home / "nodes").is_dir() else system_folder(home)
@@ -114,13 +119,24 @@ def of_hooks(system: Path, run: str, lines: int) -> list[HookTail]:
     return sorted(found, key=lambda t: t.node)
 
 
+def of_supervisors(system: Path, lines: int) -> list[SupervisorTail]:
+    """Returns the tails of the logs of this machine's supervisors, by name."""
+    paths = sorted(system.glob("supervisor*.log"))
+    return [
+        SupervisorTail(node="", path=str(path), begins=tuple(_last_lines([*rotated.parts(path), path], lines)))
+        for path in paths
+    ]
+
+
 def none_below(home: Path, run: str) -> str:
     """Returns a sentence for a machine that has no log of a run."""
     return f"no logs of run {run} below {home}: look on a node that ran it, with the --home of its agent"
 
 
-def head(tail: LogTail | HookTail) -> str:
+def head(tail: LogTail | HookTail | SupervisorTail) -> str:
     """Returns the line above a tail's text."""
+    if isinstance(tail, SupervisorTail):
+        return f"== supervisor: {tail.path}"
     if isinstance(tail, HookTail):
         return f"== hook {tail.hook} on {tail.node}: {tail.path}"
     return f"== group {tail.group} generation {tail.generation} rank {tail.rank} on {tail.node}: {tail.path}"

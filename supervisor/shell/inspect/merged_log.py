@@ -6,7 +6,6 @@ It reads only what this machine has: the ranks' logs, the histories of their shi
 from __future__ import annotations
 
 import json
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any, Literal
 from supervisor.core.model.reason import of_json
 from supervisor.core.report.words import say
 from supervisor.shell.history.files import rank_of
-from supervisor.shell.inspect.log_follower import Followed, begun
+from supervisor.wire.log_follower import Followed, begun, stamped
 
 FIRST_BYTES = 256 * 1024
 """Bytes read from the end of each existing log."""
@@ -27,9 +26,6 @@ GONE = "had ended before its node's shim came back; how is not known"
 
 FIRST_JOURNAL_BYTES = 16 * 2**20
 """Bytes read from the end of an existing journal: an earlier incident appears from its next change on."""
-
-_STAMP = re.compile(r"(?:\[[^\]]{1,40}\]:?\s*)*(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3})")
-"""Time stamp of Python's logging at the start of a line, after names in brackets, in the machine's own time zone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +121,7 @@ class Joined:
                 self._logs[path].t = _changed_s(path.parent / "launch.json")
             log = self._logs[path]
             for line in log.pieces(whole=(node, *who) in ended or who[1] < newest[who[0]]):
-                log.t = max(log.t, min(_stamped(line) or 0.0, time.time()))  # no line is before the one above it
+                log.t = max(log.t, min(stamped(line) or 0.0, time.time()))  # no line is before the one above it
                 yield self._entry(log.t, "line", who, node, line)
 
     def _of_shims(self) -> Iterator[Entry]:
@@ -155,13 +151,18 @@ class Joined:
                     )  # fmt: skip
 
 
+def label(group: int, generation: int, rank: int | None) -> str:
+    """Returns the name of a rank before its lines: `g1.gen2.r0`."""
+    return f"g{group}.gen{generation}.r{rank}"
+
+
 def render(entry: Entry) -> str:
     """Renders one terminal line. Times are in UTC, as in `incidents` and `explain`, whatever zone the log uses."""
     at = f"{datetime.fromtimestamp(entry.t, UTC):%H:%M:%S}.{int(entry.t % 1 * 10)}Z"
     if entry.what == "incident":
         return f"{at} **** group {entry.group}: {entry.text}"
     if entry.what == "line":
-        return f"{at} {entry.group}.{entry.generation}.{entry.rank} | {entry.text}"
+        return f"{at} {label(entry.group, entry.generation, entry.rank)} | {entry.text}"
     mark = "====" if entry.what == "end" else "----"
     who = f"group {entry.group} generation {entry.generation} rank {entry.rank} on {entry.node}"
     return f"{at} {mark} {who} {entry.text}"
@@ -186,16 +187,6 @@ def _bodies(file: Followed) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(body, dict) and isinstance(body.get("t"), int | float):
             yield body
-
-
-def _stamped(line: str) -> float | None:
-    match = _STAMP.match(line)
-    if match is None:
-        return None
-    try:
-        return time.mktime(time.strptime(match[1], "%Y-%m-%d %H:%M:%S")) + int(match[2]) / 1000
-    except (ValueError, OverflowError):
-        return None
 
 
 def _how(body: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from supervisor.shell.control.audit import audit
 from supervisor.shell.control.leader import leader
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.etcd.status import Asked
+from supervisor.shell.inspect import debugging
 from supervisor.shell.inspect import pending_reasons as waiting
 from supervisor.shell.metrics import clock_skew, live_goodput
 from supervisor.wire import keys
@@ -223,7 +224,11 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
                 None, (clock_skew.leader_off(account(mirror, spec.name).off_s if leader_record is not None else 0.0),)
             ),
         ),
-        waiting=waiting.sentences(memory, observed) + said(waiting.held(memory, observed, spec)),
+        waiting=(
+            *waiting.sentences(memory, observed),
+            *said(waiting.held(memory, observed, spec)),
+            *debugging.sentences(mirror, spec.name),
+        ),
         leaving=leaving,
         handover_at_step=memory.handover_at_step,
         resumed=say(memory.resumed.said) if memory.resumed is not None else "",

@@ -38,6 +38,10 @@ def small() -> Any:
             case "compute":
                 while True:
                     pass
+            case "breakpoint":
+                secret = 6 * 7
+                breakpoint()
+                del secret
             case "paced":
                 _take(self, PACE_S)
             case "slow":

@@ -15,7 +15,7 @@ from supervisor.shell.etcd import EtcdStore, connect
 from supervisor.shell.etcd.auth import init_auth
 from supervisor.shell.etcd.errors import is_denied
 from supervisor.shell.etcd.stubs import rpc
-from supervisor.wire import keys
+from supervisor.wire import keys, node_requests
 from tests.helpers.tls import Certificates, TlsEtcd, tls_etcd
 
 pytestmark = pytest.mark.etcd
@@ -53,21 +53,30 @@ OF_OTHERS = [
 ALL = [*OF_N1, *OF_OTHERS]
 OURS = [key for key in ALL if key.startswith(keys.PREFIX)]
 
+ASKED, ANSWER = node_requests.asked("n1", "i"), node_requests.answer("n1", "i", 0)
+ASKED_OF_OTHER, OF_OTHER = node_requests.asked("n11", "i"), node_requests.answer("n11", "i", 0)
+REQUESTS = [ASKED, ANSWER, ASKED_OF_OTHER, OF_OTHER]
+
 ALLOWED: dict[str, list[Operation]] = {
-    "supervisor": [*map(put, OURS), *map(get, OURS), *map(delete, OURS), ls(keys.PREFIX), lambda s: s.lease(5).revoke()],
+    "supervisor": [*map(put, OURS), *map(get, OURS), *map(delete, OURS), ls(keys.PREFIX), lambda s: s.lease(5).revoke(),
+        *map(put, REQUESTS), *map(get, REQUESTS), *map(delete, REQUESTS), ls(node_requests.PREFIX)],
     "reader": [*map(get, OURS), ls(keys.PREFIX)],
     "node-n1": [
         *map(put, OF_N1), *map(get, OF_N1), *map(delete, OF_N1),
         get(keys.desired("n1", "r")), ls(keys.desired("n1", "")), ls(f"{keys.NODES}n1/"), lambda s: s.lease(5).revoke(),
+        get(ASKED), ls(node_requests.asked("n1", "")), put(ANSWER), get(ANSWER), delete(ANSWER),
     ],
 }  # fmt: skip
 REFUSED: dict[str, list[Operation]] = {
     "supervisor": [put("/elsewhere"), get("/elsewhere"), ls("/")],
-    "reader": [*map(put, ALL), *map(delete, ALL), get("/elsewhere"), ls("/")],
+    "reader": [*map(put, ALL), *map(delete, ALL), get("/elsewhere"), ls("/"),
+        *map(put, REQUESTS), *map(get, REQUESTS), *map(delete, REQUESTS), ls(node_requests.PREFIX)],
     "node-n1": [
         *map(put, OF_OTHERS), *map(delete, OF_OTHERS), *map(compare, OF_OTHERS[:4]),
         *(get(key) for key in OF_OTHERS if key != keys.desired("n1", "r")),
         ls(keys.PREFIX), ls(keys.NODES), ls(keys.DESIRED), ls(keys.RUNS), ls("/"),
+        put(ASKED), delete(ASKED), get(ASKED_OF_OTHER), put(OF_OTHER), get(OF_OTHER), delete(OF_OTHER),
+        ls(node_requests.ASKED), ls(node_requests.ANSWERS),
     ],
     "nobody": [*map(put, ALL), *map(get, ALL), ls(keys.PREFIX)],
 }  # fmt: skip

@@ -12,6 +12,7 @@ from agents.agent import node_view as views
 from agents.agent.node_view import View
 from agents.health.step_timing import LEARNED_AT_LEAST, UNSEEN_S, WARM_UP_COMMITS
 from agents.shim.settings import Settings
+from supervisor.core.model.observed import DebugView
 from supervisor.core.model.spec import HangSpec
 from supervisor.core.model.stacks import Frame, StackView
 from supervisor.wire.activity import Activity
@@ -63,7 +64,7 @@ def view(tmp_path: Path, stacks: Slow) -> View:
     return made
 
 
-def commits(view: View, home: Path, rank: int, step: int) -> None:
+def commits(view: View, home: Path, rank: int, step: int, debugging: DebugView | None = None) -> None:
     progress = Progress(
         run="toy",
         group=0,
@@ -75,6 +76,7 @@ def commits(view: View, home: Path, rank: int, step: int) -> None:
         step=step,
         commits=step,
         step_s=1.0,
+        debugging=debugging,
     )
     (home / str(rank) / "progress.json").write_bytes(encode(progress))
     view.poll(100.0 * step + rank)
@@ -125,6 +127,26 @@ def test_one_that_goes_on_is_told_no_more(view: View, stacks: Slow, tmp_path: Pa
     commits(view, tmp_path, 0, LEARNED + 1)
     view.look_for_hangs(LIMITS, LEARNED + 11.2)
     assert told(view) == set()
+
+
+def test_a_generation_with_a_rank_in_the_debugger_does_not_hang(view: View, stacks: Slow, tmp_path: Path) -> None:
+    before = view.milestones()
+    at = DebugView(function="f", file="x.py", line=1, since_unix_s=0.0)
+    commits(view, tmp_path, 0, LEARNED + 1, at)
+    assert view.milestones() != before, "reported at once"
+    assert view.debugged() == {WAY}
+    for second in range(1, 3000):
+        stacks.known = {f"{WAY}.0": A, f"{WAY}.1": B}
+        view.look_for_hangs(LIMITS, LEARNED + 1.0 + second)
+    assert told(view) == set()
+    commits(view, tmp_path, 0, LEARNED + 2)
+    assert view.debugged() == frozenset()
+    stacks.known = {f"{WAY}.0": A, f"{WAY}.1": B}
+    view.look_for_hangs(LIMITS, LEARNED + 3001.0)
+    assert told(view) == set(), "the time in the debugger counts for nothing"
+    stacks.known = {f"{WAY}.0": A, f"{WAY}.1": B}
+    view.look_for_hangs(LIMITS, LEARNED + 3001.0 + 2 * LIMITS[WAY].at_most_s)
+    assert told(view) == {0, 1}, "and then its steps count again"
 
 
 def test_what_could_not_be_seen_counts_for_nothing(view: View, stacks: Slow, tmp_path: Path) -> None:

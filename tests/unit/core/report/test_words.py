@@ -104,6 +104,11 @@ SENTENCES: list[tuple[Code, dict[str, Any], str]] = [
         "the lease of node n1 (5 s) lapsed and the gate hears group 0 as silent",
     ),
     (Code.REQUESTED, {}, "a person asked for a restart of the group"),
+    (
+        Code.DEBUGGED,
+        {"rank": 1},
+        "debugger: a person had stopped rank 1, and its step cannot be committed any more",
+    ),
     (Code.START_LATE, {"limit_s": 60.0}, "no commit 60 s after its start"),
     (Code.HEAL_FAILED, {"rank": 1, "why": "its heal has failed"}, "rank 1: its heal has failed"),
     (Code.NO_WAY, {"host": "h"}, "its node does not reach the gate of the lighthouse on h"),

@@ -30,7 +30,7 @@ from supervisor.shell.etcd.convert import range_of
 from supervisor.shell.inspect import doctor
 from supervisor.shell.inspect.doctor import environment, machine, ports, store, system, timeouts, trust
 from supervisor.shell.inspect.doctor.finding import Finding
-from supervisor.wire import keys
+from supervisor.wire import keys, node_requests
 from supervisor.wire.kernel_clock import synchronised
 from supervisor.wire.records import (
     GateGroup,
@@ -227,11 +227,13 @@ def _own(prefix: str, writes: bool) -> trust.Permission:
     return (*range_of(prefix), writes)
 
 
-NODE = [_own(keys.desired("n1", ""), False), _own(keys.NODES + "n1/", True)]
+REQUESTS = [_own(node_requests.asked("n1", ""), False), _own(node_requests.ANSWERS + "n1/", True)]
+NODE = [_own(keys.desired("n1", ""), False), _own(keys.NODES + "n1/", True), *REQUESTS]
+OURS = [_own(keys.PREFIX, True), _own(node_requests.PREFIX, True)]
 
 
 def test_a_user_that_may_what_init_auth_gave_it_is_good() -> None:
-    assert levels(trust.surplus("supervisor", [_own(keys.PREFIX, True)])) == ["good"]
+    assert levels(trust.surplus("supervisor", OURS)) == ["good"]
     assert levels(trust.surplus("reader", [_own(keys.PREFIX, False)])) == ["good"]
     assert levels(trust.surplus("node-n1", NODE)) == ["good"]
 
@@ -239,12 +241,12 @@ def test_a_user_that_may_what_init_auth_gave_it_is_good() -> None:
 def test_what_a_user_may_too_much_or_too_little_is_named() -> None:
     wide = list(trust.surplus("reader", [_own(keys.PREFIX, False), _own(keys.RUNS, True)]))
     assert only(wide, "bad").what == f"user reader may write {keys.RUNS}, which it must not"
-    raised = list(trust.surplus("node-n1", [_own(keys.desired("n1", ""), True), NODE[1]]))
+    raised = list(trust.surplus("node-n1", [_own(keys.desired("n1", ""), True), *NODE[1:]]))
     assert {f.what for f in raised} == {
         f"user node-n1 may write {keys.DESIRED}n1/, which it must not",
         f"user node-n1 may not read {keys.DESIRED}n1/, which it must",
     }
-    assert "may not write" in only(trust.surplus("supervisor", []), "bad").what
+    assert "may not write" in only(trust.surplus("supervisor", OURS[:1]), "bad").what
     assert "everything" in next(
         f.what for f in trust.surplus("supervisor", [(b"\0", b"\0", True)]) if "must not" in f.what
     )

@@ -15,10 +15,9 @@ from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
 from supervisor.cli import common, look
 from supervisor.core.model.spec import GroupsSpec, RunSpec
-from supervisor.shell.inspect import log_follower
 from supervisor.shell.inspect import merged_log as joined
 from supervisor.shell.inspect.merged_log import Entry, Joined, render
-from supervisor.wire import keys
+from supervisor.wire import keys, log_follower
 from supervisor.wire.records import RunRecord, encode
 from tests.unit.shell.records import SPEC
 
@@ -107,8 +106,8 @@ def test_all_ranks_and_generations_are_one_log_with_the_crash_in_its_place(machi
         "---- group 1 generation 1 rank 1 on n2 starts (pid 7)",
         "step 1",
         "step 1",
-        "1.1.1 | Fatal Python error: Segmentation fault",
-        "1.1.1 |   File x",
+        "g1.gen1.r1 | Fatal Python error: Segmentation fault",
+        "g1.gen1.r1 |   File x",
         "step 2",
         "==== group 1 generation 1 rank 1 on n2 ended by SIGSEGV (signal 11)",
         "**** group 1: incident i1 acting: crash, rung 1: it ended",
@@ -125,7 +124,7 @@ def test_times_are_utc_as_those_of_incidents_are(monkeypatch: pytest.MonkeyPatch
     time.tzset()
     try:
         entry = Entry(t=3600.25, what="line", run="r", group=1, generation=2, rank=0, node="n1", incident="", text="x")
-        assert render(entry) == "01:00:00.2Z 1.2.0 | x"
+        assert render(entry) == "01:00:00.2Z g1.gen2.r0 | x"
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.inspect import log_follower
-from supervisor.shell.inspect.log_follower import Followed, begun
-from supervisor.wire import rotated
+from supervisor.wire import log_follower, rotated
+from supervisor.wire.log_follower import Followed, begun
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ PIECE_BYTES = 64 * 1024
 
 _LINE_ENDS = re.compile(rb"\r\n|\n|\r(?!\Z)")
 """A carriage return ends a line too, as in a progress bar; but as the last byte it may be half of a line end."""
+
+_STAMP = re.compile(r"(?:\[[^\]]{1,40}\]:?\s*)*(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3})")
+"""Time stamp of Python's logging at the start of a line, after names in brackets, in the machine's own time zone."""
 
 
 @dataclass(slots=True)
@@ -110,6 +114,17 @@ def begun(path: Path, most: int) -> Followed:
             return Followed(path, at, number=number, behind=begin != path)
     except OSError:
         return Followed(path, number=number)
+
+
+def stamped(line: str) -> float | None:
+    """Returns the Unix time of a line's own time stamp; None if it has none."""
+    match = _STAMP.match(line)
+    if match is None:
+        return None
+    try:
+        return time.mktime(time.strptime(match[1], "%Y-%m-%d %H:%M:%S")) + int(match[2]) / 1000
+    except (ValueError, OverflowError):
+        return None
 
 
 def _cut(line: bytes) -> list[bytes]:

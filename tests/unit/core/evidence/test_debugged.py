@@ -1,0 +1,86 @@
+"""A rank stands in the debugger: its group is not to blame for anything, and its end is a person's."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.core.model.kinds import Kind, Rung
+from supervisor.core.model.observed import StuckView
+from supervisor.core.model.reason import Code, Reason
+from tests.unit.core.world import World
+
+OWN = StuckView(activity="compute", activity_s=31.0, bound_s=30.0, usual_s=1.5)
+
+
+@pytest.fixture
+def w() -> World:
+    return World(groups=3).bring_up()
+
+
+def debug(w: World, group: int, **about: object) -> None:
+    w.report(group, 0, **{"commits": 1, "step": 50, "debugging": True, **about})
+
+
+def test_its_group_may_be_silent_and_stand_still_for_hours(w: World) -> None:
+    debug(w, 1, stuck=OWN)
+    w.hear(1, "silent")
+    w.others_wait(1)
+    for _ in range(20):
+        assert w.round(600.0).actions == ()
+    assert w.memory.incidents == {}
+    assert [w.group(g).generation for g in range(3)] == [1, 1, 1]
+
+
+def test_without_the_debugger_the_same_is_a_failure(w: World) -> None:
+    debug(w, 1, stuck=OWN, debugging=False)
+    w.hear(1, "silent")
+    w.others_wait(1)
+    w.round(1.0)
+    assert w.incident.group == 1
+
+
+def test_another_group_that_hangs_by_itself_is_blamed_meanwhile(w: World) -> None:
+    debug(w, 1)
+    w.hear(1, "silent")
+    w.report(2, 0, commits=1, step=50, stuck=OWN)
+    w.round(1.0)
+    assert (w.incident.group, w.incident.kind) == (2, Kind.HANG)
+    assert w.group(1).generation == 1
+
+
+def test_one_that_does_not_start_because_of_it_is_given_time() -> None:
+    w = World(groups=2).start_up()
+    w.commit(0)
+    w.report(1, phase="starting", debugging=True)
+    for _ in range(5):
+        w.round(w.spec.policy.start_timeout_s)
+        w.commit(0, step=2)
+    assert w.group(1).generation == 1
+    assert w.memory.incidents == {}
+
+
+def test_a_node_that_is_lost_is_lost_all_the_same(w: World) -> None:
+    debug(w, 1)
+    (node,) = w.group(1).nodes
+    w.hear(1, "silent")
+    w.lapse(node)
+    w.round(5.0)
+    assert (w.incident.group, w.incident.kind) == (1, Kind.NODE_LOST)
+
+
+@pytest.mark.parametrize("how", ["quit", "its peers gave up", "killed"])
+def test_its_end_is_a_restart_that_costs_nothing(w: World, how: str) -> None:
+    before = w.memory.spent
+    if how == "quit":
+        w.fail(1, 1, "BdbQuit", debugging=True)
+    elif how == "killed":
+        w.crash(1, signal=9, debugging=True)
+    else:
+        w.fail(1, 1, "RuntimeError: Connection closed by peer", debugging=True)
+    w.round(1.0)
+    w.round(20.0)
+    incident = w.incident
+    assert (incident.kind, incident.group, incident.rung) == (Kind.REQUESTED, 1, Rung.RESTART)
+    assert incident.evidence == (Reason.of(Code.DEBUGGED, rank=0),)
+    assert w.group(1).generation == 2
+    assert w.memory.spent == before
