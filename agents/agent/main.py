@@ -42,7 +42,7 @@ from agents.health.facts import Facts, host
 from agents.health.facts.files import EVERY_S, Probe, SharedFolders, writes
 from agents.health.facts.gpu import Gpus
 from agents.requests.asked import Asked
-from agents.requests.inbox import Inbox
+from agents.requests.inbox import ENDS_WITHIN_S, Inbox
 from agents.shim import process
 from agents.shim.active_clock import AwakeClock
 from agents.shim.settings import Settings
@@ -250,6 +250,7 @@ class Agent:
         # while processes run, this is only a change of agents: the next one takes over the registration
         self._reporter.stop(give_back=not self._view.running())
         await asyncio.to_thread(self._reporter.join, 5.0)
+        await asyncio.to_thread(self._requests.join, ENDS_WITHIN_S)
 
     # --- what happens to us ---
 

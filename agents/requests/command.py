@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agents.agent.launch import read_launch
 from agents.requests.inbox import Answer, CannotDo, Job
-from supervisor.wire import environment
+from supervisor.wire import environment, marks
 from supervisor.wire.node_requests import pieces
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
@@ -43,9 +43,10 @@ def run(argv: tuple[str, ...], env: Mapping[str, str], folder: Path, job: Job, m
     group, when a limit is reached or no one waits. Raises CannotDo if it does not start, or has reached a limit."""
     if not argv:
         raise CannotDo("no command is given")
+    mark = {marks.STARTED_BY: f"exec.{job.id}"}  # if this agent dies first, the shim ends it at the next end of a rank
     try:
         child = subprocess.Popen(
-            argv, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            argv, env={**env, **mark}, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True,
         )  # fmt: skip
     except (OSError, ValueError) as error:

@@ -31,6 +31,8 @@ LONGEST_S = 3600.0
 """Most seconds for a request, whatever it says."""
 PART_EVERY_S = 0.25
 """Seconds after which a part is written although more would fit into it."""
+ENDS_WITHIN_S = 5.0
+"""Seconds that the end of the agent waits for what is being done."""
 LOOK_S = 0.5
 """Seconds between two looks if this agent is registered."""
 LEASE_S = 30
@@ -114,6 +116,8 @@ class Inbox(EtcdThread):
     def _finish(self, store: Store) -> None:
         for job in list(self._jobs.values()):
             job.gone.set()
+        with self._some:  # a command must not go on without this agent
+            self._some.wait_for(lambda: not self._running, ENDS_WITHIN_S)
         if self._lease is not None:
             self._lease.revoke()
 
@@ -185,6 +189,7 @@ class Inbox(EtcdThread):
             log.exception("request %s has failed", job.id)
         with self._some:
             self._running -= 1
+            self._some.notify_all()
             job.ended = True
             gone = job.gone.is_set()
         try:

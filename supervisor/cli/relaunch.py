@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,9 +24,6 @@ from supervisor.cli.common import (
 )
 from supervisor.wire import command_line, keys
 from supervisor.wire.printer import print_line
-
-if TYPE_CHECKING:
-    from supervisor.core.model.spec import RunSpec
 
 commands = command_line.commands()
 of_runs = command_line.commands(help_="List the runs, show what one runs by, compare two.")
@@ -61,24 +60,25 @@ def relaunch(
         from supervisor.shell.control.state_cache import Mirror
         from supervisor.shell.inspect import client
         from supervisor.shell.inspect import relaunch as of_run
-        from supervisor.shell.runfile.changes import differences
+        from supervisor.shell.runfile.changes import changed, differences
 
         if file is None and not changes:
             print_line("supervisor: nothing to change: give a run file, or --set KEY=VALUE", err=True)
             raise typer.Exit(2)
         mirror = Mirror(store.list(keys.PREFIX))
         record = client.choose_run(mirror, name)
-        given = read_run_file(file, name, record.spec.allocation.pool) if file is not None else record.spec
-        after = _changed(given, changes or [], file)
+        pool = record.spec.allocation.pool
+        given = read_run_file(file, name, pool) if file is not None else of_run.base(mirror, record)
+        with _run_file(file or Path("--set")):
+            after, notes = of_run.prepared(mirror, record, changed(given, changes or []) if changes else given)
         for line in differences(record.spec, after):
             print_line(line)
-        of_run.refuse(mirror, record, after)
+        for note in notes:
+            print_line(f"supervisor: {note}", err=True)
         if of_run.keeps_nodes(mirror, name):
             check_titan(file or Path("--set"), after)
         else:
             check_all(file or Path("--set"), after, etcd, home, security)
-        if note := of_run.policy_stays(mirror, record, after):
-            print_line(f"supervisor: {note}", err=True)
         if check:
             return
         if not yes and person_asked() and not typer.confirm(f"Relaunch {name}?", err=True):
@@ -103,16 +103,12 @@ def scale(
         from supervisor.shell.inspect import client
         from supervisor.shell.inspect import relaunch as of_run
         from supervisor.shell.runfile.changes import differences
-        from supervisor.shell.runfile.parse import RunFileError
 
         mirror = Mirror(store.list(keys.PREFIX))
         record = client.choose_run(mirror, name)
         client.refuse_ended(mirror, record, "scale")
-        try:
-            after = of_run.sized(record.spec, groups, spares)
-        except RunFileError as error:
-            refuse(Path("scale"), error)
-        of_run.refuse(mirror, record, after)
+        with _run_file(Path("scale")):
+            after, _ = of_run.prepared(mirror, record, of_run.sized(of_run.base(mirror, record), groups, spares))
         for line in differences(record.spec, after):
             print_line(line)
         if note := of_run.data_note(record.spec, after):
@@ -120,13 +116,15 @@ def scale(
         print_line(f"{name}: {of_run.relaunch(store, mirror, record, after, because.strip())}")
 
 
-def _changed(spec: RunSpec, given: list[str], file: Path | None) -> RunSpec:
-    from supervisor.shell.runfile import changes, parse
+@contextlib.contextmanager
+def _run_file(file: Path) -> Iterator[None]:
+    """Exits 2 with the problems of a run file."""
+    from supervisor.shell.runfile import parse
 
     try:
-        return changes.changed(spec, given) if given else spec
+        yield
     except parse.RunFileError as error:
-        refuse(file or Path("--set"), error)
+        refuse(file, error)
 
 
 @of_runs.callback(invoke_without_command=True)

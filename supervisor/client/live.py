@@ -132,6 +132,7 @@ class Client:
         them; None: as the run file says.
         """
         from supervisor.client import launching
+        from supervisor.shell.engines.registry import before_launch
         from supervisor.shell.inspect import client, pools
 
         spec, _ = launching.spec_of({} if run is None else run, name, {})
@@ -141,6 +142,8 @@ class Client:
             raise EverstepError(f"for_: {error}") from None
         held = pools.spec_of(spec, nodes, for_s)
         client.refuse_name(self._store, name)
+        if note := before_launch(held, self._context):
+            log.info("%s", note)
         client.launch(self._store, held, self._home, log.info)
         return Pool(self._store, self, name)
 
@@ -162,7 +165,7 @@ class Client:
         return tuple(Pool(self._store, self, each.pool) for each in pools.every(mirror_of(self._store)))
 
     def _run(self, record: RunRecord, notes: tuple[str, ...] = ()) -> Run:
-        return Run(self._store, self._home, record, notes)
+        return Run(self._store, self._home, self._context, record, notes)
 
 
 class Pool:
@@ -205,14 +208,16 @@ class Pool:
 class Run:
     """One run in etcd, by its name, made by a Client. Each call reads its state again."""
 
-    def __init__(self, store: EtcdStore, home: Path, record: RunRecord, notes: tuple[str, ...] = ()) -> None:
-        self._store, self._home = store, home
+    def __init__(
+        self, store: EtcdStore, home: Path, context: Context, record: RunRecord, notes: tuple[str, ...] = ()
+    ) -> None:
+        self._store, self._home, self._context = store, home, context
         self.name = record.spec.name
         self.folder = Path(record.run_dir)
         """Folder of its journal and checkpoints, which `open` reads, on the machine of its supervisor."""
         self.notes = notes
-        """Sentences that `supervisor launch` prints and that keep no run from starting; empty if it was not launched
-        here."""
+        """Sentences that `supervisor launch`, or the newest `relaunch`, prints and that keep no run from starting; empty if
+        neither was called here."""
 
     def __repr__(self) -> str:
         return f"<Run {self.name}>"
@@ -297,12 +302,17 @@ class Run:
         again from that. `run`: as for `launch`; None: what it runs by now. `set`: keys to change. The check takes seconds.
         Returns what was requested; raises EverstepError with all problems."""
         from supervisor.client import launching
+        from supervisor.shell.engines.registry import before_launch
         from supervisor.shell.inspect import relaunch
 
         mirror, record = self._now()
-        spec, what = launching.spec_of(record.spec if run is None else run, self.name, set or {})
-        relaunch.refuse(mirror, record, spec)
-        launching.checked_titan(spec, what)
+        given = relaunch.base(mirror, record) if run is None else run
+        spec, what = launching.spec_of(given, self.name, set or {}, record.spec.allocation.pool)
+        spec, notes = relaunch.prepared(mirror, record, spec)
+        notes += launching.checked_titan(spec, what)
+        if not relaunch.keeps_nodes(mirror, self.name):
+            notes += filter(None, [before_launch(spec, self._context)])
+        self.notes = tuple(notes)
         return relaunch.relaunch(self._store, mirror, record, spec, because)
 
     @sentences()
@@ -312,8 +322,8 @@ class Run:
 
         mirror, record = self._now()
         client.refuse_ended(mirror, record, "scale")
-        spec = relaunch.sized(record.spec, groups, spares)
-        relaunch.refuse(mirror, record, spec)
+        given = relaunch.sized(relaunch.base(mirror, record), groups, spares)
+        spec, _ = relaunch.prepared(mirror, record, given)
         return relaunch.relaunch(self._store, mirror, record, spec, because)
 
     @sentences()

@@ -288,6 +288,9 @@ class NextSpec:
     number: int
     """As RunRecord.number."""
     spec: RunSpec
+    scales: bool = False
+    """True if no group must start again for it (spec.only_scales), by the whole specs: an input that is kept lacks
+    what no decision reads."""
     because: str = ""
 
 

@@ -441,7 +441,8 @@ class RunSpec:
 
 
 def only_scales(before: RunSpec, after: RunSpec) -> bool:
-    """Returns true if two specs differ in the numbers of groups, nodes and spares alone: no group must start again."""
+    """Returns true if two specs differ in the numbers of groups, nodes and spares, and in the policy, alone: no group must
+    start again."""
     groups = replace(after.groups, count=before.groups.count)
     allocation = replace(after.allocation, nodes=before.allocation.nodes, spares=before.allocation.spares)
-    return replace(after, groups=groups, allocation=allocation) == before
+    return replace(after, groups=groups, allocation=allocation, policy=before.policy) == before

@@ -19,7 +19,7 @@ from supervisor.core.model.memory import GroupMemory, PastFailure
 from supervisor.core.model.observed import Verdict
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.policy import ladder
-from supervisor.core.remediation import recovery_cost, suspended_groups
+from supervisor.core.remediation import recovery_cost, scale, suspended_groups
 from supervisor.core.remediation.apply import apply, look_at_silence, seats_at_fault
 from supervisor.core.remediation.group_phases import recover
 from supervisor.core.round import observe_mode
@@ -49,6 +49,10 @@ def judge(r: Round, group: GroupMemory, failure: Failure | None) -> None:
     step = max((rank.step for rank in ranks), default=0)
     if r.phase == "stopping":
         _judge_draining(r, group, failure, step)
+        return
+    if group.group >= r.spec.groups.count:
+        if failure.kind not in (Kind.REQUESTED, Kind.SILENT) and group.phase in ("starting", "running"):
+            scale.fence(r, group)  # it ends anyway
         return
     known = r.incidents.get(group.incident)
     if failure.kind == Kind.SILENT and known is not None and known.decided is not None:

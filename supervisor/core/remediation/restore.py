@@ -34,7 +34,7 @@ def restored(memory: Memory, groups: GroupsSpec, checkpoint: Checkpoint | None, 
         # Groups that had no generation yet may have been started since.
         known = replace(memory, groups={g: memory.groups.get(g, GroupMemory(group=g)) for g in range(groups.count)})
     after = known if memory.phase in ENDED else fresh_start(known, memory.clock, GENERATIONS)
-    if memory.phase == "stopping":
+    if memory.phase == "stopping" and not memory.relaunching:
         # The wish to end the run stands: there is nothing left to drain.
         after = replace(after, phase="stopping", halt_reason=memory.halt_reason, stop_at_step=memory.stop_at_step)
     return replace(
@@ -43,6 +43,8 @@ def restored(memory: Memory, groups: GroupsSpec, checkpoint: Checkpoint | None, 
         decisions=memory.decisions + DECISIONS,
         allocations_above=memory.allocations_above + GENERATIONS,
         incidents_seen=memory.incidents_seen + GENERATIONS,
+        # groups that were dropped, or added after the backup
+        generations_above=_highest(memory, on_disk) + GENERATIONS if memory.relaunches else memory.generations_above,
         groups={
             g: replace(
                 group,
@@ -53,6 +55,11 @@ def restored(memory: Memory, groups: GroupsSpec, checkpoint: Checkpoint | None, 
         },
         lighthouse=replace(after.lighthouse, generation=memory.lighthouse.generation + GENERATIONS),
     )
+
+
+def _highest(memory: Memory, on_disk: Mapping[int, int]) -> int:
+    known = [group.generation for group in memory.groups.values()]
+    return max([memory.generations_above, *known, *on_disk.values()])
 
 
 def closed(incident: Incident) -> Incident:

@@ -30,6 +30,7 @@ def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
         stop_at_step=None,
         stop_by=None,
         relaunching=False,
+        surplus=0,
         handover_at_step=None,
         groups={g: fresh_group(group, now, raise_by) for g, group in memory.groups.items()},
         allocations={
@@ -70,9 +71,10 @@ def resume(r: Round) -> None:
             return
     # a spec that was launched has all groups that there are
     count = r.spec.groups.count if r.before.relaunches else len(r.groups)
-    left = [g for g in r.groups.values() if g.phase not in ("unplaced", "fencing", "placing") or g.group >= count]
+    again = ("unplaced", "fencing", "placing")
+    left = [g for g in r.groups.values() if g.phase not in again or (g.group >= count and g.phase == "unplaced")]
     for group in left[:GROUPS_A_ROUND]:
-        if group.group >= count:
+        if group.group >= count and not (r.draft.lighthouse.node and group.last_seats):
             r.drop_group(group.group)
         else:
             r.set_group(_again(r, group))
@@ -83,11 +85,12 @@ def resume(r: Round) -> None:
 
 def _again(r: Round, group: GroupMemory) -> GroupMemory:
     """Returns a group that starts again. Where a relaunch has ended it, it has its nodes, as after a restart in place: its
-    agent ends what is left there first, or on several nodes the gate shuts it out."""
+    agent ends what is left there first, or on several nodes the gate shuts it out. One that the spec has no more is shut
+    out too, and forgotten then (scale)."""
     fresh = replace(fresh_group(group, r.now, 1), size=r.spec.groups.nodes_per_group)
     if not r.draft.lighthouse.node or not group.last_seats:
         return fresh
-    if group.placed and group.size == fresh.size:
+    if group.placed and group.size == fresh.size and group.group < r.spec.groups.count:
         return replace(fresh, phase="placing" if fresh.size == 1 else "fencing", seats=group.seats, left=group.seats)
     return replace(fresh, phase="fencing", left=group.last_seats)
 
@@ -102,6 +105,7 @@ def _begin(r: Round) -> None:
         stop_at_step=None,
         stop_by=None,
         relaunching=False,
+        surplus=0,
         handover_at_step=None,
         suspects={},
         held_hang=None,

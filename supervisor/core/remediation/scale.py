@@ -11,7 +11,7 @@ from dataclasses import replace
 from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import NextSpec
 from supervisor.core.model.reason import Code, Reason
-from supervisor.core.model.spec import RunSpec, only_scales
+from supervisor.core.model.spec import RunSpec
 from supervisor.core.remediation import handover, shutdown
 from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import MAX_GIVEN_BACK, NEW_A_ROUND, Round
@@ -27,11 +27,11 @@ def fill(r: Round, spec: RunSpec, why: Reason) -> bool:
 
 def add_groups(r: Round) -> bool:
     """Adds the groups that the run lacks, as many as a round may. Returns true if it lacks none."""
-    known, above = len(r.groups), r.before.generations_above
-    for g in range(known, min(known + NEW_A_ROUND, r.spec.groups.count)):
+    above, missing = r.before.generations_above, [g for g in range(r.spec.groups.count) if g not in r.groups]
+    for g in missing[:NEW_A_ROUND]:
         generation = above + 1 if above else 0
         r.groups[g] = GroupMemory(group=g, size=r.spec.groups.nodes_per_group, generation=generation)
-    return len(r.groups) >= r.spec.groups.count
+    return len(missing) <= NEW_A_ROUND
 
 
 def scale(r: Round) -> None:
@@ -40,7 +40,7 @@ def scale(r: Round) -> None:
     asked = r.observed.relaunch
     # one that is to end may have done so: it must be forgotten before a spec has a group of its number again
     ending = any(g.group >= r.spec.groups.count for g in r.groups.values())
-    if asked is not None and only_scales(r.spec, asked.spec) and not (ending and r.before.relaunches):
+    if asked is not None and asked.scales and not (ending and r.before.relaunches):
         _take_into_force(r, asked)
     elif r.before.relaunches:
         _end_groups(r)
@@ -55,7 +55,8 @@ def surplus(r: Round, spec: RunSpec) -> int:
 
 
 def _too_many(r: Round, spec: RunSpec) -> int:
-    wanted = sum(a.state == "wanted" for a in r.allocations.values())
+    # one that leaves has its successor in its place
+    wanted = sum(a.state == "wanted" and not a.successor for a in r.allocations.values())
     return wanted - spec.allocation.nodes - spec.allocation.spares
 
 
@@ -90,7 +91,7 @@ def _end_groups(r: Round) -> None:
             _close(r, group)
             r.drop_group(group.group)
         elif group.phase != "fencing" and not (drains and r.now < r.draft.stop_by):
-            _fence(r, group)
+            fence(r, group)
     r.wait(Reason.of(Code.DRAINING, step=r.draft.stop_at_step), until=r.draft.stop_by)
 
 
@@ -100,7 +101,7 @@ def _close(r: Round, group: GroupMemory) -> None:
         r.set_incident(replace(incident, state="halted"))
 
 
-def _fence(r: Round, group: GroupMemory) -> None:
+def fence(r: Round, group: GroupMemory) -> None:
     """Shuts out a group that does not end by itself: what runs of it may still be in a step."""
     _close(r, group)
     generation = group.generation + 1 if group.phase in ("starting", "running") else group.generation
@@ -110,13 +111,17 @@ def _fence(r: Round, group: GroupMemory) -> None:
 
 
 def _give_back(r: Round) -> None:
-    """Gives back what is idle, as long as there is more than the spec wants."""
+    """Gives back what is idle, as long as there is more than the spec wants and no group lacks a node."""
+    if not r.before.surplus or not r.quiet:
+        return
+    left = min(r.before.surplus, surplus(r, r.spec))
+    of_spec = (g for g in r.groups.values() if g.group < r.spec.groups.count and g.phase != "finished")
+    lacks = sum(max(0, g.size - len(g.seats)) for g in of_spec)
     held = r.held()
     idle = [a.key for a in r.allocations.values() if a.state == "wanted" and a.key not in held and not a.successor]
-    if not r.before.surplus or not idle or not r.quiet:
-        return
     # the newest first: what has not come yet costs nothing
-    given = list(reversed(idle))[: min(r.before.surplus, MAX_GIVEN_BACK)]
+    given = list(reversed(idle))[: max(0, min(left, len(idle) - lacks, MAX_GIVEN_BACK))]
     for key in given:
         r.release(key, Reason.of(Code.SCALED_DOWN))
-    r.draft = replace(r.draft, surplus=r.before.surplus - len(given))
+    if left - len(given) != r.before.surplus:
+        r.draft = replace(r.draft, surplus=left - len(given))

@@ -8,7 +8,7 @@ from supervisor.core.evidence import group_failure
 from supervisor.core.model.kinds import RunPhase
 from supervisor.core.model.measured import Measured
 from supervisor.core.model.reason import Code, Reason
-from supervisor.core.model.spec import RunSpec, only_scales
+from supervisor.core.model.spec import RunSpec
 from supervisor.core.remediation import handover
 from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import MAX_GIVEN_BACK, Round
@@ -37,7 +37,7 @@ def wind_down(r: Round) -> None:
     if r.phase in ("new", "running") and r.observed.control.stop and not r.observed.users:
         r.draft = replace(r.draft, phase="stopping", stop_at_step=None, stop_by=None)
         r.act("stop", f"stop:{r.spec.name}", Reason.of(Code.ASKED_FOR))
-    elif r.phase in ("new", "running") and asked is not None and not r.paused and not only_scales(r.spec, asked.spec):
+    elif r.phase in ("new", "running") and asked is not None and not r.paused and not asked.scales:
         r.draft = replace(r.draft, phase="stopping", stop_at_step=None, stop_by=None, relaunching=True)
         why = Reason.of(Code.RELAUNCH_ASKED, number=asked.number, because=asked.because)
         r.act("stop", f"stop:{r.spec.name}:{asked.number}", why)

@@ -70,13 +70,25 @@ class Kept:
     program: str
 
 
+def lean(spec: RunSpec) -> RunSpec:
+    """Returns a spec without the parts that may hold secrets: commands, hooks, environment, and the texts of jobs."""
+    slurm = replace(spec.allocation.slurm, setup="", agent_command="", flags=())
+    allocation, trainer = replace(spec.allocation, slurm=slurm), replace(spec.trainer, command=())
+    return replace(spec, trainer=trainer, allocation=allocation, env=EnvSpec(), hooks=HooksSpec())
+
+
+def _of_decisions(spec: RunSpec) -> RunSpec:
+    """Returns what decisions read of a spec."""
+    titan = TitanSpec(steps=spec.titan.steps, checkpoint_interval_steps=spec.titan.checkpoint_interval_steps)
+    return replace(lean(spec), titan=titan)
+
+
 def take(observed: Observed, spec: RunSpec, memory: Memory) -> Given:
     """Returns a decision's input, without the parts that no decision reads and that may hold secrets."""
-    slurm = replace(spec.allocation.slurm, setup="", agent_command="", flags=())
-    titan = TitanSpec(steps=spec.titan.steps, checkpoint_interval_steps=spec.titan.checkpoint_interval_steps)
-    allocation, trainer = replace(spec.allocation, slurm=slurm), replace(spec.trainer, command=())
-    lean = replace(spec, titan=titan, trainer=trainer, allocation=allocation, env=EnvSpec(), hooks=HooksSpec())
-    body = ascii_json(Input(observed, lean, memory))
+    asked = observed.relaunch
+    if asked is not None:
+        observed = replace(observed, relaunch=replace(asked, spec=_of_decisions(asked.spec)))
+    body = ascii_json(Input(observed, _of_decisions(spec), memory))
     return Given(body, hashlib.sha256(body).hexdigest()[:16])
 
 

@@ -28,6 +28,7 @@ from supervisor.shell.control import cordons, observe, pools, projection, versio
 from supervisor.shell.control.audit import audit
 from supervisor.shell.control.build_info import program
 from supervisor.shell.control.checkpoint_folders import Folders, Lister
+from supervisor.shell.control.decision_inputs import lean
 from supervisor.shell.control.journal import Journal
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.failpoints import reach
@@ -147,6 +148,8 @@ class Loop:
         self._accounted: dict[str, float] = {}
         self._policies: dict[str, int] = {}
         """Version of the last journaled policy, by run."""
+        self._specs: dict[str, int] = {}
+        """Number of the last journaled spec, by run."""
         self._launched: dict[str, int] = {}
         """Revision at which each run was created: another run may have the name of a removed one."""
         self._notified: set[str] = set()
@@ -211,6 +214,7 @@ class Loop:
                 self._journals.pop(run).close(0.0)
             by_run: tuple[dict[str, Any], ...] = (
                 self._stood, self._made, self._said, self._look_again, self._accounted, self._policies,
+                self._specs,
             )  # fmt: skip
             for known in by_run:
                 known.pop(run, None)
@@ -266,6 +270,7 @@ class Loop:
             self._telemetry.undecided(run, True)
             return
         self._note_policy(run, record)
+        self._note_spec(run, record)
         stable, now = self._monotonic() - self._stable_since, self.now()
         goes_on, engine = memory.phase not in ENDED, observe.engine_of(self._mirror, record.spec)
         observed = replace(
@@ -333,6 +338,15 @@ class Loop:
             own = [(self._base, round(max(0.0, since - before[-1]), 3))] if before else []
             self._stood[run] = (*(s for s in known.stood if s[0] < self._base), *own)[-TERMS:]
         return self._stood[run]
+
+    def _note_spec(self, run: str, record: RunRecord) -> None:
+        """Journals each spec that a relaunch has put into force, and again at the start of a term: the leader that did so
+        may have died before it could."""
+        if record.number > self._specs.get(run, 1):
+            about = {"number": record.number, "because": record.because, "groups": record.spec.groups.count}
+            spec = to_jsonable_python(lean(record.spec))
+            self._journal(run, record).event("relaunch", epoch=self.epoch, **about, spec=spec)
+        self._specs[run] = record.number
 
     def _note_policy(self, run: str, record: RunRecord) -> None:
         """Journals each policy that a person set, once in a term, including those replaced unseen."""
@@ -414,10 +428,6 @@ class Loop:
         self._mirror.wrote(puts, revision)
         if changed:
             journal.outcome(self.epoch, decision.memory.decisions, revision)
-        if keys.spec(run) in puts:
-            spec, number = observe.runs(self._mirror)[run].spec, decision.memory.relaunches
-            as_json = to_jsonable_python(spec)
-            journal.event("relaunch", epoch=self.epoch, number=number, groups=spec.groups.count, spec=as_json)
         if account is not None and keys.account(run) in puts | later:
             journal.event("account", epoch=self.epoch, account=to_jsonable_python(account))
         if given is not None:

@@ -23,7 +23,7 @@ from supervisor.core.model.observed import (
     Observed,
     RankView,
 )
-from supervisor.core.model.spec import RunSpec
+from supervisor.core.model.spec import RunSpec, only_scales
 from supervisor.shell.control import cordons, pools
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import checkpoints, keys
@@ -140,7 +140,10 @@ def asked_relaunch(mirror: Mirror, run: str) -> Relaunch | None:
 
 def _relaunch(mirror: Mirror, run: str) -> NextSpec | None:
     asked = asked_relaunch(mirror, run)
-    return NextSpec(number=asked.number, spec=asked.spec, because=asked.because) if asked is not None else None
+    if asked is None:
+        return None
+    scales = only_scales(runs(mirror)[run].spec, asked.spec)
+    return NextSpec(number=asked.number, spec=asked.spec, scales=scales, because=asked.because)
 
 
 def epochs_before(mirror: Mirror) -> int:

@@ -219,13 +219,16 @@ def commands(backup: Backup) -> list[str]:
     """Returns lines that show what the backup's runs have nodes run or load. They act on no terminal, and none looks like
     one of ours: each is indented."""
     lines = []
-    for run, record in observe.runs(_mirror(backup)).items():
-        lines.append(
-            visible(f"run {run!r} has nodes run or load:" if "\n" in run else f"run {run} has nodes run or load:")
-        )
-        for name, text in _program_text(record.spec).items():
-            if text:
-                lines += [f"  {name}:", *(f"    {line}" for line in visible(text).split("\n"))]
+    mirror = _mirror(backup)
+    for run, record in observe.runs(mirror).items():
+        asked = observe.asked_relaunch(mirror, run)
+        name = repr(run) if "\n" in run else run
+        specs = [(name, record.spec)] + ([(f"{name}, as it is relaunched,", asked.spec)] if asked is not None else [])
+        for whose, spec in specs:
+            lines.append(visible(f"run {whose} has nodes run or load:"))
+            for key, text in _program_text(spec).items():
+                if text:
+                    lines += [f"  {key}:", *(f"    {line}" for line in visible(text).split("\n"))]
     return lines
 
 

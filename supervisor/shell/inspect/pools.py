@@ -77,6 +77,8 @@ def spec_of(spec: RunSpec, nodes: int | None, for_s: float | None) -> RunSpec:
         )
     allocation = spec.allocation
     wanted = nodes if nodes is not None else allocation.nodes + allocation.spares
+    if wanted < 1:
+        raise Fatal(f"a pool of {wanted} nodes: it holds one at least")
     return RunSpec(
         name=spec.name,
         groups=replace(spec.groups, count=0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Grant
@@ -14,9 +15,37 @@ from supervisor.ports.store import Expect, Store
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import client, pool_fit
-from supervisor.shell.runfile import changes
+from supervisor.shell.runfile import changes, parse
 from supervisor.wire import keys
 from supervisor.wire.records import Control, PolicySet, Registration, Relaunch, RunRecord, decode, encode
+
+
+def base(mirror: Mirror, record: RunRecord) -> RunSpec:
+    """Returns the spec that a change begins from: the newest that was asked for, or else the one in force."""
+    asked = observe.asked_relaunch(mirror, record.spec.name)
+    return asked.spec if asked is not None else record.spec
+
+
+def prepared(mirror: Mirror, record: RunRecord, given: RunSpec) -> tuple[RunSpec, list[str]]:
+    """Returns the spec by which the run would go on, with what it keeps: a policy that a person has set since the launch,
+    and on a pool the pool's [allocation.slurm]. Also returns notes about what of the given one has no effect. Raises
+    Fatal as `refuse` does, and RunFileError for contradictions with what is kept or was measured in the run."""
+    run, after, notes = record.spec.name, given, []
+    was_set = mirror.record(keys.policy(run), PolicySet)
+    if was_set is not None and after.policy != was_set.policy:
+        notes.append(
+            f"the policy that was set since the launch (version {was_set.version}) goes on, not that of the run file: "
+            "supervisor policy set changes it"
+        )
+        after = replace(after, policy=was_set.policy)
+    if after.allocation.pool and after.allocation.pool == record.spec.allocation.pool:
+        after = replace(after, allocation=replace(after.allocation, slurm=record.spec.allocation.slurm))
+    refuse(mirror, record, after)
+    seen = observe.memory(mirror, run).measured
+    known = parse.contradictions(record.spec, seen)
+    if wrong := [problem for problem in parse.contradictions(after, seen) if problem not in known]:
+        raise parse.RunFileError(wrong)
+    return after, notes
 
 
 def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
@@ -25,7 +54,7 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
     run, before = record.spec.name, record.spec
     memory = observe.memory(mirror, run)
     control = mirror.record(keys.control(run), Control) or Control()
-    if after == before:
+    if after == before and observe.asked_relaunch(mirror, run) is None:
         raise Fatal(f"run {run} has this spec already: a relaunch would change nothing (supervisor restart GROUP)")
     if control.paused:
         raise Fatal(f"run {run} is paused: `supervisor resume {run}` first, or it would not start again")
@@ -40,6 +69,11 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
         raise Fatal(
             f"allocation.pool: {before.allocation.pool} -> {after.allocation.pool}: a relaunch keeps the nodes of a run; launch it "
             "under another name (--on), with --resume-from its newest checkpoint"
+        )
+    if after.policy.node_lease_s != before.policy.node_lease_s and memory.phase not in ENDED:
+        raise Fatal(
+            f"policy.node_lease_s: {before.policy.node_lease_s} -> {after.policy.node_lease_s}: nodes read it only at their start; "
+            "leave it as it is"
         )
     if after.allocation.pool and memory.phase in ENDED:
         pool_fit.on_its_pool(mirror, after)
@@ -120,15 +154,4 @@ def data_note(before: RunSpec, after: RunSpec) -> str:
     return (
         f"groups that train on read the shares of {before.groups.count} groups until they start again, and new ones those of "
         f"{after.groups.count}: some samples are read twice, or not (docs/RELAUNCH.md)"
-    )
-
-
-def policy_stays(mirror: Mirror, record: RunRecord, after: RunSpec) -> str:
-    """Returns a note if the policy of the new spec has no effect, because a person has set another; else empty."""
-    was_set = mirror.record(keys.policy(record.spec.name), PolicySet)
-    if was_set is None or after.policy == was_set.policy:
-        return ""
-    return (
-        f"the policy that was set since the launch (version {was_set.version}) goes on, not that of the run file: "
-        "supervisor policy set changes it"
     )

@@ -47,6 +47,7 @@ def successor(spec: RunSpec, before: Removed) -> dict[str, bytes]:
     groups = {g: replace(fresh, group=g) for g in range(spec.groups.count)}
     memory = Memory(
         groups=groups,
+        generations_above=before.generation,
         allocations_above=before.allocations,
         incidents_seen=before.incidents,
         lighthouse=Lighthouse(generation=before.lighthouse),
@@ -100,7 +101,7 @@ def _begin(store: Store, mirror: Mirror, record: RunRecord, memory: Memory) -> N
     name = record.spec.name
     removed = Removed(
         run_dir=record.run_dir,
-        generation=max((g.generation for g in memory.groups.values()), default=0),
+        generation=max([memory.generations_above, *(g.generation for g in memory.groups.values())]),
         lighthouse=memory.lighthouse.generation,
         allocations=memory.allocations_above + len(memory.allocations),
         incidents=memory.incidents_seen,

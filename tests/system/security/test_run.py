@@ -15,7 +15,9 @@ from agents.shim import process
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import toy_spec
 from supervisor.core.model.spec import TitanSpec
-from supervisor.shell.inspect import bundle
+from supervisor.ports.errors import Fatal
+from supervisor.shell.etcd import connect
+from supervisor.shell.inspect import bundle, stacks
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, Registration, RunRecord
 from tests.helpers.prometheus import BINARY, prometheus
@@ -53,6 +55,19 @@ def beating(world: TlsWorld, record: RunRecord, generations: tuple[int, ...]) ->
 
 def gate_log(world: TlsWorld) -> str:
     return "".join(path.read_text() for path in (world.system / "nodes" / "host" / "lighthouse").glob("*/output.log"))
+
+
+def test_a_node_answers_those_who_may_ask(run: Run) -> None:
+    world, record = run
+    mirror = world.mirror()
+    found = stacks.read(world.store, mirror, record.spec.name, None, None, 60.0)
+    assert [(each.group, each.unknown) for each in found] == [(0, ""), (1, "")]
+    assert all(each.threads[0]["frames"] for each in found)
+    refused = "only the users `supervisor` and `root` may ask nodes"
+    for name in ("reader", "node-n2"):
+        theirs = connect([world.etcd.endpoint], security=world.certificates.of(name))
+        with contextlib.closing(theirs) as store, pytest.raises(Fatal, match=refused):
+            stacks.read(store, mirror, record.spec.name, None, None, 60.0)
 
 
 def test_nobody_is_insecure(run: Run) -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from supervisor.core.model.observed import NextSpec
 from supervisor.core.model.reason import Code, Reason
-from supervisor.core.model.spec import RunSpec
+from supervisor.core.model.spec import RunSpec, only_scales
+from supervisor.core.remediation.restore import GENERATIONS, restored
 from tests.unit.core.world import World
 
 
@@ -20,7 +21,7 @@ def of(w: World, count: int) -> RunSpec:
 
 
 def relaunch(w: World, spec: RunSpec, number: int = 2) -> None:
-    w.relaunch = NextSpec(number=number, spec=spec, because="a longer run")
+    w.relaunch = NextSpec(number=number, spec=spec, scales=only_scales(w.spec, spec), because="a longer run")
 
 
 def drained(w: World) -> None:
@@ -89,10 +90,10 @@ def test_a_smaller_spec_drops_groups_and_a_larger_one_after_it_uses_none_of_thei
     w.round()
     drained(w)
     assert "close_lighthouse" in [a.verb for a in w.last.actions], "one reads groups.min_groups at its start"
-    for _ in range(2):
+    for _ in range(3):
         w.round()
     assert sorted(w.memory.groups) == [0, 1]
-    assert w.memory.generations_above == 3
+    assert w.memory.generations_above == 4
     w.memory = replace(
         w.memory, phase="running", groups={g: replace(m, phase="finished") for g, m in w.memory.groups.items()}
     )
@@ -102,7 +103,22 @@ def test_a_smaller_spec_drops_groups_and_a_larger_one_after_it_uses_none_of_thei
     w.take_spec()
     for _ in range(3):
         w.round()
-    assert w.memory.groups[2].generation == 4
+    assert w.memory.groups[2].generation == 5
+
+
+def test_a_backup_of_a_run_that_is_relaunched_goes_on_with_it() -> None:
+    w = World(groups=2).bring_up()
+    relaunch(w, longer(w))
+    w.round()
+    assert w.memory.relaunching
+    after = restored(w.memory, w.spec.groups, None, {})
+    assert (after.phase, after.relaunching, after.surplus) == ("new", False, 0)
+
+
+def test_a_restored_run_uses_no_generation_of_a_group_that_it_once_had() -> None:
+    w = World(groups=2).bring_up()
+    w.memory = replace(w.memory, relaunches=3, generations_above=2)
+    assert restored(w.memory, w.spec.groups, None, {2: 7, 3: 9}).generations_above == 9 + GENERATIONS
 
 
 def test_a_stop_in_the_middle_ends_the_run() -> None:

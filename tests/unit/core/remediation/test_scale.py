@@ -19,7 +19,7 @@ def sized(w: World, count: int, spares: int = 1) -> RunSpec:
 
 def scale(w: World, spec: RunSpec, number: int = 2) -> None:
     """Asks for it, and takes the rounds until it is in force."""
-    w.relaunch = NextSpec(number=number, spec=spec)
+    w.relaunch = NextSpec(number=number, spec=spec, scales=only_scales(w.spec, spec))
     while w.memory.relaunches < number:
         w.round()
     w.take_spec()
@@ -81,6 +81,62 @@ def test_a_group_that_does_not_come_to_its_end_is_ended() -> None:
         w.round()
     assert sorted(w.memory.groups) == [0]
     assert w.memory.generations_above == 2
+
+
+def test_a_group_that_fails_while_it_ends_is_no_failure_of_the_run() -> None:
+    w = World(groups=3).bring_up()
+    scale(w, sized(w, 1))
+    w.round()
+    w.crash(2)
+    w.fail(1, code=0)
+    w.open_gate()
+    for _ in range(4):
+        w.round()
+        w.open_gate()
+    assert sorted(w.memory.groups) == [0]
+    assert w.incidents == {}
+    assert w.memory.spent == {}
+
+
+def test_nodes_that_were_too_many_once_are_not_given_back_later() -> None:
+    """The run was stopped in the middle of a scale: after its resumption it has as many as it wants."""
+    w = World(groups=4).bring_up()
+    scale(w, sized(w, 2))
+    w.round()
+    w.control = replace(w.control, stop=True)
+    for _ in range(2):
+        w.round()
+    for g in list(w.memory.groups):
+        w.fail(g, code=0)
+    for _ in range(4):
+        w.round()
+    assert w.memory.phase == "stopped"
+    w.control = replace(w.control, stop=False, resumes=1, because="on")
+    for _ in range(6):
+        w.round()
+    assert len(wanted(w)) == 3
+    assert w.memory.surplus == 0
+
+
+def test_what_a_group_waits_for_is_not_given_back() -> None:
+    """Group 0 has lost its node, and another was asked for, when the run is made smaller: it takes the node that is left."""
+    w = World(groups=3, spares=0).bring_up()
+    w.lapse("n1")
+    w.grant(1, "gone")
+    for _ in range(3):
+        w.round(1.0)
+    assert wanted(w) == ["run-a2", "run-a3", "run-a4"]
+    w.grant(4, "pending")
+    scale(w, sized(w, 2, spares=0))
+    w.round()
+    assert wanted(w) == ["run-a2", "run-a3", "run-a4"]
+    w.fail(2, code=0)
+    w.open_gate()
+    for _ in range(6):
+        w.round()
+    assert sorted(w.memory.groups) == [0, 1]
+    assert w.group(0).nodes == ("n3",)
+    assert wanted(w) == ["run-a2", "run-a3"]
 
 
 def test_spares_alone() -> None:
