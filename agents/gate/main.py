@@ -31,9 +31,11 @@ from supervisor.shell.etcd.lease import boot_time
 from supervisor.shell.failpoints import reach
 from supervisor.wire import logged, sockets
 from supervisor.wire.aside import Aside
+from supervisor.wire.deny_list import Serial
+from supervisor.wire.listener_files import ListenerFiles, server_context, shown
 from supervisor.wire.local_peer import is_ours
 from supervisor.wire.records import GateGroup, GateObserved, GatePresence
-from supervisor.wire.security import SecurityError, common_name, is_loopback, load, node_name, server_context
+from supervisor.wire.security import SecurityError, common_name, is_loopback, load, node_name
 
 log = logging.getLogger("agents.gate")
 
@@ -68,6 +70,7 @@ class Visitor:
     generation: int
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    certificate: Serial | None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -102,7 +105,8 @@ class Gate:
         self._ticked_at: float | None = None
         self._asked_for_life_at = 0.0
         self._security = load(options.security)
-        self._server_context = server_context(self._security) if self._security.tls else None
+        self._tls_files = ListenerFiles(self._security) if self._security.tls else None
+        self._server_context = server_context(self._tls_files) if self._tls_files is not None else None
         own = (options.node, options.run, options.generation)
         self._watch = OrdersWatch(*own, options.etcd, from_thread(self._loop, self._obey), self._security)
         presence = GatePresence(run=options.run, node=options.node, generation=options.generation)
@@ -177,6 +181,16 @@ class Gate:
             self._lighthouse.ask()
             if not self._files.left:  # else its disk stalls
                 self._files.ask(partial(os.utime, Path(self._options.folder) / "gate.json"))
+                if self._tls_files is not None:
+                    self._files.ask(self._tls_files.stamp)
+            self._end_revoked()
+
+    def _end_revoked(self) -> None:
+        """Cuts the connections that were made with a certificate which the deny list in use names."""
+        denied: frozenset[Serial] = self._tls_files.denied if self._tls_files is not None else frozenset()
+        for visitor in [visitor for visitor in self._visitors if visitor.certificate in denied]:
+            log.warning("cut a connection of node %s: its certificate was revoked", visitor.node)
+            visitor.writer.transport.abort()
 
     def _is_alive(self) -> bool:
         """Returns true while the event loop turns; for the publisher's thread. True too while the lighthouse starts."""
@@ -374,10 +388,11 @@ class Gate:
                 raise ValueError(f"it belongs to run {who['run']!r}")
             node = str(who["node"])
             if self._security.tls:
-                shown = common_name(writer.get_extra_info("ssl_object"))
-                if shown != node_name(node):
-                    raise ValueError(f"it claims to be node {node}, but shows the certificate of {shown!r}")
-            return Visitor(node, int(who["group"]), int(who["generation"]), reader, writer)
+                met = common_name(writer.get_extra_info("ssl_object"))
+                if met != node_name(node):
+                    raise ValueError(f"it claims to be node {node}, but shows the certificate of {met!r}")
+            certificate = shown(writer.get_extra_info("ssl_object"))
+            return Visitor(node, int(who["group"]), int(who["generation"]), reader, writer, certificate)
         except (ValueError, KeyError, TypeError) as error:
             log.warning("closed a connection from %s: %s", writer.get_extra_info("peername"), error)
             return None

@@ -112,9 +112,12 @@ def _connected(
         try:
             store = connect(etcd, security=security)
             try:
-                warnings = holes.refuse(store, security)
+                tried = holes.tried(store, etcd, security)
+                warnings = holes.refuse(tried, security)
                 for warning in warnings:
                     log.warning("%s", warning)
+                if tried.sentence:
+                    log.log(logging.INFO if tried.node else logging.WARNING, "%s", tried.sentence)
                 return store, Mirror(store.list(keys.PREFIX)), warnings
             except PortError:
                 store.close()

@@ -1,4 +1,4 @@
-"""Reads from when to when a deny list (an X.509 CRL) holds, which Python's `ssl` does not say.
+"""Reads from when to when a deny list (an X.509 CRL) holds, and what is on it, which Python's `ssl` does not say.
 
 Standard library only: the shim imports this.
 """
@@ -12,7 +12,10 @@ import re
 from collections.abc import Iterator
 
 _PEM = re.compile(r"-----BEGIN X509 CRL-----(.+?)-----END X509 CRL-----", re.DOTALL)
-_UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
+_INTEGER, _SEQUENCE, _UTC_TIME, _GENERALIZED_TIME = 0x02, 0x30, 0x17, 0x18
+
+Serial = tuple[bytes, int]
+"""A certificate as a list names it: its authority's name in DER, and its serial number."""
 
 
 def holds_unix_s(pem: str) -> tuple[float, float]:
@@ -28,6 +31,33 @@ def _updates(der: bytes) -> tuple[float, float]:
     (_, content), *_ = _parts(whole)
     times = [_time(tag, value) for tag, value in _parts(content) if tag in (_UTC_TIME, _GENERALIZED_TIME)]
     return times[0], times[1] if len(times) > 1 else math.inf
+
+
+def revoked(pem: str) -> frozenset[Serial]:
+    """Returns what all lists of a PEM file name. Raises as `holds_unix_s` does."""
+    found: set[Serial] = set()
+    for each in _PEM.findall(pem):
+        (_, whole), *_ = _parts(base64.b64decode(each))
+        (_, content), *_ = _parts(whole)
+        # the algorithm, the authority, and, if there are any, the entries: each begins with its number (RFC 5280, 5.1)
+        _, authority, *entries = (value for tag, value in _parts(content) if tag == _SEQUENCE)
+        for _, entry in _parts(entries[0]) if entries else ():
+            found.add((authority, _number(next(_parts(entry)))))
+    return frozenset(found)
+
+
+def serial_of(der: bytes) -> Serial:
+    """Returns how a list would name this certificate, which OpenSSL has taken before."""
+    (_, whole), *_ = _parts(der)
+    (_, content), *_ = _parts(whole)
+    # its number comes before the algorithm and the authority (RFC 5280, 4.1)
+    number = next(part for part in _parts(content) if part[0] == _INTEGER)
+    _, authority, *_ = (value for tag, value in _parts(content) if tag == _SEQUENCE)
+    return authority, _number(number)
+
+
+def _number(part: tuple[int, bytes]) -> int:
+    return int.from_bytes(part[1], "big", signed=True)
 
 
 def _parts(der: bytes) -> Iterator[tuple[int, bytes]]:

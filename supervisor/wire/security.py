@@ -331,25 +331,6 @@ def node_name(node: str) -> str:
     return f"node-{node}"
 
 
-def server_context(security: Security, anyone: bool = False) -> ssl.SSLContext:
-    """Returns a listener's context: it shows our certificate, and requires one signed by our `ca`, or none if `anyone`
-    may connect. Raises SecurityError.
-
-    It checks the files at every handshake: connections after a change get the new certificate.
-    """
-    newest = Reloading(security, ssl.PROTOCOL_TLS_SERVER)
-    context = newest.context()
-
-    def renew(connection: ssl.SSLObject, server_name: str | None, _: ssl.SSLContext) -> None:
-        # OpenSSL takes certificate and authorities of this one connection from the context that is set here
-        connection.context = newest.context()
-
-    context.sni_callback = renew
-    if anyone:
-        context.verify_mode = ssl.CERT_NONE  # a connection keeps that of its first context
-    return context
-
-
 class CurrentFiles:
     """Follows the files of certificates, which a renewal replaces. Threads may share it. Raises SecurityError if they
     cannot be used at first."""

@@ -13,7 +13,8 @@ from supervisor.ports.errors import Fatal, PortError
 from supervisor.shell.enroll.signer import Early, Refused, Signer
 from supervisor.shell.metrics.listener import Handler, Listener
 from supervisor.wire.enrollment import BYTES_AT_MOST, PATH
-from supervisor.wire.security import Security, SecurityError, host_and_port, server_context
+from supervisor.wire.listener_files import ListenerFiles, server_context
+from supervisor.wire.security import Security, SecurityError, host_and_port
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,8 @@ class EnrollListener(Listener):
         self.signer = signer
         super().__init__(address, port, CollectorRegistry(), security, _Handler)
 
-    def tls(self) -> ssl.SSLContext:
-        return server_context(self.security, anyone=True)
+    def tls(self, files: ListenerFiles) -> ssl.SSLContext:
+        return server_context(files, anyone=True)
 
 
 def serve(signer: Signer, security: Security) -> EnrollListener | None:
@@ -76,7 +77,7 @@ class _Handler(Handler):
             self.do_GET()
             return
         body = self.rfile.read(int(length))
-        self.server.unheard.pop(self.connection, None)
+        self.server.heard(self.connection)
         peer = str(self.client_address[0])
         try:
             answer = self.server.signer.answer(body, peer)

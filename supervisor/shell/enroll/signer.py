@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hmac
 import ipaddress
 import json
 import logging
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 LIFE_S = 86400.0
 """Seconds for which a certificate holds: long enough for a night without supervisors (a node asks again when a third is
 left), and short enough that no one needs to revoke it."""
+
+OURS_LIFE_S = 600.0
+"""Seconds for which a certificate holds that a supervisor signs for itself, to try etcd as a node."""
 
 BEFORE = datetime.timedelta(hours=1)
 """A certificate is valid from this long before: the clocks of two machines differ."""
@@ -82,7 +87,8 @@ class Signer:
         public = _public_key(request.csr)
         if public is None:
             raise Refused(f"{who}: the signing request is not valid")
-        made = self._certificate(request, public, peer, (key, issuer))
+        address = x509.IPAddress(ipaddress.ip_address(peer.partition("%")[0]))
+        made = _certificate(node_name(request.node), public, [address], (key, issuer), self._life_s)
         log.info(
             "node %s (allocation %s, from %s) gets a certificate until %s, serial number %x",
             *(request.node, request.allocation, peer, made.not_valid_after_utc, made.serial_number),
@@ -91,35 +97,54 @@ class Signer:
         pem = made.public_bytes(serialization.Encoding.PEM).decode()
         return json.dumps({"certificate": pem, "ca": Path(self._security.ca).read_text(), "crl": crl}).encode()
 
-    def _certificate(
-        self, request: _Request, public: Any, peer: str, authority: tuple[Any, x509.Certificate]
-    ) -> x509.Certificate:
-        key, issuer = authority
-        now = datetime.datetime.now(datetime.UTC)
-        until = min(now + datetime.timedelta(seconds=self._life_s), issuer.not_valid_after_utc)
-        name = node_name(request.node)
-        usage = dict.fromkeys(
-            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign"), False
-        ) | dict.fromkeys(("crl_sign", "encipher_only", "decipher_only"), False)
-        names = [x509.DNSName(name), x509.IPAddress(ipaddress.ip_address(peer.partition("%")[0]))]
-        return (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(issuer.subject)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(max(now - BEFORE, issuer.not_valid_before_utc))
-            .not_valid_after(until)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.KeyUsage(digital_signature=True, **usage), critical=True)
-            .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
-                critical=False,
-            )
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(_key_of(issuer), critical=False)
-            .sign(key, hashes.SHA256() if isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) else None)
+
+@contextlib.contextmanager
+def signed_for_us(security: Security, name: str) -> Iterator[Security]:
+    """Yields files for `name`, by a key of our own, in a private folder that goes with the block. They hold for
+    OURS_LIFE_S. Raises SecurityError if `signs` cannot be used, OSError."""
+    key, issuer, _ = _authority(security)
+    own = ec.generate_private_key(ec.SECP256R1())
+    made = _certificate(name, own.public_key(), [], (key, issuer), OURS_LIFE_S)
+    with tempfile.TemporaryDirectory(prefix="everstep-") as folder:
+        file = Path(folder) / "both.pem"
+        file.touch(mode=0o600)
+        pkcs8, open_ = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        pem = own.private_bytes(serialization.Encoding.PEM, pkcs8, open_)
+        file.write_bytes(pem + made.public_bytes(serialization.Encoding.PEM))
+        yield Security(ca=security.ca, cert=str(file), key=str(file), crl=security.crl)
+
+
+def _certificate(
+    name: str,
+    public: Any,
+    addresses: Sequence[x509.IPAddress],
+    authority: tuple[Any, x509.Certificate],
+    life_s: float,
+) -> x509.Certificate:
+    key, issuer = authority
+    now = datetime.datetime.now(datetime.UTC)
+    until = min(now + datetime.timedelta(seconds=life_s), issuer.not_valid_after_utc)
+    usage = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign"), False
+    ) | dict.fromkeys(("crl_sign", "encipher_only", "decipher_only"), False)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(issuer.subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(max(now - BEFORE, issuer.not_valid_before_utc))
+        .not_valid_after(until)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(digital_signature=True, **usage), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+            critical=False,
         )
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name), *addresses]), critical=False)
+        .add_extension(_key_of(issuer), critical=False)
+        .sign(key, hashes.SHA256() if isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) else None)
+    )
 
 
 def check(security: Security) -> None:

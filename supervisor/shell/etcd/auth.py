@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from supervisor.ports.errors import Fatal
@@ -15,7 +14,7 @@ from supervisor.shell.etcd.convert import range_of
 from supervisor.shell.etcd.errors import LeaseLost
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire import keys, node_requests
-from supervisor.wire.security import ROOT, Security, SecurityError, file_of_node, load, node_name, read_certificate
+from supervisor.wire.security import ROOT, Security, SecurityError, node_name, read_certificate
 
 SUPERVISOR = "supervisor"
 READER = "reader"
@@ -33,10 +32,11 @@ OLDEST = (3, 4)
 
 
 def roles(nodes: Sequence[str]) -> dict[str, Permissions]:
-    """Returns each role's permissions. Each role has one user, of the same name."""
+    """Returns each role's permissions, with those of the node that only tries. Each role has one user, of the same
+    name."""
     ours = {keys.PREFIX: READWRITE, node_requests.PREFIX: READWRITE}
     found: dict[str, Permissions] = {SUPERVISOR: ours, READER: {keys.PREFIX: READ}}
-    for node in nodes:
+    for node in (holes.PROBE, *nodes):
         found[node_name(node)] = {
             keys.desired(node, ""): READ,
             f"{keys.NODES}{node}/": READWRITE,
@@ -50,11 +50,12 @@ def init_auth(
     endpoints: Sequence[str], security: Security, nodes: Sequence[str], removed: Sequence[str] = ()
 ) -> Iterator[str]:
     """Creates what is missing, revokes excess permissions of our roles, takes the users of `removed` nodes away, and enables
-    the checks. Yields a sentence after each change. Then tries, with the certificate of one of the nodes, if etcd holds
-    its users to their roles.
+    the checks. Yields a sentence after each change. Then tries, with the certificate of a node, if etcd holds its users
+    to their roles.
 
     Raises SecurityError without certificates; Fatal, also when the certificate is not that of `root`, or when etcd has
-    open holes that this security file does not accept; Retryable when etcd is away.
+    open holes, or no node's certificate to try them is here, and this security file does not accept that; Retryable when
+    etcd is away.
     """
     if not security.tls:
         raise SecurityError(
@@ -70,7 +71,7 @@ def init_auth(
         _check_version(store)
         yield from _removals(store, removed)
         yield from _changes(store, nodes)
-        yield from _probe(store, endpoints, security, nodes)
+        yield from _probe(store, endpoints, security)
 
 
 def _check_version(store: EtcdStore) -> None:
@@ -127,26 +128,20 @@ def _removals(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
             store.commit({}, deletes=[item.key for item in written[at : at + MAX_OPERATIONS]])
 
 
-def _probe(store: EtcdStore, endpoints: Sequence[str], security: Security, nodes: Sequence[str]) -> Iterator[str]:
-    for node in nodes:
-        try:
-            file = file_of_node(security, node)
-        except SecurityError:
-            continue
-        lease = store.lease(PROBE_S)
-        store.put(holes.OUTSIDE, b"", lease.id)
-        try:
-            theirs = replace(load(file), accepts_holes=security.accepts_holes)
-            with connect(endpoints, security=theirs) as of_node:
-                yield from holes.refuse(of_node, theirs, keys.health(node), lease.id)
-        finally:
-            lease.revoke()
-        yield f"tried with {file}, the known holes of etcd"
-        return
-    if nodes:
-        yield (
-            f"etcd's known holes were not tried: none of these nodes has its node-NAME.toml in {security.nodes_folder}"
+def _probe(store: EtcdStore, endpoints: Sequence[str], security: Security) -> Iterator[str]:
+    lease = store.lease(PROBE_S)
+    store.put(holes.OUTSIDE, b"", lease.id)
+    try:
+        tried = holes.tried(store, endpoints, security, lease.id)
+    finally:
+        lease.revoke()
+    yield from holes.refuse(tried, security)
+    if not tried.user and not security.accepts_holes:
+        raise Fatal(
+            f"{tried.sentence}. So it is not proved that etcd holds its users to their roles; all else is done. Or write "
+            "`insecure = true` into the security file if every node may do anything"
         )
+    yield tried.sentence
 
 
 def _set_permissions(store: EtcdStore, role: str, permissions: Permissions) -> Iterator[str]:

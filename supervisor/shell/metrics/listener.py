@@ -17,7 +17,9 @@ from urllib.parse import urlsplit
 from prometheus_client import CollectorRegistry
 
 from supervisor.shell.metrics.exposition import answer
-from supervisor.wire.security import Security, is_loopback, server_context
+from supervisor.wire.deny_list import Serial
+from supervisor.wire.listener_files import LOOKED_AT_S, ListenerFiles, server_context, shown
+from supervisor.wire.security import Security, common_name, is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +54,24 @@ class Listener(ThreadingHTTPServer):
         self._free = threading.BoundedSemaphore(CONNECTIONS)
         self.unheard: dict[Any, float] = {}
         """Until when each connection without a whole request may stay, by time.monotonic()."""
+        self.open: dict[Any, str] = {}
+        """The address of each connection that has a place, the first one first."""
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address.strip("[]"), port), handler)
+        self.shown: dict[Any, Serial] = {}
+        """The certificate of each connection that has made its request."""
+        self._files: ListenerFiles | None = None
+        self._looked = time.monotonic()
         if security.tls:
+            self._files = ListenerFiles(security)
             # In each connection's own thread: a silent client would otherwise keep all others out.
-            self.socket = self.tls().wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+            self.socket = self.tls(self._files).wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
 
-    def tls(self) -> ssl.SSLContext:
+    def tls(self, files: ListenerFiles) -> ssl.SSLContext:
         """Returns the context of its connections: a client shows a certificate of the authority."""
-        return server_context(self.security)
+        return server_context(files)
 
     def serve(self) -> None:
         """Serves in a thread."""
@@ -68,38 +79,66 @@ class Listener(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
-            self._end_first_unheard()
+            self._make_place()
             if not self._free.acquire(timeout=MAKES_PLACE_S):
                 self.shutdown_request(request)
                 return
+        self.open[request], self.unheard[request] = str(client_address[0]), time.monotonic() + SPEAKS_WITHIN_S
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread can be started
-            self._free.release()
+            self._gave_back(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        self.unheard[request] = time.monotonic() + SPEAKS_WITHIN_S
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.unheard.pop(request, None)
-            self._free.release()
+            self._gave_back(request)
+
+    def heard(self, request: Any) -> None:
+        """Notes that a connection has made its whole request, with which certificate. For its own thread."""
+        certificate = shown(request) if self._files is not None else None
+        if certificate is not None:
+            self.shown[request] = certificate
+        self.unheard.pop(request, None)
+
+    def _gave_back(self, request: Any) -> None:
+        self.shown.pop(request, None)
+        self.unheard.pop(request, None)
+        self.open.pop(request, None)
+        self._free.release()
 
     def service_actions(self) -> None:
-        """Ends what has not made its request in time, whole: one byte now and then is no request."""
+        """Ends what has not made its request in time, whole: one byte now and then is no request. Ends what a deny list
+        names that is newer than the connection."""
         now = time.monotonic()
+        if self._files is not None and now - self._looked > LOOKED_AT_S:
+            self._looked = now
+            self._files.stamp()
+            for request, certificate in list(self.shown.items()):
+                if certificate in self._files.denied:
+                    log.warning("ended a connection of %s: its certificate was revoked", common_name(request))
+                    self._end(request)
         for request, until in list(self.unheard.items()):
             if now > until:
                 self._end(request)
 
-    def _end_first_unheard(self) -> None:
-        """Makes place: a scrape asks at once, so the connection that has asked nothing for longest must go."""
-        for request in list(self.unheard)[:1]:
+    def _make_place(self) -> None:
+        """Ends a connection of the address that has most: one that has asked nothing before one that does not take its
+        answer, and the oldest of these. A scrape asks at once, and is answered at once."""
+        of: dict[str, list[Any]] = {}
+        for request, address in list(self.open.items()):
+            of.setdefault(address, []).append(request)
+        silent = {address: [r for r in requests if r in self.unheard] for address, requests in of.items()}
+        most = max(of, key=lambda address: (len(of[address]), len(silent[address])), default="")
+        for request in (silent.get(most) or of.get(most, []))[:1]:
             self._end(request)
 
     def _end(self, request: Any) -> None:
         self.unheard.pop(request, None)
+        self.open.pop(request, None)
+        self.shown.pop(request, None)
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
 
@@ -134,7 +173,7 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def do_GET(self) -> None:
-        self.server.unheard.pop(self.connection, None)
+        self.server.heard(self.connection)
         url = urlsplit(self.path)
         try:
             if url.path == "/metrics":

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from agents.gate.forwarder import Forwarder
-from supervisor.wire.security import Security, server_context
+from supervisor.wire.listener_files import ListenerFiles, server_context
+from supervisor.wire.security import Security
 from tests.helpers.tls import Certificates
 
 PATIENCE_S = 5.0
@@ -47,7 +48,7 @@ class Gate:
 @asynccontextmanager
 async def listening(security: Security | None) -> AsyncIterator[Gate]:
     gate = Gate()
-    context = server_context(security) if security is not None else None
+    context = server_context(ListenerFiles(security)) if security is not None else None
     server = await asyncio.start_server(gate.accept, "127.0.0.1", 0, ssl=context)
     gate.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +14,13 @@ import pytest
 from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Fatal
 from supervisor.shell.dev.etcd_server import SOCKETS, start_etcd
-from supervisor.shell.etcd import EtcdStore, connect, holes
+from supervisor.shell.etcd import EtcdStore, auth, connect, holes
 from supervisor.shell.etcd.convert import bytes_of, put
 from supervisor.shell.etcd.errors import is_denied
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.shell.inspect.doctor import trust
 from supervisor.wire import keys
+from supervisor.wire.address import free_ports
 from supervisor.wire.security import load
 from tests.helpers.tls import TlsEtcd
 
@@ -134,26 +136,110 @@ def strict(authed: TlsEtcd, tmp_path: Path) -> Callable[[str], Path]:
 
 
 def test_an_open_etcd_is_refused(authed: TlsEtcd, strict: Callable[[str], Path], tmp_path: Path) -> None:
-    with as_user(authed, "supervisor") as store:
-        found = holes.open_holes(store)
     strict("node-n1")
+    with as_user(authed, "supervisor") as store:
+        found = holes.tried(store, [authed.endpoint], authed.certificates.of("supervisor")).holes
     run = ["run", "--etcd", authed.endpoint, "--home", str(tmp_path / "runs"), "--security", str(strict("supervisor"))]
     init = ["init-auth", "--etcd", authed.endpoint, "--node", "n1", "--security", str(strict("root"))]
     for arguments in (run, init):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "supervisor.cli", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        try:
-            said = process.communicate(timeout=60)[0]
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            said = process.communicate()[0]
+        code, said = program(*arguments)
         assert ("etcd does not hold its users to their roles" in said) is bool(found)
         assert all(hole.sentence in said for hole in found)
-        assert process.returncode == bool(found)
+        assert code == bool(found)
+
+
+def program(*arguments: str, within_s: float = 60) -> tuple[int, str]:
+    """Returns the exit code of one of our commands, and what it printed. It is ended after so long."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "supervisor.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        said = process.communicate(timeout=within_s)[0]
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        said = process.communicate()[0]
+    return process.returncode, said
+
+
+@pytest.mark.parametrize("nodes", [["--node", "n1"], []])
+def test_init_auth_fails_where_it_cannot_try_them(
+    authed: TlsEtcd, strict: Callable[[str], Path], nodes: list[str]
+) -> None:
+    """Where no file of a node lies, none of the roles is proved."""
+    file = strict("root")
+    init = ["init-auth", "--etcd", authed.endpoint, "--security", str(file), *nodes]
+    code, said = program(*init)
+    assert code == 1
+    assert "known holes were not tried" in said
+    assert (
+        "put the files of one node there, or give `signs` in the security file, and run `supervisor init-auth` again"
+        in " ".join(said.split())
+    )
+    with file.open("a") as more:
+        more.write("insecure = true\n")
+    code, said = program(*init)
+    assert code == 0
+    assert "known holes were not tried" in said
+
+
+@pytest.fixture
+def signing(authed: TlsEtcd, strict: Callable[[str], Path]) -> Path:
+    """The security file of a supervisor that signs nodes' certificates, where no node's lies."""
+    file = strict("supervisor")
+    (port,) = free_ports(1)
+    with file.open("a") as more:
+        more.write(f'signs = "{authed.certificates.folder}/ca.key"\nenroll = ["127.0.0.1:{port}"]\n')
+    return file
+
+
+def test_a_supervisor_that_signs_tries_as_a_node(authed: TlsEtcd, signing: Path, tmp_path: Path) -> None:
+    """At its start: all three, as the node that never runs, whose certificate does not stay."""
+    open_ = tuple(hole for hole, use in USED.items() if use(authed))
+    before = set(Path(tempfile.gettempdir()).glob("everstep-*"))
+    with as_user(authed, "supervisor") as store:
+        lease = store.lease(30)
+        store.put(keys.registration("n2"), b"{}", lease.id)
+        kept = {item.key: item.mod_revision for item in store.list(keys.PREFIX).items}
+        found = holes.tried(store, [authed.endpoint], load(signing))
+        assert {item.key: item.mod_revision for item in store.list(keys.PREFIX).items} == kept
+        code, said = program(
+            *("run", "--etcd", authed.endpoint, "--home", str(tmp_path / "runs"), "--security", str(signing)),
+            within_s=5 if not open_ else 60,
+        )
+        lease.revoke()
+    assert found == holes.Tried(open_, f"node-{holes.PROBE}", True)
+    assert (code == 1) is bool(open_)
+    assert all(hole.sentence in said for hole in open_)
+    assert f"tried with a certificate of node-{holes.PROBE}" in said
+    assert set(Path(tempfile.gettempdir()).glob("everstep-*")) == before
+
+
+def test_where_no_node_can_try_the_sentence_names_what_was_left(authed: TlsEtcd, strict: Callable[[str], Path]) -> None:
+    security = load(strict("reader"))
+    with connect([authed.endpoint], security=security) as store:
+        found = holes.tried(store, [authed.endpoint], security)
+        notes = [f.what for f in trust.rights(store, [authed.endpoint], security) if f.level == "note"]
+    assert (found.user, found.node) == ("reader", False)
+    assert (
+        "tried with the certificate of reader; not that of leases, since there is no node-NAME.toml" in found.sentence
+    )
+    assert notes == [found.sentence]
+
+
+def test_a_certificate_whose_user_has_no_role_proves_nothing(authed: TlsEtcd, signing: Path) -> None:
+    """As after an upgrade, until `init-auth` runs again: etcd denies everything then, which is no proof."""
+    security = load(signing)
+    try:
+        with as_user(authed, "root") as root, as_user(authed, "supervisor") as store:
+            auth.ask(root, "UserDelete", rpc.AuthUserDeleteRequest(name=f"node-{holes.PROBE}"))
+            found = holes.tried(store, [authed.endpoint], security)
+    finally:
+        list(auth.init_auth([authed.endpoint], authed.certificates.of("root"), []))
+    assert (found.user, found.node) == ("supervisor", False)
+    assert f"node-{holes.PROBE} cannot try them" in found.left
 
 
 def test_an_etcd_in_plain_is_asked_for_no_roles(authed: TlsEtcd, strict: Callable[[str], Path], tmp_path: Path) -> None:
@@ -162,16 +248,20 @@ def test_an_etcd_in_plain_is_asked_for_no_roles(authed: TlsEtcd, strict: Callabl
     try:
         security = load(strict("supervisor"))
         with connect([server.endpoint], security=security) as store:
-            assert holes.refuse(store, security) == ()
+            assert holes.tried(store, [server.endpoint], security) == holes.Tried()
     finally:
         server.stop()
 
 
 def test_the_doctor_names_them(authed: TlsEtcd, strict: Callable[[str], Path]) -> None:
     security = load(strict("supervisor"))
+    strict("node-n1")
     with connect([authed.endpoint], security=security) as store:
+        lease = store.lease(30)
+        store.put(keys.registration("n2"), b"{}", lease.id)
         findings = list(trust.rights(store, [authed.endpoint], security))
-        found = holes.open_holes(store)
+        lease.revoke()
+    found = [hole for hole, use in USED.items() if use(authed)]
     assert [f.level for f in findings if "roles: " not in f.what] == ["good"]
     told = [f.what for f in findings if f.level == "bad"]
     assert [hole.sentence in line for hole, line in zip(found, told, strict=True)] == [True] * len(found)

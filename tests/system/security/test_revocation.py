@@ -17,15 +17,18 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from fault_injection.doubles.memory_store import MemoryStore
 from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Retryable
 from supervisor.shell.etcd import connect
 from supervisor.shell.inspect.doctor import trust
 from supervisor.shell.metrics.listener import Handler, Listener
+from supervisor.shell.web.server import QUIET_S, serve
+from supervisor.shell.web.watcher import Page
 from supervisor.wire.expiry import first_expiry_unix_s
 from supervisor.wire.security import Reloading, Security, SecurityError, list_lapses, load
 from tests.helpers.tls import Certificates, tls_etcd
-from tests.helpers.tls_client import client_context, metrics
+from tests.helpers.tls_client import client_context, dial, metrics
 from tests.system.security.test_forwarder import listening, tries
 
 pytestmark = pytest.mark.timeout(300)
@@ -67,6 +70,33 @@ def test_a_listener_refuses_it_without_a_restart(certificates: Certificates) -> 
         assert reads(port, contexts["node-n2"])
         certificates.make("node-n1")
         assert reads(port, client_context(certificates.of("node-n1")))
+
+
+def test_a_page_that_is_open_ends_with_its_certificate(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without any new connection, which would look at the list; the streams of others go on."""
+    certificates.make("reader", "root")
+    page = Page(MemoryStore())
+    server = serve(CollectorRegistry(), page, "127.0.0.1", 0, certificates.of("supervisor"))
+    page.start()
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
+        stack.callback(page.stop)
+        streams = []
+        for name in ("reader", "root"):
+            stream = stack.enter_context(dial(f"127.0.0.1:{server.server_port}", certificates.of(name)))
+            stream.sendall(b"GET /events HTTP/1.0\r\n\r\n")
+            assert stream.recv(12) == b"HTTP/1.0 200"
+            streams.append(stream)
+        revoked, other = streams
+        certificates.revoke("reader")
+        eventually(lambda: not revoked.recv(1 << 16), 10, "the revoked one's stream ends")
+        assert "ended a connection of reader: its certificate was revoked" in caplog.text
+        other.settimeout(3 * QUIET_S)
+        since = time.monotonic()
+        eventually(lambda: other.recv(1 << 16) and time.monotonic() - since > QUIET_S, 20, "the other's goes on")
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

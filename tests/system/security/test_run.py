@@ -19,6 +19,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.etcd import connect
 from supervisor.shell.inspect import bundle, stacks
 from supervisor.wire import keys
+from supervisor.wire.listener_files import LOOKED_AT_S
 from supervisor.wire.records import LeaderRecord, Registration, RunRecord
 from tests.helpers.prometheus import BINARY, prometheus
 from tests.helpers.tls_client import client_context, closed, dial, header, metrics, without_certificate
@@ -119,6 +120,26 @@ def test_a_nodes_certificate_speaks_for_no_other_node(run: Run) -> None:
         honest.sendall(truth)
         assert not closed(honest, STAYS_S)
     assert beating(world, record, tuple(g.generation for g in world.status(record).groups))
+
+
+def test_a_revoked_certificates_open_connection_to_the_gate_is_cut(run: Run) -> None:
+    """Without any new connection, and the groups train on."""
+    world, record = run
+    generations = tuple(g.generation for g in world.status(record).groups)
+    world.certificates.make("node-n8", "node-n9")
+    with contextlib.ExitStack() as stack:
+        open_ = []
+        for node in ("n8", "n9"):
+            made = stack.enter_context(dial(gate_address(world, record), world.certificates.of(f"node-{node}")))
+            made.sendall(header(node, record.spec.name, 0, generations[0] + 9))
+            assert not closed(made, STAYS_S)
+            open_.append(made)
+        revoked, other = open_
+        world.certificates.revoke("node-n8")
+        assert closed(revoked, CLOSED_WITHIN_S)
+        assert "cut a connection of node n8: its certificate was revoked" in gate_log(world)
+        assert not closed(other, 2 * LOOKED_AT_S)
+    assert beating(world, record, generations)
 
 
 def test_metrics_are_for_who_shows_a_certificate(run: Run) -> None:

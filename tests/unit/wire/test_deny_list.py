@@ -1,14 +1,18 @@
-"""The end of a deny list is read from its bytes."""
+"""The end of a deny list, and what is on it, are read from its bytes."""
 
 from __future__ import annotations
 
 import base64
 import datetime
 import math
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
-from supervisor.wire.deny_list import holds_unix_s
+from supervisor.wire.deny_list import holds_unix_s, revoked, serial_of
+from tests.helpers.authority import Authority, authority
 
 UNTIL_2036 = """\
 -----BEGIN X509 CRL-----
@@ -64,3 +68,31 @@ def test_the_end(pem: str, lapses: float) -> None:
     assert datetime.datetime.fromtimestamp(begins, datetime.UTC) == datetime.datetime(
         2026 if pem else 1970, 1, 1, tzinfo=datetime.UTC
     )
+
+
+def der(folder: Path, name: str) -> bytes:
+    return x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes()).public_bytes(Encoding.DER)
+
+
+def deny(made: Authority, *names: str) -> str:
+    made.deny(*(x509.load_der_x509_certificate(der(made.folder, name)) for name in names))
+    return (made.folder / "crl.pem").read_text()
+
+
+def test_what_is_on_it(tmp_path: Path) -> None:
+    one = authority(tmp_path / "one", *(f"node-n{number}" for number in range(20)))
+    listed = [f"node-n{number}" for number in range(0, 20, 2)]
+    found = revoked(deny(one, *listed))
+    assert {f"node-n{n}" for n in range(20) if serial_of(der(one.folder, f"node-n{n}")) in found} == set(listed)
+    assert len(found) == len(listed)
+    assert revoked(deny(one)) == revoked("") == frozenset()
+
+
+def test_the_lists_of_two_authorities_are_read_and_a_number_is_its_authoritys(tmp_path: Path) -> None:
+    one = authority(tmp_path / "one", "node-n1")
+    name, number = serial_of(der(one.folder, "node-n1"))
+    found = revoked("one\n" + UNTIL_2036 + deny(one, "node-n1"))
+    assert (name, number) in found
+    assert len(found) == 2
+    ((other, _),) = revoked(UNTIL_2036)
+    assert (other, number) not in found

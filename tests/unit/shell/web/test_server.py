@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ from supervisor.shell.web.watcher import Page
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from supervisor.wire.security import Security
+from tests.helpers.authority import authority
+from tests.helpers.tls_client import client_context, metrics
 from tests.helpers.told import ToldWorld
 
 SOON_S = 20.0
@@ -270,6 +273,77 @@ def test_a_scrape_takes_the_place_of_the_client_that_was_silent_longest(monkeypa
             assert answer.status == 200
         assert time.monotonic() - began < listener.SPEAKS_WITHIN_S
         for one in held:
+            one.close()
+
+
+def from_address(address: str, port: int, receives: int = 0) -> socket.socket:
+    """A connection from another address of this machine. `receives`: bytes that it takes without being read."""
+    made = socket.socket()
+    if receives:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+    made.bind((address, 0))
+    made.connect(("127.0.0.1", port))
+    return made
+
+
+def full_of_readers(site: Site, address: str, count: int = 4) -> list[socket.socket]:
+    """Connections that ask for more than the sockets hold, and read nothing of it."""
+    registry = site.server.registry
+    Gauge("filler", "much", ["of"], registry=registry).labels("x" * 8_000_000).set(1)
+    made = [from_address(address, site.port, 1024) for _ in range(count)]
+    for one in made:
+        one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+    eventually(lambda: len(site.server.open) == count and not site.server.unheard, SOON_S, "all have asked")
+    return made
+
+
+@pytest.mark.parametrize("address", ["127.0.0.2", "127.0.0.1"])
+def test_a_scrape_takes_the_place_of_the_oldest_that_reads_nothing(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """With whole requests on all places, from one address, and be it that of the scrape."""
+    monkeypatch.setattr(listener, "CONNECTIONS", 4)
+    with served(ToldWorld()) as site:
+        deaf = full_of_readers(site, address)
+        with site.ask("/metrics?name[]=supervisor_leader") as answer:
+            assert (answer.status, b"supervisor_leader 1.0" in answer.read()) == (200, True)
+        for one in deaf:
+            one.close()
+
+
+def test_a_scrape_with_a_certificate_is_answered_while_others_with_one_hold_all_places(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(listener, "CONNECTIONS", 4)
+    made = authority(tmp_path, "supervisor", "reader", "node-n1")
+    registry = CollectorRegistry()
+    Gauge("filler", "much", ["of"], registry=registry).labels("x" * 8_000_000).set(1)
+    server = listener.Listener("127.0.0.1", 0, registry, made.security(), listener.Handler)
+    server.serve()
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
+        theirs, reader = (client_context(made.security(name)) for name in ("node-n1", "reader"))
+        for _ in range(4):
+            deaf = from_address("127.0.0.2", server.server_port, 1024)
+            deaf = stack.enter_context(theirs.wrap_socket(deaf))
+            deaf.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        eventually(lambda: len(server.open) == 4 and not server.unheard, SOON_S, "all have asked")
+        for _ in range(20):
+            stack.enter_context(from_address("127.0.0.3", server.server_port))  # shakes no hands
+        assert "filler" in metrics(server.server_port, reader)
+
+
+def test_who_fills_all_places_takes_none_of_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "CONNECTIONS", 4)
+    with served(ToldWorld()) as site:
+        scrape = from_address("127.0.0.3", site.port)  # it has not asked yet, and was there first
+        eventually(lambda: len(site.server.unheard) == 1, SOON_S)
+        held = [from_address("127.0.0.2", site.port) for _ in range(100)]
+        eventually(lambda: len(site.server.unheard) == 4, SOON_S)
+        scrape.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert scrape.recv(12) == b"HTTP/1.0 200"
+        for one in (scrape, *held):
             one.close()
 
 
