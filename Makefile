@@ -96,7 +96,7 @@ bench: install-dev  ## measure, and write benchmarks/results
 bench-detection: debian  ## break a run in some twenty ways, ten times each; then leave a healthy one alone for half an hour
 	$(BIN)/python -m benchmarks.detection; missed=$$?; $(BIN)/python -m benchmarks.healthy && exit $$missed
 
-bench-slurm: debian  ## measure on a real Slurm how long a lost node costs: as root, about an hour
+bench-slurm: debian  ## measure on a real Slurm how long a lost node and a relaunch take: as root, about an hour
 	$(BIN)/python -m benchmarks.slurm_node_loss
 	$(BIN)/python -m benchmarks.relaunch
 

@@ -136,6 +136,12 @@ class _Pdb(pdb.Pdb):
         self._debugger.stands(at)
         super().interaction(frame, traceback)
 
+    def dispatch_return(self, frame: Any, arg: Any) -> Any:
+        traced = super().dispatch_return(frame, arg)
+        if frame is self.botframe:  # a thread's outermost: there is none above it in which pdb could stop
+            self.set_continue()
+        return traced
+
     def set_continue(self) -> None:
         super().set_continue()
         self._debugger.goes_on()

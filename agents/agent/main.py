@@ -163,9 +163,7 @@ class Agent:
             lambda: list(self._view.processes.values()),
             from_thread(self._loop, self._on_second),
         )
-        self._requests = Inbox(
-            settings.node, settings.etcd, asked, lambda: self._reporter.standing.registered, security
-        )
+        self._requests = Inbox(settings.node, settings.etcd, asked, self._is_registered, security)
         self._runs: frozenset[str] = frozenset()
         self._known_facts: tuple[Fact, ...] = ()
         self._run_folders = SharedFolders()
@@ -368,6 +366,10 @@ class Agent:
                 if light.state == "exited"
             }
         self._wake.set()
+
+    def _is_registered(self) -> bool:
+        """Tells if this agent is the one of its node's name now: another one may be, once its lease is gone."""
+        return self._reporter.standing.registered and self._reporter.standing.lease_held
 
     def _on_second(self, sentence: str) -> None:
         """Has the shim print the sentence: people read the shim's output, and seldom the agent's log."""

@@ -106,8 +106,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)
         with suppress(subprocess.TimeoutExpired):
-            child.wait(ENDS_WITHIN_S)
-            break
+            child.wait(ENDS_WITHIN_S)  # what it has started may stay on after it: KILL follows in any case
     for pipe in (child.stdout, child.stderr):
         if pipe is not None:
             pipe.close()

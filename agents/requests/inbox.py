@@ -101,13 +101,16 @@ class Inbox(EtcdThread):
         prefix = node_requests.asked(self._node, "")
         snapshot = store.list(prefix)
         self._said.well()
-        if self._since is None:
+        if self._since is None or snapshot.revision < self._since:  # etcd counts anew after a restore
             self._since = snapshot.revision
         watch = store.watch(prefix, snapshot.revision)
         try:
             self._take(store, snapshot.items, reset=True)
             while not self._stop_now.is_set():
                 changes = watch.poll(0.5)
+                if not self._registered():
+                    self._since = None  # another agent of this name may do what is asked meanwhile
+                    return
                 if changes is not None:
                     self._take(store, changes.puts, changes.deletes, changes.reset)
         finally:
@@ -205,6 +208,8 @@ class Inbox(EtcdThread):
         written_at, error = time.monotonic(), ""
         answer: Answer | None = None
         try:
+            if job.over:
+                raise CannotDo("it waited longer than its limit for others before it: nothing was done")
             answer = self._do(job.request, job)
             for item in answer:
                 more = 0 if item is None else node_requests.size([item])

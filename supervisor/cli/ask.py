@@ -142,12 +142,13 @@ def _run(store: Store, mirror: Mirror, request: NodeRequest, as_json: bool) -> i
         for said in answers:
             error = said.error
             for item in said.items:
+                stream = "stderr" if item.get("stream") == "stderr" else "stdout"
                 if "code" in item:
-                    code = int(item["code"])
+                    code = item["code"] if isinstance(item["code"], int) else 1
                 elif as_json:
-                    texts[item["stream"]] += item["text"]
+                    texts[stream] += str(item.get("text", ""))
                 else:
-                    print_block(item["text"], err=item["stream"] == "stderr")
+                    print_block(str(item.get("text", "")), err=stream == "stderr")
     if as_json:
         show({"node": request.node, "code": None if error else code, "error": error, **texts}, True, None)
     elif error:

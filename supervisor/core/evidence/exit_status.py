@@ -80,8 +80,9 @@ def ended(ranks: tuple[RankView, ...], plain: bool = False) -> Failure | None:
 
 def _debugged(ranks: tuple[RankView, ...]) -> int | None:
     """Returns the rank that a person has, or had, in the debugger when its group ended; None if there is none. Its peers
-    give up a collective after their own time, and so end first."""
-    return next((r.rank for r in ranks if r.debugging), None)
+    give up a collective after their own time, and so end first. A generation that has committed nothing is judged as any
+    other: one that ends so again and again must come to its budget's end."""
+    return next((r.rank for r in ranks if r.debugging and r.commits > 0), None)
 
 
 def echoes(ranks: tuple[RankView, ...]) -> bool:

@@ -80,9 +80,8 @@ def blame(
     memory of the round before."""
     if observed.store_stable_s < spec.policy.node_lease_s:
         return Blame()  # reports from before the store was away may be out of date
-    if any(stopped_ranks.debugged(group, observed) for group in groups.values()):
-        # those that wait may wait for a group that a person has stopped
-        return Blame(tuple(g for g, group in groups.items() if _hangs_by_itself(group, observed)))
+    # its node's agent has cut it off, so the others train without it, as without one that is not there
+    groups = {g: group for g, group in groups.items() if not stopped_ranks.debugged(group, observed)}
     found = _by_their_steps(groups, observed, spec, known.suspects.get(UNSURE), known.behind)
     limit_s = spec.policy.hang.stopped_s
     stopped, together = stopped_ranks.for_long(groups, observed, limit_s), stopped_ranks.together(groups, observed)
@@ -94,14 +93,6 @@ def blame(
     if found.groups and not stopped and ago_s < TOLD_S:
         return replace(found, groups=(), held=Reason.of(Code.HUNG_TOGETHER, groups=found.groups), unsure=False)
     return replace(found, groups=tuple(sorted({*found.groups, *stopped})))
-
-
-def _hangs_by_itself(group: GroupMemory, observed: Observed) -> bool:
-    """Returns true if a running group hangs at something of its own, and no person has stopped it."""
-    if group.phase != "running" or stopped_ranks.debugged(group, observed):
-        return False
-    ranks = stuck_ranks(group, observed)
-    return bool(ranks) and _by_itself(ranks)
 
 
 def _by_their_steps(

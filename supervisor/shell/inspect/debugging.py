@@ -94,10 +94,16 @@ def table(found: Sequence[Stopped]) -> RenderableType:
     for title in ("run", "rank", "node", "where", "since"):
         made.add_column(title, overflow="fold")
     for each in found:
-        since = datetime.fromtimestamp(each.since_unix_s, UTC)
         where = f"{each.function} ({each.file}:{each.line})"
-        made.add_row(each.run, each.name, each.node, where, f"{since:%Y-%m-%d %H:%M:%S}Z")
+        made.add_row(each.run, each.name, each.node, where, _instant(each.since_unix_s))
     return made
+
+
+def _instant(unix_s: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S}Z"
+    except (OverflowError, OSError, ValueError):  # a node may report any number
+        return "unknown"
 
 
 def chosen(found: Sequence[Stopped], names: str) -> list[Stopped]:

@@ -64,10 +64,10 @@ def _take(found: dict[tuple[int, int], RankStacks], node: str, item: Item) -> No
     known = found.get(key)
     if known is None or known.node != node or known.generation > item["generation"]:
         return
-    known.generation, known.pid = int(item["generation"]), int(item.get("pid", 0))
-    known.unknown = str(item.get("unknown", ""))
-    if not known.unknown:
-        thread = {name: item[name] for name in ("thread", "main", "holds_lock", "frames")}
+    unknown = str(item.get("unknown", ""))
+    thread = {name: item[name] for name in ("thread", "main", "holds_lock", "frames")} if not unknown else None
+    known.generation, known.pid, known.unknown = int(item["generation"]), int(item.get("pid", 0)), unknown
+    if thread is not None:
         known.threads.insert(0 if thread["main"] else len(known.threads), thread)
 
 
@@ -88,7 +88,7 @@ def table(found: Sequence[RankStacks]) -> RenderableType:
 
 
 def _where(each: RankStacks) -> str:
-    if each.unknown:
+    if each.unknown or not each.threads:
         return f"unknown: {each.unknown}"
     main = each.threads[0]
     calls = [f"{f['function']} ({PurePath(f['file']).name}:{f['line']})" for f in main["frames"]]

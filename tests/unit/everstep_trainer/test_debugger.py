@@ -175,6 +175,21 @@ def test_a_second_thread_waits_until_the_first_goes_on(script: Start) -> None:
     assert len(ran.lines("debugging")) == 4
 
 
+def test_it_goes_on_past_the_outermost_call_of_a_thread(script: Start) -> None:
+    """As in a backward hook, which autograd calls in a thread of its own."""
+    alone = "import _thread, time; done = []; _thread.start_new_thread(g, (done,)); [time.sleep(0.05) for _ in iter(lambda: not done, False)]"
+    text = STOPS.replace(
+        "import everstep_trainer", "import everstep_trainer\ndef g(done):\n    breakpoint()\n    done.append(1)", 1
+    )
+    ran = script(text.format(stop=alone, then="pass"), steps=4)
+    eventually(lambda: (ran.folder / "progress.json").exists() and ran.progress.debugging, 30, "it is stopped")
+    for _ in range(4):
+        if not tell(ran, "n")[1]["stopped"]:
+            break
+    eventually(lambda: not ran.progress.debugging, 10, "it goes on")
+    assert ran.exit_code() == 0
+
+
 @pytest.mark.parametrize("line", ["x" * 50_000, "p 1\np 2"])
 def test_what_is_no_line_is_refused(tmp_path: Path, line: str) -> None:
     request = NodeRequest(node="n", what="debug", by="", limit_s=1.0, text=line)

@@ -88,6 +88,12 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -
     eventually(lambda: not is_running(child), 10, "its child ends too")
 
 
+def test_what_ignores_term_is_ended_too(tmp_path: Path) -> None:
+    deaf = "(trap '' TERM; exec sleep 600) & echo $!; sleep 600"
+    found, _ = until_it_cannot(run(("sh", "-c", deaf), {}, tmp_path, job(1.0), 2**20))
+    eventually(lambda: not is_running(int(text_of(found, "stdout"))), 10, "it ends")
+
+
 def test_it_ends_when_no_one_waits(tmp_path: Path) -> None:
     asked, found = job(), []
     for item in run(python(WAITS), {}, tmp_path, asked, 2**20):

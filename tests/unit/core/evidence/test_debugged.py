@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from supervisor.core.model.kinds import Kind, Rung
@@ -43,9 +45,40 @@ def test_another_group_that_hangs_by_itself_is_blamed_meanwhile(w: World) -> Non
     debug(w, 1)
     w.hear(1, "silent")
     w.report(2, 0, commits=1, step=50, stuck=OWN)
+    w.report(0, 0, commits=1, step=50, stuck=replace(OWN, activity="quorum"))
     w.round(1.0)
     assert (w.incident.group, w.incident.kind) == (2, Kind.HANG)
     assert w.group(1).generation == 1
+
+
+def test_what_all_others_share_is_held_as_without_it() -> None:
+    w = World(groups=4).bring_up()
+    debug(w, 0)
+    w.hear(0, "silent")
+    saves = StuckView(activity="checkpoint", activity_s=31.0, bound_s=30.0, usual_s=1.5)
+    for group in (1, 2, 3):
+        w.report(group, 0, commits=1, step=50, stuck=saves)
+    for _ in range(4):
+        w.round(1.0)
+    assert w.incidents == {}, "a store that stalls for all ends none of them"
+
+
+def test_a_stopped_rank_of_another_group_is_found_as_without_it(w: World) -> None:
+    debug(w, 0)
+    w.hear(0, "silent")
+    w.report(1, 0, commits=1, step=50, stopped="is stopped", stopped_s=1e5)
+    w.round(1.0)
+    assert (w.incident.group, w.incident.kind) == (1, Kind.HANG)
+
+
+def test_one_that_ends_again_before_it_has_committed_is_judged_as_any_other(w: World) -> None:
+    for _ in range(3):
+        generation = w.group(1).generation
+        w.fail(1, 1, "BdbQuit", debugging=True, commits=0)
+        w.round(1.0)
+        w.round(20.0)
+        assert w.group(1).generation == generation + 1
+    assert w.memory.spent
 
 
 def test_one_that_does_not_start_because_of_it_is_given_time() -> None:
@@ -72,11 +105,11 @@ def test_a_node_that_is_lost_is_lost_all_the_same(w: World) -> None:
 def test_its_end_is_a_restart_that_costs_nothing(w: World, how: str) -> None:
     before = w.memory.spent
     if how == "quit":
-        w.fail(1, 1, "BdbQuit", debugging=True)
+        w.fail(1, 1, "BdbQuit", debugging=True, commits=1)
     elif how == "killed":
-        w.crash(1, signal=9, debugging=True)
+        w.crash(1, signal=9, debugging=True, commits=1)
     else:
-        w.fail(1, 1, "RuntimeError: Connection closed by peer", debugging=True)
+        w.fail(1, 1, "RuntimeError: Connection closed by peer", debugging=True, commits=1)
     w.round(1.0)
     w.round(20.0)
     incident = w.incident
