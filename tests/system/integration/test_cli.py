@@ -21,6 +21,7 @@ from supervisor.shell.etcd import connect
 from supervisor.wire import keys
 from supervisor.wire.address import free_port
 from supervisor.wire.records import LeaderRecord, RunRecord, decode
+from tests.helpers.commands import ran
 
 
 def cli(*arguments: str, world: World | None = None, home: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -42,15 +43,19 @@ def fails(result: subprocess.CompletedProcess[str], code: int, *words: str) -> N
 
 def test_every_reading_command_prints_a_table_and_json(one_run: tuple[World, RunRecord]) -> None:
     w, _ = one_run
+
+    def reads(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return ran(*arguments, "--etcd", w.etcd.endpoint, "--home", str(w.runs))
+
     for command in ("status", "nodes", "incidents"):
-        plain = cli(command, world=w)
+        plain = reads(command)
         assert plain.returncode == 0, plain.stderr
         assert plain.stdout.strip()
-        json.loads(cli(command, "--json", world=w).stdout)
-    found = json.loads(cli("status", "--json", world=w).stdout)
+        json.loads(reads(command, "--json").stdout)
+    found = json.loads(reads("status", "--json").stdout)
     assert [g["phase"] for g in found["groups"]] == ["running", "running"]
-    assert {n["node"] for n in json.loads(cli("nodes", "--json", world=w).stdout)} == {"host", "n1", "n2", "n3"}
-    assert "== group 0 generation 1 rank 0" in cli("logs", world=w).stdout
+    assert {n["node"] for n in json.loads(reads("nodes", "--json").stdout)} == {"host", "n1", "n2", "n3"}
+    assert "== group 0 generation 1 rank 0" in reads("logs").stdout
 
 
 def test_the_bundle_holds_state_journal_and_logs_and_no_secret(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.inspect import client, follow, removal
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
+from tests.helpers.commands import ran
 from tests.system.integration.test_cli import fails
 
 pytestmark = pytest.mark.etcd
@@ -37,9 +39,8 @@ def command(w: World, *arguments: str) -> list[str]:
 
 def said(w: World, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a command of `supervisor`; TorchTitan's check is the toys'."""
-    return subprocess.run(
-        command(w, *arguments), capture_output=True, text=True, check=False, timeout=120, env=w.environment
-    )
+    env = {name: value for name, value in w.environment.items() if os.environ.get(name) != value}
+    return ran(*arguments, "--etcd", w.etcd.endpoint, "--home", str(w.runs), env=env)
 
 
 @contextlib.contextmanager
