@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from fault_injection.testbed.waiting import eventually
 from supervisor.shell.dev.home import endpoints_of
 
-pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.long, pytest.mark.timeout(900)]
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "everstep.ipynb"
 

@@ -66,6 +66,7 @@ def test_a_run_changes_what_it_trains_by_and_keeps_its_nodes(empty: World, tmp_p
     w.check(replace(record, spec=replace(record.spec, titan=replace(record.spec.titan, steps=900000))))
 
 
+@pytest.mark.long
 def test_a_live_run_gets_more_groups_and_fewer_while_the_others_train(empty: World) -> None:
     """Toys that step in a real quorum: those that stay are never started again, and none of their steps is lost."""
     w = empty
