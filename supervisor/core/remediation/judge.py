@@ -27,6 +27,7 @@ from supervisor.core.round.draft import Round
 from supervisor.core.round.view import RoundView, is_rider
 
 TAKEN = that_are(Is.TAKEN)
+ENDED = that_are(Is.ENDED)
 """Kinds as which a node that the engine takes away may appear."""
 
 
@@ -51,8 +52,8 @@ def judge(r: Round, group: GroupMemory, failure: Failure | None) -> None:
         _judge_draining(r, group, failure, step)
         return
     if group.group >= r.spec.groups.count:
-        if failure.kind not in (Kind.REQUESTED, Kind.SILENT) and group.phase in ("starting", "running"):
-            scale.fence(r, group)  # it ends anyway
+        if failure.kind in ENDED and group.phase in ("starting", "running"):
+            scale.fence(r, group)  # it ends anyway, and one that lives does so in its time
         return
     known = r.incidents.get(group.incident)
     if failure.kind == Kind.SILENT and known is not None and known.decided is not None:

@@ -34,6 +34,7 @@ class RankStacks:
     """Each has thread (its name), main, holds_lock (the interpreter's), frames (function, file, line; innermost first)."""
     unknown: str = ""
     """Why they are not known; empty: they are."""
+    answered: bool = False
 
 
 def read(
@@ -66,6 +67,7 @@ def _take(found: dict[tuple[int, int], RankStacks], node: str, item: Item) -> No
         return
     unknown = str(item.get("unknown", ""))
     thread = {name: item[name] for name in ("thread", "main", "holds_lock", "frames")} if not unknown else None
+    known.answered = True
     known.generation, known.pid, known.unknown = int(item["generation"]), int(item.get("pid", 0)), unknown
     if thread is not None:
         known.threads.insert(0 if thread["main"] else len(known.threads), thread)
@@ -73,8 +75,8 @@ def _take(found: dict[tuple[int, int], RankStacks], node: str, item: Item) -> No
 
 def _miss(found: dict[tuple[int, int], RankStacks], node: str, why: str) -> None:
     for each in found.values():
-        if each.node == node and each.unknown == "no answer":
-            each.unknown = why
+        if each.node == node and not each.answered:
+            each.unknown, each.answered = why, True
 
 
 def table(found: Sequence[RankStacks]) -> RenderableType:
