@@ -26,8 +26,8 @@ from supervisor.core.round import observe_mode
 from supervisor.core.round.draft import Round
 from supervisor.core.round.view import RoundView, is_rider
 
-TAKEN = that_are(Is.TAKEN)
 ENDED = that_are(Is.ENDED)
+TAKEN = that_are(Is.TAKEN)
 """Kinds as which a node that the engine takes away may appear."""
 
 

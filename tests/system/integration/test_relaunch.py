@@ -21,7 +21,7 @@ pytestmark = pytest.mark.etcd
 
 
 def test_a_run_changes_what_it_trains_by_and_keeps_its_nodes(empty: World, tmp_path: Path) -> None:
-    """The leader is killed while the groups drain, and again a relaunch later; nothing is asked of the engine."""
+    """The leader is killed right after the wish; nothing is asked of the engine."""
     w = empty
     spec = toy_spec(groups=2, spares=1)
     record = w.launch(replace(spec, titan=replace(spec.titan, checkpoint_interval_steps=20)))
