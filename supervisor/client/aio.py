@@ -55,11 +55,11 @@ class AsyncClient:
         await asyncio.to_thread(self.client.close)
 
     async def runs(self) -> tuple[AsyncRun, ...]:
-        """As Client.runs."""
+        """Returns all runs, as Client.runs does."""
         return tuple(map(AsyncRun, await asyncio.to_thread(self.client.runs)))
 
     async def run(self, name: str = "") -> AsyncRun:
-        """As Client.run."""
+        """Returns a run, as Client.run does."""
         return AsyncRun(await asyncio.to_thread(self.client.run, name))
 
     async def launch(
@@ -69,7 +69,7 @@ class AsyncClient:
         set: Mapping[str, Any] | None = None,
         on: str = "",
     ) -> AsyncRun:
-        """As Client.launch."""
+        """Starts a run, as Client.launch does."""
         return AsyncRun(await asyncio.to_thread(self.client.launch, run, name, set, on))
 
     async def hold(
@@ -79,15 +79,15 @@ class AsyncClient:
         nodes: int | None = None,
         for_: str | None = None,
     ) -> AsyncPool:
-        """As Client.hold."""
+        """Holds nodes, as Client.hold does."""
         return AsyncPool(await asyncio.to_thread(self.client.hold, run, name, nodes, for_))
 
     async def pool(self, name: str) -> AsyncPool:
-        """As Client.pool."""
+        """Returns a pool, as Client.pool does."""
         return AsyncPool(await asyncio.to_thread(self.client.pool, name))
 
     async def pools(self) -> tuple[AsyncPool, ...]:
-        """As Client.pools."""
+        """Returns all pools, as Client.pools does."""
         return tuple(map(AsyncPool, await asyncio.to_thread(self.client.pools)))
 
 
@@ -102,7 +102,7 @@ class AsyncPool:
         return f"<AsyncPool {self.name}>"
 
     async def status(self) -> PoolStatus:
-        """As Pool.status."""
+        """Returns its status, as Pool.status does."""
         return await asyncio.to_thread(self.pool.status)
 
     async def launch(
@@ -111,11 +111,11 @@ class AsyncPool:
         name: str | None = None,
         set: Mapping[str, Any] | None = None,
     ) -> AsyncRun:
-        """As Pool.launch."""
+        """Starts a run on its nodes, as Pool.launch does."""
         return AsyncRun(await asyncio.to_thread(self.pool.launch, run, name, set))
 
     async def release(self) -> str:
-        """As Pool.release."""
+        """Gives its nodes back, as Pool.release does."""
         return await asyncio.to_thread(self.pool.release)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from supervisor.core.model.measured import NOTHING
 from supervisor.core.model.memory import GroupMemory, Lighthouse, Memory
@@ -16,6 +18,13 @@ GROUPS_A_ROUND = 40
 """Groups that one round resets: one operation each; a transaction holds 120."""
 
 
+_FORGOTTEN: Mapping[str, Any] = {
+    "halt_reason": None, "stop_at_step": None, "stop_by": None, "relaunching": False, "surplus": 0,
+    "handover_at_step": None, "suspects": {}, "held_hang": None, "silent": (),
+}  # fmt: skip
+"""Fields of Memory about the groups as they were, with their values at a start."""
+
+
 def fresh_group(group: GroupMemory, now: float, raise_by: int) -> GroupMemory:
     """Returns the group as if it was never placed, at a generation `raise_by` above its last one."""
     return GroupMemory(group=group.group, generation=group.generation + raise_by, since=now)
@@ -26,12 +35,6 @@ def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
     return replace(
         memory,
         phase="new",
-        halt_reason=None,
-        stop_at_step=None,
-        stop_by=None,
-        relaunching=False,
-        surplus=0,
-        handover_at_step=None,
         groups={g: fresh_group(group, now, raise_by) for g, group in memory.groups.items()},
         allocations={
             key: replace(a, state="released", since=now) if a.state == "wanted" else a
@@ -41,10 +44,8 @@ def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
         spent={},
         spent_by_kind={},
         cordons={},
-        suspects={},
-        held_hang=None,
-        silent=(),
         lighthouse=fresh_seat(memory.lighthouse),
+        **_FORGOTTEN,
     )
 
 
@@ -98,19 +99,7 @@ def _again(r: Round, group: GroupMemory) -> GroupMemory:
 def _begin(r: Round) -> None:
     """Fills the budgets, and forgets what was noted about the last groups."""
     r.spent, r.spent_by_kind = {}, {}
-    r.draft = replace(
-        r.draft,
-        phase="resuming",
-        halt_reason=None,
-        stop_at_step=None,
-        stop_by=None,
-        relaunching=False,
-        surplus=0,
-        handover_at_step=None,
-        suspects={},
-        held_hang=None,
-        silent=(),
-    )
+    r.draft = replace(r.draft, phase="resuming", **_FORGOTTEN)
 
 
 def _relaunch(r: Round, asked: NextSpec) -> None:
