@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from supervisor.ports.store import Store
     from supervisor.shell.control.state_cache import Mirror
     from supervisor.shell.inspect.debugging import Stopped
-    from supervisor.wire.node_requests import NodeRequest
 
 commands = command_line.commands()
 
@@ -41,9 +40,6 @@ def register(app: typer.Typer) -> None:
 
 Group = Annotated[int | None, typer.Option(help="Ask only this group.")]
 Rank = Annotated[int | None, typer.Option(help="Ask only this rank of each group.")]
-
-STACKS_S = 60.0
-"""Seconds that nodes may take to read stacks."""
 
 
 @commands.command("stacks", epilog="Example: supervisor stacks demo --group 1")
@@ -66,7 +62,7 @@ def stacks_command(
         mirror = Mirror(store.list(keys.PREFIX))
         record = client.choose_run(mirror, one_name(name, run))
         client.require(record, group, rank)
-        found = stacks.read(store, mirror, record.spec.name, group, rank, STACKS_S)
+        found = stacks.read(store, mirror, record.spec.name, group, rank, stacks.LIMIT_S)
     show(found, as_json, stacks.table(found))
     if any(each.unknown for each in found):
         raise typer.Exit(1)
@@ -100,63 +96,24 @@ def exec_command(
     printed. The node logs who asked. Ctrl-C ends the command too."""
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.inspect import execution
 
         mirror = Mirror(store.list(keys.PREFIX))
-        request = _where(mirror, where, run, tuple(command), limit_s, limit_kib * 1024)
-        code = _run(store, mirror, request, as_json)
-    if code:
+        wanted = execution.request(mirror, where, run, command, limit_s, limit_kib)
+        done = execution.execute(store, mirror, wanted, (lambda *_: None) if as_json else _print_text)
+    if as_json:
+        show(done, True, None)
+    elif done.error:
+        print_line(f"supervisor: {done.node}: {done.error}", err=True)
+    elif done.code:
+        how = f"ended with exit code {done.code}" if done.code > 0 else f"was ended by signal {-done.code}"
+        print_line(f"supervisor: {done.node}: the command {how}", err=True)
+    if done.code != 0:
         raise typer.Exit(1)
 
 
-def _where(
-    mirror: Mirror, where: str, run: str, command: tuple[str, ...], limit_s: float, most_bytes: int
-) -> NodeRequest:
-    """Returns the request to the named node, or to that of the named rank. Raises Fatal if there is none."""
-    from supervisor.ports.errors import Fatal
-    from supervisor.shell.inspect import asking, client
-    from supervisor.wire.node_requests import NodeRequest
-    from supervisor.wire.person import who
-
-    nodes = asking.registered(mirror)
-    found = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", where)
-    if found is None or where in nodes:
-        if where not in nodes:
-            raise Fatal(f"there is no node {where!r}; registered: {', '.join(sorted(nodes)[:10]) or 'none'}")
-        return NodeRequest(node=where, what="exec", by=who(), limit_s=limit_s, command=command, most_bytes=most_bytes)
-    record = client.choose_run(mirror, run)
-    group, rank = int(found[1]), int(found[2])
-    client.require(record, group, rank)
-    node = asking.node_of(mirror, record.spec.name, group, rank)
-    return NodeRequest(
-        node=node, what="exec", by=who(), limit_s=limit_s, command=command, most_bytes=most_bytes,
-        run=record.spec.name, group=group, rank=rank,
-    )  # fmt: skip
-
-
-def _run(store: Store, mirror: Mirror, request: NodeRequest, as_json: bool) -> int:
-    """Passes the output on as it comes; returns the command's exit code, 1 if it has none."""
-    from supervisor.shell.inspect import asking
-
-    code, error, texts = 1, "", {"stdout": "", "stderr": ""}
-    with closing(asking.ask(store, mirror, {request.node: request})) as answers:
-        for said in answers:
-            error = said.error
-            for item in said.items:
-                stream = "stderr" if item.get("stream") == "stderr" else "stdout"
-                if "code" in item:
-                    code = item["code"] if isinstance(item["code"], int) else 1
-                elif as_json:
-                    texts[stream] += str(item.get("text", ""))
-                else:
-                    print_block(str(item.get("text", "")), err=stream == "stderr")
-    if as_json:
-        show({"node": request.node, "code": None if error else code, "error": error, **texts}, True, None)
-    elif error:
-        print_line(f"supervisor: {request.node}: {error}", err=True)
-    elif code:
-        how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
-        print_line(f"supervisor: {request.node}: the command {how}", err=True)
-    return 1 if error else code
+def _print_text(stream: str, text: str) -> None:
+    print_block(text, err=stream == "stderr")
 
 
 ACTIONS = ("attach", "cast", "continue")

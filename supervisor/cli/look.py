@@ -266,7 +266,7 @@ def _supervisors_log(home: Path, lines: int, as_json: bool) -> None:
 
 
 def _from_nodes(found: remote_logs.Found, wish: remote_logs.Wish, as_json: bool) -> None:
-    from supervisor.shell.inspect import merged_log, status
+    from supervisor.shell.inspect import merged_log, remote_logs, status
 
     for node, why in found.missing.items():
         print_line(f"supervisor: {node}: {why}", err=True)
@@ -275,12 +275,7 @@ def _from_nodes(found: remote_logs.Found, wish: remote_logs.Wish, as_json: bool)
     for entry in [] if as_json else found.entries:
         print_line(merged_log.render(entry))
     if not found.entries:
-        chosen = wish.group is not None or wish.rank is not None or bool(wish.grep) or wish.since_s is not None
-        print_line(
-            f"supervisor: no node has {'such lines' if chosen else 'logs'} of run {wish.run}"
-            + ("" if chosen else ": the nodes that ran it are gone; their folders may still be on their machines"),
-            err=True,
-        )
+        print_line(f"supervisor: {remote_logs.none_found(wish)}", err=True)
         raise typer.Exit(1)
 
 

@@ -14,22 +14,28 @@ from supervisor.client.live import Client, Pool, Run, connect
 from supervisor.client.past import CauseSeconds, Ledger, PastRun, Step, open
 
 if TYPE_CHECKING:
-    from supervisor.client.aio import AsyncClient, AsyncPool, AsyncRun, aconnect
+    from supervisor.client.aio import AsyncBreakpoint, AsyncClient, AsyncPool, AsyncRun, aconnect
+    from supervisor.client.breakpoints import Breakpoint
     from supervisor.core.model.spec import RunSpec
     from supervisor.shell.inspect.decision_replay import Why
+    from supervisor.shell.inspect.execution import Executed
     from supervisor.shell.inspect.incident_times import IncidentStatus
     from supervisor.shell.inspect.merged_log import Entry as LogEntry
     from supervisor.shell.inspect.pools import PoolStatus
+    from supervisor.shell.inspect.stacks import RankStacks
     from supervisor.shell.inspect.status import GroupStatus, LighthouseStatus, RunStatus
     from supervisor.shell.inspect.training import Metrics
 
 __all__ = [
+    "AsyncBreakpoint",
     "AsyncClient",
     "AsyncPool",
     "AsyncRun",
+    "Breakpoint",
     "CauseSeconds",
     "Client",
     "EverstepError",
+    "Executed",
     "GroupStatus",
     "IncidentStatus",
     "Ledger",
@@ -39,6 +45,7 @@ __all__ = [
     "PastRun",
     "Pool",
     "PoolStatus",
+    "RankStacks",
     "Run",
     "RunSpec",
     "RunStatus",
@@ -50,6 +57,8 @@ __all__ = [
 ]
 
 _LATER = {
+    "AsyncBreakpoint": "supervisor.client.aio.AsyncBreakpoint",
+    "Breakpoint": "supervisor.client.breakpoints.Breakpoint",
     "AsyncClient": "supervisor.client.aio.AsyncClient",
     "AsyncPool": "supervisor.client.aio.AsyncPool",
     "AsyncRun": "supervisor.client.aio.AsyncRun",
@@ -57,7 +66,9 @@ _LATER = {
     "RunSpec": "supervisor.core.model.spec.RunSpec",
     "Why": "supervisor.shell.inspect.decision_replay.Why",
     "IncidentStatus": "supervisor.shell.inspect.incident_times.IncidentStatus",
+    "Executed": "supervisor.shell.inspect.execution.Executed",
     "PoolStatus": "supervisor.shell.inspect.pools.PoolStatus",
+    "RankStacks": "supervisor.shell.inspect.stacks.RankStacks",
     "LogEntry": "supervisor.shell.inspect.merged_log.Entry",
     "GroupStatus": "supervisor.shell.inspect.status.GroupStatus",
     "LighthouseStatus": "supervisor.shell.inspect.status.LighthouseStatus",

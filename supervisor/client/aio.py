@@ -9,10 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
+from supervisor.client.breakpoints import Breakpoint
 from supervisor.client.live import Client, Pool, Run, connect
 
 if TYPE_CHECKING:
     from supervisor.core.model.spec import RunSpec
+    from supervisor.shell.inspect.execution import Executed
     from supervisor.shell.inspect.pools import PoolStatus
 
 P = ParamSpec("P")
@@ -68,9 +70,14 @@ class AsyncClient:
         name: str | None = None,
         set: Mapping[str, Any] | None = None,
         on: str = "",
+        resume_from: str | Path | None = None,
     ) -> AsyncRun:
         """Starts a run, as Client.launch does."""
-        return AsyncRun(await asyncio.to_thread(self.client.launch, run, name, set, on))
+        return AsyncRun(await asyncio.to_thread(self.client.launch, run, name, set, on, resume_from))
+
+    async def execute(self, node: str, *command: str, limit_s: float = 60.0) -> Executed:
+        """Runs a command on a node, as Client.execute does."""
+        return await asyncio.to_thread(self.client.execute, node, *command, limit_s=limit_s)
 
     async def hold(
         self,
@@ -110,9 +117,10 @@ class AsyncPool:
         run: str | Path | Mapping[str, Any] | RunSpec,
         name: str | None = None,
         set: Mapping[str, Any] | None = None,
+        resume_from: str | Path | None = None,
     ) -> AsyncRun:
         """Starts a run on its nodes, as Pool.launch does."""
-        return AsyncRun(await asyncio.to_thread(self.pool.launch, run, name, set))
+        return AsyncRun(await asyncio.to_thread(self.pool.launch, run, name, set, resume_from))
 
     async def release(self) -> str:
         """Gives its nodes back, as Pool.release does."""
@@ -133,6 +141,13 @@ class AsyncRun:
     incidents = _in_a_thread(Run.incidents)
     explain = _in_a_thread(Run.explain)
     logs = _in_a_thread(Run.logs)
+    stacks = _in_a_thread(Run.stacks)
+    execute = _in_a_thread(Run.execute)
+
+    async def breakpoints(self) -> tuple[AsyncBreakpoint, ...]:
+        """Returns the ranks that stand at a `breakpoint()`, as Run.breakpoints does."""
+        return tuple(map(AsyncBreakpoint, await asyncio.to_thread(self.run.breakpoints)))
+
     metrics = _in_a_thread(Run.metrics)
     wait = _in_a_thread(Run.wait)
     relaunch = _in_a_thread(Run.relaunch)
@@ -142,3 +157,27 @@ class AsyncRun:
     stop = _in_a_thread(Run.stop)
     restart = _in_a_thread(Run.restart)
     remove = _in_a_thread(Run.remove)
+
+
+class AsyncBreakpoint:
+    """A Breakpoint whose methods are coroutines."""
+
+    def __init__(self, breakpoint: Breakpoint) -> None:
+        self.breakpoint = breakpoint
+        self.at = breakpoint.at
+
+    @property
+    def stands(self) -> bool:
+        """False: it goes on, or has ended."""
+        return self.breakpoint.stands
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.breakpoint)[1:]}"
+
+    async def command(self, line: str) -> str:
+        """Gives the debugger a command, as Breakpoint.command does."""
+        return await asyncio.to_thread(self.breakpoint.command, line)
+
+    async def resume(self) -> None:
+        """Lets it go on, as Breakpoint.resume does."""
+        await asyncio.to_thread(self.breakpoint.resume)

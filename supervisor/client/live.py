@@ -15,14 +15,17 @@ from supervisor.client.errors import EverstepError, sentences
 from supervisor.ports.errors import Fatal, Retryable
 
 if TYPE_CHECKING:
+    from supervisor.client.breakpoints import Breakpoint
     from supervisor.core.model.spec import RunSpec
     from supervisor.shell.control.state_cache import Mirror
     from supervisor.shell.engines.registry import Context
     from supervisor.shell.etcd import EtcdStore
     from supervisor.shell.inspect.decision_replay import Why
+    from supervisor.shell.inspect.execution import Executed
     from supervisor.shell.inspect.incident_times import IncidentStatus
     from supervisor.shell.inspect.merged_log import Entry
     from supervisor.shell.inspect.pools import PoolStatus
+    from supervisor.shell.inspect.stacks import RankStacks
     from supervisor.shell.inspect.status import RunStatus
     from supervisor.shell.inspect.training import Metrics
     from supervisor.wire.records import RunRecord
@@ -100,22 +103,33 @@ class Client:
         name: str | None = None,
         set: Mapping[str, Any] | None = None,
         on: str = "",
+        resume_from: str | Path | None = None,
     ) -> Run:
         """Checks a run as `supervisor launch` does, which takes seconds, and starts it.
 
         `run`: path of a run file, its contents as a dictionary, or a RunSpec; relative paths in it are seen from the
         file's folder, else from the current one. `name`: in the place of its own. `set`: dotted keys of the run file and
-        their values ({"groups.count": 4}); None: the default. `on`: name of a pool whose nodes it gets. Raises
-        EverstepError with all problems.
+        their values ({"groups.count": 4}); None: the default. `on`: name of a pool whose nodes it gets. `resume_from`:
+        folder of another run's checkpoint to begin with. Raises EverstepError with all problems.
         """
         from supervisor.client import launching
         from supervisor.shell.inspect import client
 
         spec, what = launching.spec_of(run, name, set or {}, on)
+        begins_with = client.resumed_from(Path(resume_from), spec) if resume_from is not None else None
         client.refuse_unfit(self._store, spec)  # before the check, which takes seconds
         notes = launching.checked(spec, what, mirror_of(self._store), self._context)
-        record = client.launch(self._store, spec, self._home, notes.append)
+        record = client.launch(self._store, spec, self._home, notes.append, begins_with)
         return self._run(record, tuple(notes))
+
+    @sentences()
+    def execute(self, node: str, *command: str, limit_s: float = 60.0) -> Executed:
+        """Runs a command on a node, in the node's folder. No shell reads it; it is ended after `limit_s`, or 1 MiB of
+        output. Its exit code and what it printed are in the result."""
+        from supervisor.shell.inspect import execution
+
+        mirror = mirror_of(self._store)
+        return execution.execute(self._store, mirror, execution.request(mirror, node, "", command, limit_s))
 
     @sentences()
     def hold(
@@ -193,9 +207,10 @@ class Pool:
         run: str | Path | Mapping[str, Any] | RunSpec,
         name: str | None = None,
         set: Mapping[str, Any] | None = None,
+        resume_from: str | Path | None = None,
     ) -> Run:
         """Starts a run on its nodes: `Client.launch` with `on`."""
-        return self.client.launch(run, name, set, on=self.name)
+        return self.client.launch(run, name, set, on=self.name, resume_from=resume_from)
 
     @sentences()
     def release(self) -> str:
@@ -247,26 +262,59 @@ class Run:
 
     @sentences()
     def logs(
-        self, group: int | None = None, rank: int | None = None, since: float | None = None, tail: int | None = None
+        self,
+        group: int | None = None,
+        rank: int | None = None,
+        since: float | None = None,
+        tail: int | None = None,
+        grep: str = "",
+        remote: bool | None = None,
     ) -> Iterator[Entry]:
-        """Returns the lines of all ranks and generations as one log, with process ends and incidents, as
-        `logs --follow` begins. It reads the newest 256 KiB of each log that this machine has.
+        """Returns the lines of all ranks and generations as one log, the oldest first.
 
-        `group`, `rank`: only theirs. `since`: Unix seconds; only what came then or later: a line without a time has that of the line before. `tail`: at
-        most that many, the newest.
+        `remote`: ask the nodes; False: read the files of this machine, which have process ends and incidents too. None:
+        ask if this machine has none. Of each log the newest 256 KiB are read, by a node with `since` or `grep` 4 MiB.
+        `group`, `rank`: only theirs. `since`: Unix seconds, by the node's clock; a line without a time has that of the
+        line before. `tail`: at most that many, the newest; nodes give 1000 without it. `grep`: only lines with this text.
+        Raises EverstepError if there are no logs, or a node does not answer.
         """
-        from supervisor.shell.inspect import client, logs, merged_log
+        from supervisor.client import lines
+        from supervisor.shell.inspect import client
 
-        _, record = self._now()
+        mirror, record = self._now()
         client.require(record, group, rank)
-        joined = merged_log.Joined(logs.kept_in(self._home), self.name, self.folder, group, rank)
-        found = joined.new()
-        while joined.behind:
-            found += joined.new()
-        if joined.empty:
-            raise EverstepError(logs.none_below(self._home, self.name))
-        found = [entry for entry in found if since is None or entry.t >= since]
-        return iter(found if tail is None else found[max(0, len(found) - tail) :])
+        wish = lines.Wish(group=group, rank=rank, since=since, tail=tail, grep=grep)
+        found = lines.of_this_machine(self._home, record, wish) if not remote else None
+        if found is None and remote is False:
+            raise EverstepError(lines.none_below(self._home, self.name))
+        return iter(lines.of_nodes(self._store, mirror, self.name, wish) if found is None else found)
+
+    @sentences()
+    def stacks(self, group: int | None = None, rank: int | None = None) -> tuple[RankStacks, ...]:
+        """Returns where each rank is now, with all of its threads; nothing is paused. One that did not answer has the
+        reason in `unknown`."""
+        from supervisor.shell.inspect import client, stacks
+
+        mirror, record = self._now()
+        client.require(record, group, rank)
+        return tuple(stacks.read(self._store, mirror, self.name, group, rank, stacks.LIMIT_S))
+
+    @sentences()
+    def execute(self, rank: str, *command: str, limit_s: float = 60.0) -> Executed:
+        """Runs a command on the node of a rank ("1.0"), in its folder and with its environment: Client.execute."""
+        from supervisor.shell.inspect import execution
+
+        mirror, _ = self._now()
+        return execution.execute(self._store, mirror, execution.request(mirror, rank, self.name, command, limit_s))
+
+    @sentences()
+    def breakpoints(self) -> tuple[Breakpoint, ...]:
+        """Returns the ranks that stand at a `breakpoint()`, by group and rank (docs/DEBUG.md)."""
+        from supervisor.client.breakpoints import Breakpoint
+        from supervisor.shell.inspect import debugging
+
+        mirror, _ = self._now()
+        return tuple(Breakpoint(self._store, at) for at in debugging.stopped(mirror, self.name))
 
     @sentences()
     def metrics(self) -> Metrics:

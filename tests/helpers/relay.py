@@ -11,11 +11,12 @@ from collections.abc import Iterator
 class Relay:
     """Each direction of each connection has a thread. What is held is kept, and sent when the hold ends."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, listener: socket.socket | None = None) -> None:
+        """`listener`: another than one on loopback, such as one of another network namespace."""
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = listener or socket.create_server(("127.0.0.1", 0))
+        self.endpoint = "{}:{}".format(*self._listener.getsockname()[:2])
         self.requests, self.replies = threading.Event(), threading.Event()
         self.requests.set()
         self.replies.set()
@@ -91,9 +92,9 @@ class Relay:
 
 
 @contextlib.contextmanager
-def relay(target: str) -> Iterator[Relay]:
+def relay(target: str, listener: socket.socket | None = None) -> Iterator[Relay]:
     """A relay to HOST:PORT, ended with the block."""
-    made = Relay(target)
+    made = Relay(target, listener)
     try:
         yield made
     finally:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fault_injection.testbed.netns import SUBNET
 from fault_injection.testbed.waiting import eventually
 from supervisor.ports.errors import Retryable
 from supervisor.shell.dev.etcd_server import find_server
@@ -18,6 +19,8 @@ from supervisor.wire.address import free_ports
 from supervisor.wire.security import Security, load
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "certificates.sh"
+FAR = f"{SUBNET}.254"
+"""A second address of what has a certificate: where machines of a test's own network reach this one."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Certificates:
 
     def make(self, *names: str, seconds: float | None = None) -> None:
         """A certificate for each name; one that is there is renewed. `seconds`: for how long it holds."""
-        environment = {**os.environ, "SANS": "IP:127.0.0.1,DNS:localhost"}
+        environment = {**os.environ, "SANS": f"IP:127.0.0.1,IP:{FAR},DNS:localhost"}
         if seconds is not None:
             until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
             environment["NOT_AFTER"] = until.strftime("%Y%m%d%H%M%SZ")

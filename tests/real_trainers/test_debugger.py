@@ -15,7 +15,7 @@ from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import TORCHFT, World, equal_digests, toy_spec, world
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code
-from supervisor.core.model.spec import HangSpec, TitanSpec
+from supervisor.core.model.spec import GroupsSpec, HangSpec, TitanSpec
 from supervisor.wire.records import RunRecord
 from tests.helpers.reasons import codes
 from tests.real_trainers.titan import hanging
@@ -81,4 +81,119 @@ def test_attach_look_and_continue_while_the_other_group_trains(tmp_path: Path) -
         (last,) = [i for i in w.incidents(record) if i.rung > Rung.RIDE_THROUGH]
         assert (last.kind, last.group, codes(*last.evidence)) == (Kind.REQUESTED, 1, {Code.DEBUGGED})
         assert w.status(record).budgets_left["restart:1"] == spec.policy.budget.restart
+        w.check(record)
+
+
+TWO_RANKS = GroupsSpec(count=2, ranks_per_group=2)
+
+
+def standing(w: World, elsewhere: Path, *ranks: tuple[int, int]) -> list[dict[str, object]]:
+    """Waits until just these (group, rank) stand at a breakpoint, and returns them as `debug --json` has them."""
+
+    def look() -> list[dict[str, object]] | None:
+        found: list[dict[str, object]] = json.loads(cli(w, elsewhere, "debug", "--json").stdout)
+        return found if sorted((f["group"], f["rank"]) for f in found) == sorted(ranks) else None
+
+    return eventually(look, 60, f"{ranks} stand")
+
+
+def test_groups_of_two_ranks(tmp_path: Path) -> None:
+    """A breakpoint in one rank of a group, in both, and in both groups at once: none ends, and all train on."""
+    titan = TitanSpec(
+        recipe="tests.real_trainers.titan.hanging:small", steps=100_000, checkpoint_interval_steps=10,
+        digest_interval_steps=5,
+    )  # fmt: skip
+    spec = replace(
+        toy_spec("dbg", spares=0, start_timeout_s=300.0, hang=HANG), titan=titan, torchft=TORCHFT, groups=TWO_RANKS
+    )
+    with world(tmp_path, toys=False) as w:
+        w.supervisor()
+        record = w.launch(spec)
+        eventually(w.running(record, 1, 1), 240, "both groups train")
+        eventually(lambda: step_of(w, record, 1) > 5, 120, "they step together")
+
+        def goes_on() -> None:
+            ahead = max(step_of(w, record, 0), step_of(w, record, 1))
+            eventually(lambda: min(step_of(w, record, g) for g in (0, 1)) > ahead + 5, 120, "both train again")
+            assert [g.generation for g in w.status(record).groups] == [1, 1], "without a restart"
+
+        def others_train() -> None:
+            begun = step_of(w, record, 0)
+            eventually(lambda: step_of(w, record, 0) > begun + 10, 120, "the other group trains on alone")
+
+        def cast() -> list[str]:
+            # before its first answer, a rank says where it stands
+            said = cli(w, tmp_path, "debug", "cast", "all", "p self.launch.rank").stdout.splitlines()
+            return [line for line in said if "| >" not in line and "| ->" not in line]
+
+        # one rank of two: the other waits for it
+        hanging.want(record.run_dir, 1, 1, "breakpoint", rank=1)
+        standing(w, tmp_path, (1, 1))
+        hanging.want(record.run_dir, 1, 1, "")
+        others_train()
+        assert cast() == ["1.1 | 1"]
+        assert cli(w, tmp_path, "debug", "continue").stdout == "1.1 | goes on\n"
+        goes_on()
+
+        # both ranks of one group
+        hanging.want(record.run_dir, 1, 1, "breakpoint")
+        standing(w, tmp_path, (1, 0), (1, 1))
+        hanging.want(record.run_dir, 1, 1, "")
+        others_train()
+        assert cast() == ["1.0 | 0", "1.1 | 1"]
+        assert cli(w, tmp_path, "debug", "continue", "1.0,1.1").stdout == "1.0 | goes on\n1.1 | goes on\n"
+        goes_on()
+
+        # both groups: no one trains, and no one is blamed
+        for group in (0, 1):
+            hanging.want(record.run_dir, group, 1, "breakpoint")
+        standing(w, tmp_path, (0, 0), (0, 1), (1, 0), (1, 1))
+        for group in (0, 1):
+            hanging.want(record.run_dir, group, 1, "")
+        said = cli(w, tmp_path, "debug", "attach", "0.1", stdin="p secret\ncontinue\n")
+        assert said.stdout.splitlines()[-1] == "rank 0.1 goes on", said.stdout
+        assert cli(w, tmp_path, "debug", "continue").returncode == 0
+        goes_on()
+        assert [i for i in w.incidents(record) if i.rung > Rung.RIDE_THROUGH] == []
+        assert equal_digests(w, record, 0.0)
+        w.check(record)
+
+
+def test_the_supervisor_may_die_while_a_person_is_attached(tmp_path: Path) -> None:
+    titan = TitanSpec(
+        recipe="tests.real_trainers.titan.hanging:small", steps=100_000, checkpoint_interval_steps=10,
+        digest_interval_steps=5,
+    )  # fmt: skip
+    spec = replace(toy_spec("dbg", spares=0, start_timeout_s=300.0, hang=HANG), titan=titan, torchft=TORCHFT)
+    with world(tmp_path, toys=False) as w:
+        leader = w.supervisor()
+        record = w.launch(spec)
+        eventually(w.running(record, 1, 1), 240, "both groups train")
+        eventually(lambda: step_of(w, record, 1) > 5, 120, "they step together")
+        stopped(w, record, tmp_path, 1)
+        command = [sys.executable, "-m", "supervisor.cli", "debug", "dbg", "attach", "1.0"]
+        with subprocess.Popen(
+            [*command, "--etcd", w.etcd.endpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        ) as attached:
+            assert attached.stdin is not None
+            assert attached.stdout is not None
+            attached.stdin.write("p secret\n")
+            assert [attached.stdout.readline() for _ in range(3)][-1] == "42\n"
+            leader.kill()
+            leader.wait()
+            attached.stdin.write("p secret + 1\n")
+            assert attached.stdout.readline() == "43\n", "no supervisor is needed for it"
+            w.supervisor()
+            eventually(w.led, 60, "the next one leads")
+            begun = step_of(w, record, 0)
+            # longer than a hang may last, in the eyes of one that did not see it stop
+            eventually(lambda: step_of(w, record, 0) > begun + 60, 240, "the other group trains on alone")
+            assert [i.kind for i in w.incidents(record)] == []
+            attached.stdin.write("p secret + 2\nquit\n")
+            attached.stdin.close()
+            assert attached.stdout.readline() == "44\n"
+            assert attached.wait(60) == 0
+        eventually(w.running(record, 1, 2), 240, "its group alone is started again")
+        (last,) = [i for i in w.incidents(record) if i.rung > Rung.RIDE_THROUGH]
+        assert (last.kind, last.group, codes(*last.evidence)) == (Kind.REQUESTED, 1, {Code.DEBUGGED})
         w.check(record)

@@ -27,6 +27,11 @@ class Wish:
     since_s: float | None = None
     grep: str = ""
 
+    @property
+    def chosen(self) -> bool:
+        """True if not all lines are wanted, so that there may be none."""
+        return self.group is not None or self.rank is not None or bool(self.grep) or self.since_s is not None
+
 
 @dataclass(slots=True)
 class Found:
@@ -57,6 +62,12 @@ def read(store: Store, mirror: Mirror, wish: Wish) -> Found:
             if said.last:  # a stable sort: lines of one rank keep their order
                 found.entries = sorted(found.entries, key=lambda entry: (entry.t, entry.node))[-wish.lines :]
     return found
+
+
+def none_found(wish: Wish) -> str:
+    """Returns the sentence for no line at all."""
+    gone = ": the nodes that ran it are gone; their folders may still be on their machines"
+    return f"no node has {'such lines' if wish.chosen else 'logs'} of run {wish.run}{'' if wish.chosen else gone}"
 
 
 def _entry(run: str, node: str, item: Item) -> Entry:

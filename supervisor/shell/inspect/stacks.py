@@ -17,6 +17,8 @@ from supervisor.shell.inspect import asking
 from supervisor.wire.node_requests import Item, NodeRequest
 from supervisor.wire.person import who
 
+LIMIT_S = 60.0
+"""Seconds that nodes may take to read stacks."""
 FRAMES = 4
 """Innermost frames in the table."""
 

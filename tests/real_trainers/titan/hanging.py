@@ -65,21 +65,25 @@ def small() -> Any:
     return recipes.llama3_debug_small()
 
 
-def want(run_dir: str | Path, group: int, generation: int, how: str, from_step: int = 0) -> None:
-    """Orders this from the next forward pass on. Two orders reach two groups in different steps, unless `from_step` is
-    one that neither has begun."""
+def want(
+    run_dir: str | Path, group: int, generation: int, how: str, from_step: int = 0, rank: int | None = None
+) -> None:
+    """Orders this from the next forward pass on, of all ranks of the group or of one. Two orders reach two groups in
+    different steps, unless `from_step` is one that neither has begun."""
     folder = Path(run_dir) / "faults"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "new").write_text(f"{from_step} {how}")
+    (folder / "new").write_text(f"{from_step} {'' if rank is None else rank} {how}")
     (folder / "new").rename(folder / f"{group}.{generation}")
 
 
 def _wanted(trainer: Any) -> str:
-    path = Path(trainer.launch.run_dir) / "faults" / f"{trainer.launch.group}.{trainer.launch.generation}"
+    launch = trainer.launch
+    path = Path(launch.run_dir) / "faults" / f"{launch.group}.{launch.generation}"
     if not path.exists():
         return ""
-    from_step, _, how = path.read_text().partition(" ")
-    return how if trainer.manager.current_step() + 1 >= int(from_step) else ""
+    from_step, rank, how = path.read_text().split(" ", 2)
+    due = trainer.manager.current_step() + 1 >= int(from_step) and rank in ("", str(launch.rank))
+    return how if due else ""
 
 
 def _take(trainer: Any, seconds: float) -> None:

@@ -54,6 +54,25 @@ def test_a_run_from_its_launch_to_its_folder(
         assert "SIGKILL" in end.text
         assert [line.what for line in run.logs(group=1, since=end.t, tail=1)] != ["end"]
 
+        node = run.status().groups[1].node
+        with (w.system / "nodes" / node / "ranks" / "api.1.2.0" / "output.log").open("a") as file:
+            file.write("a line\n")
+        with everstep.connect(w.etcd.endpoint, home=w.runs / "elsewhere") as far:
+            there = far.run("api")
+            (newest,) = there.logs(group=1, tail=1)
+            assert (newest.what, newest.generation) == ("line", 2), (
+                "of a machine without its files, the nodes are asked"
+            )
+            with pytest.raises(everstep.EverstepError, match="no log"):
+                there.logs(remote=False)
+            assert [(at.group, at.unknown) for at in there.stacks()] == [(0, ""), (1, "")]
+            done = there.execute("1.0", "sh", "-c", "echo $RANK; echo bad >&2; exit 3")
+            assert (done.code, done.stdout, done.stderr, done.error) == (3, "0\n", "bad\n", "")
+            assert far.execute(done.node, "true").code == 0
+            with pytest.raises(everstep.EverstepError, match="there is no node 'n9'"):
+                far.execute("n9", "true")
+            assert there.breakpoints() == ()
+
         assert run.scale(groups=3, because="a node is free") == "spec 2: 3 groups; those that stay train on"
         eventually(lambda: [g.phase for g in run.status().groups] == ["running"] * 3, 60, "three groups train")
         assert run.scale(groups=2).startswith("spec 3: 2 groups")

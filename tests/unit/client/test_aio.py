@@ -10,7 +10,7 @@ import pytest
 
 import supervisor.client as everstep
 from fault_injection.doubles.memory_store import MemoryStore
-from supervisor.client import aio, live
+from supervisor.client import aio, breakpoints, live
 from supervisor.shell import etcd
 from tests.unit.shell.records import run_values
 
@@ -21,7 +21,15 @@ def public(kind: type) -> dict[str, list[str]]:
     return {name: list(inspect.signature(method).parameters) for name, method in methods if not name.startswith("_")}
 
 
-@pytest.mark.parametrize(("twin", "of"), [(aio.AsyncRun, live.Run), (aio.AsyncClient, live.Client)])
+@pytest.mark.parametrize(
+    ("twin", "of"),
+    [
+        (aio.AsyncRun, live.Run),
+        (aio.AsyncClient, live.Client),
+        (aio.AsyncPool, live.Pool),
+        (aio.AsyncBreakpoint, breakpoints.Breakpoint),
+    ],
+)
 def test_each_method_has_its_twin(twin: type, of: type) -> None:
     assert public(twin) == public(of)
     assert all(inspect.iscoroutinefunction(getattr(twin, name)) for name in public(of))

@@ -120,6 +120,8 @@ def test_runs_come_newest_first(client: everstep.Client, store: MemoryStore) -> 
 def test_logs_of_all_ranks_or_one(client: everstep.Client, tmp_path: Path) -> None:
     run = client.run()
     with pytest.raises(everstep.EverstepError, match=f"no logs of run run below {tmp_path}: look on a node"):
+        run.logs(remote=False)
+    with pytest.raises(everstep.EverstepError, match="no node has logs of run run: the nodes that ran it are gone"):
         run.logs()
     for group, t in ((0, 10.0), (1, 20.0)):
         folder = tmp_path / "nodes" / "n1" / "ranks" / f"run.{group}.1.0"
@@ -134,6 +136,7 @@ def test_logs_of_all_ranks_or_one(client: everstep.Client, tmp_path: Path) -> No
     ]  # fmt: skip
     assert [line.group for line in run.logs(since=10.6)] == [line.group for line in run.logs(tail=1)] == [1]
     assert ([line.group for line in run.logs(group=0)], list(run.logs(tail=0))) == ([0], [])
+    assert [line.group for line in run.logs(grep="group 1")] == [1]
     assert [line.group for line in run.logs(since=10.5)] == [0, 1], "one of that very time may be new"
     with pytest.raises(everstep.EverstepError, match="run run has no group 7: it has 0 to 1"):
         run.logs(group=7)
