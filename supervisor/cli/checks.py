@@ -14,6 +14,7 @@ from supervisor.wire.printer import print_line
 
 if TYPE_CHECKING:
     from supervisor.core.model.spec import RunSpec
+    from supervisor.shell.engines.registry import Context
     from supervisor.shell.runfile.parse import RunFileError
 
 
@@ -110,13 +111,19 @@ def check_all(file: Path, spec: RunSpec, etcd: str, home: Path, security: str) -
     return checked
 
 
+def context_of(etcd: str, home: Path, security: str) -> Context:
+    """Returns what engines are built with for these options. Raises Fatal where the system's files cannot be read."""
+    from supervisor.shell.engines.registry import Context
+
+    endpoints = tuple(endpoints_in(etcd, home))
+    return Context(home=system_folder(home), etcd=endpoints, security=security or security_of(home))
+
+
 def note_of_engine(spec: RunSpec, etcd: str, home: Path, security: str) -> None:
     """Prints what the engine says of the nodes that a run or pool asks for, if anything. Exits 1 if it refuses them."""
-    from supervisor.shell.engines.registry import Context, before_launch
+    from supervisor.shell.engines.registry import before_launch
 
     with sentences():
-        endpoints = tuple(endpoints_in(etcd, home))
-        context = Context(home=system_folder(home), etcd=endpoints, security=security or security_of(home))
-        note = before_launch(spec, context)
+        note = before_launch(spec, context_of(etcd, home, security))
     if note:
         print_line(f"supervisor: {note}", err=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.checks import check_all, check_titan, read_run_file, refuse
+from supervisor.cli.checks import check_all, check_titan, context_of, read_run_file, refuse
 from supervisor.cli.common import (
     HOME,
     Etcd,
@@ -100,6 +100,7 @@ def scale(
     that are too many end after one step. Their nodes are given back."""
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.engines.registry import before_scale
         from supervisor.shell.inspect import client
         from supervisor.shell.inspect import relaunch as of_run
         from supervisor.shell.runfile.changes import differences
@@ -111,7 +112,8 @@ def scale(
             after, _ = of_run.prepared(mirror, record, of_run.sized(of_run.base(mirror, record), groups, spares))
         for line in differences(record.spec, after):
             print_line(line)
-        if note := of_run.data_note(record.spec, after):
+        notes = of_run.data_note(record.spec, after), before_scale(record.spec, after, context_of(etcd, home, security))
+        for note in filter(None, notes):
             print_line(f"supervisor: {note}", err=True)
         print_line(f"{name}: {of_run.relaunch(store, mirror, record, after, because.strip())}")
 

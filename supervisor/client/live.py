@@ -231,8 +231,8 @@ class Run:
         self.folder = Path(record.run_dir)
         """Folder of its journal and checkpoints, which `open` reads, on the machine of its supervisor."""
         self.notes = notes
-        """Sentences that `supervisor launch`, or the newest `relaunch`, prints and that keep no run from starting; empty if
-        neither was called here."""
+        """Sentences that `supervisor launch`, or the newest `relaunch` or `scale`, prints and that keep no run from starting;
+        empty if none of them was called here."""
 
     def __repr__(self) -> str:
         return f"<Run {self.name}>"
@@ -366,12 +366,15 @@ class Run:
     @sentences()
     def scale(self, groups: int | None = None, spares: int | None = None, because: str = "") -> str:
         """Changes its number of groups or spares while the other groups train on. None: as now."""
+        from supervisor.shell.engines.registry import before_scale
         from supervisor.shell.inspect import client, relaunch
 
         mirror, record = self._now()
         client.refuse_ended(mirror, record, "scale")
         given = relaunch.sized(relaunch.base(mirror, record), groups, spares)
         spec, _ = relaunch.prepared(mirror, record, given)
+        notes = relaunch.data_note(record.spec, spec), before_scale(record.spec, spec, self._context)
+        self.notes = tuple(filter(None, notes))
         return relaunch.relaunch(self._store, mirror, record, spec, because)
 
     @sentences()

@@ -17,8 +17,8 @@ def lacks(spec: RunSpec, system: Path) -> str:
     """The nodes that a pool lacks for a run, what happens until it has more, and how it gets them; empty: none.
 
     `system` is the system's folder. Raises Fatal where the pool cannot be read."""
-    pool = Pool.load(system)
-    if pool is None or pool.host != socket.gethostname():
+    pool = _of_this_machine(system)
+    if pool is None:
         return ""
     engine = LocalEngine(system)
     wanted, free = spec.allocation.nodes + spec.allocation.spares, engine.free()
@@ -41,6 +41,27 @@ def lacks(spec: RunSpec, system: Path) -> str:
         until = f"nothing starts before groups.min_groups = {least} is met"
     size = f"nodes in the pool: {len(pool.nodes)}, free: {free}, wanted: {wanted} ({groups.nodes} for groups, {wanted - groups.nodes} more)"
     return f"{size}; {until}. {pool.raised_to(engine.held() + wanted)}"
+
+
+def lacks_more(more: int, system: Path) -> str:
+    """Returns the sentence about nodes that a pool lacks for a run which needs that many more; empty: none. `system` and
+    errors are those of `lacks`."""
+    pool = _of_this_machine(system)
+    if pool is None:
+        return ""
+    engine = LocalEngine(system)
+    free = engine.free()
+    if free >= more:
+        return ""
+    return (
+        f"nodes in the pool: {len(pool.nodes)}, free: {free}, needed: {more} more; what lacks a node waits until there is one. "
+        f"{pool.raised_to(engine.held() + more)}"
+    )
+
+
+def _of_this_machine(system: Path) -> Pool | None:
+    pool = Pool.load(system)
+    return pool if pool is not None and pool.host == socket.gethostname() else None
 
 
 def not_here(spec: RunSpec) -> Iterator[str]:

@@ -46,6 +46,8 @@ class Row:
     """Sentences that keep no run from starting, and that the person who launches it should know."""
     before_launch: Callable[[RunSpec, Context], str] = lambda spec, context: ""
     """A sentence for the person who launches a run on it; empty: nothing stands in the way. Raises Fatal where the run cannot start."""
+    before_scale: Callable[[int, Context], str] = lambda more, context: ""
+    """A sentence for the person whose live run needs that many nodes more; empty: nothing stands in the way."""
     knows_host: Callable[[str], bool] = lambda host: False
     """It has a host of this name, as far as it can be asked from here."""
 
@@ -73,6 +75,7 @@ ENGINES: Mapping[EngineName, Row] = {
         build=_local,
         notes=lambda spec: [*local_room.not_here(spec)],
         before_launch=lambda spec, context: local_room.lacks(spec, context.home),
+        before_scale=lambda more, context: local_room.lacks_more(more, context.home),
     ),
     "slurm": Row(
         build=_slurm,
@@ -103,6 +106,13 @@ def notes(spec: RunSpec) -> list[str]:
 def before_launch(spec: RunSpec, context: Context) -> str:
     """Returns the note of the run's engine before a launch (Row.before_launch)."""
     return ENGINES[spec.allocation.engine].before_launch(spec, context)
+
+
+def before_scale(before: RunSpec, after: RunSpec, context: Context) -> str:
+    """Returns the note of the run's engine before a live run is scaled (Row.before_scale)."""
+    now, then = before.allocation, after.allocation
+    more = then.nodes + then.spares - now.nodes - now.spares
+    return ENGINES[then.engine].before_scale(more, context) if more > 0 else ""
 
 
 def know_host(host: str) -> bool:

@@ -20,7 +20,7 @@ LIMIT_KIB = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executed:
-    """What became of a command."""
+    """The outcome of a command."""
 
     node: str
     code: int | None

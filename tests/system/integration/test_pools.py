@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fault_injection.testbed.waiting import eventually
-from fault_injection.testbed.world import World
+from fault_injection.testbed.world import World, world
 from supervisor.shell.engines.local import LocalEngine
 from supervisor.shell.inspect import client, pools
 from supervisor.shell.inspect.pools import PoolStatus
@@ -87,4 +87,43 @@ def test_runs_share_the_nodes_of_a_pool_one_after_the_other(empty: World, tmp_pa
     assert done(w, "release", "lab") == "pool lab: its 3 nodes are given back to the engine\n"
     eventually(lambda: pool(w).phase == "stopped" and not given(w), 60, "the engine has all nodes")
     for record in (first, second):
+        w.check(record)
+
+
+WIDE = """
+name = "wide"
+titan = { steps = 1000000, checkpoint_interval_steps = 1000000 }
+groups = { count = 2, nodes_per_group = 2, ranks_per_group = 2 }
+allocation = { nodes = 4 }
+policy = { node_lease_s = 5, term_grace_s = 1.0 }
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_groups_of_several_nodes_on_a_pool(tmp_path: Path) -> None:
+    """One lost node is replaced by the pool's spare; its group's other node keeps its shim and its seat."""
+    file = tmp_path / "run.toml"
+    file.write_text(WIDE)
+    with world(tmp_path, nodes=5) as w:
+        w.supervisor()
+        eventually(w.led, 30, "a supervisor leads")
+        done(w, "hold", str(file), "--name", "lab", "--nodes", "5")
+        eventually(lambda: [n.state for n in pool(w).nodes] == ["granted"] * 5, 60, "its nodes are there")
+        record = launched(w, file, "wide")
+        eventually(w.running(record, 1, 1), 60, "both groups run")
+        assert pool(w).used_by == {"wide": 4}
+        kept, lost = w.status(record).groups[1].nodes
+        shim = w.shim_pid(kept)
+        w.kill_node(lost)
+        eventually(lambda: lost not in w.status(record).groups[1].nodes, 60, "the pool's spare takes its place")
+        eventually(w.running(record), 60, "both groups run again")
+        spare = ({n.node for n in pool(w).nodes} - {*w.status(record).groups[0].nodes, kept, lost}).pop()
+        assert w.status(record).groups[1].nodes == (kept, spare)
+        assert w.shim_pid(kept) == shim
+        assert {key.rpartition("-")[0] for key in given(w)} == {"lab"}, "the run asks the engine for nothing"
+        done(w, "stop", "wide")
+        eventually(lambda: not pool(w).used_by, 60, "no run uses it")
+        done(w, "release", "lab")
+        eventually(lambda: not given(w), 60, "the engine has all nodes")
         w.check(record)

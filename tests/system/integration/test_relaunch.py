@@ -81,6 +81,7 @@ def test_a_live_run_gets_more_groups_and_fewer_while_the_others_train(empty: Wor
     more = said(w, "scale", "toy", "--groups", "4")
     assert (more.returncode, more.stdout.splitlines()[-1]) == (0, "toy: spec 2: 4 groups; those that stay train on")
     assert more.stdout.splitlines()[:2] == ["groups.count: 2 -> 4", "allocation.nodes: 2 -> 4"]
+    assert "nodes in the pool" not in more.stderr, "there are enough"
     record = eventually(lambda: _by_spec(w, 2), 30, "it is in force")
     eventually(w.running(record, 1, 1, 1, 1), 90, "four groups run")
     fails(said(w, "scale", "toy", "--groups", "4"), 1, "has this spec already")

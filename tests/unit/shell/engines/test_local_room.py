@@ -30,6 +30,24 @@ def test_a_group_needs_all_of_its_nodes(tmp_path: Path, pool: int, said: str) ->
     assert (f"nodes in the pool: {pool}, free: {pool}, wanted: 5 (4 for groups, 1 more)" in found) is bool(said)
 
 
+def test_a_run_that_is_scaled_learns_that_nodes_are_lacking(tmp_path: Path) -> None:
+    Pool(nodes=tuple(PoolNode(f"n{n}") for n in range(3)), etcd="127.0.0.1:1", gpus=()).save(tmp_path)
+    context = registry.Context(home=tmp_path, etcd=(), security="")
+
+    def note(nodes: int, spares: int) -> str:
+        before = RunSpec(name="run", groups=GroupsSpec(count=1), allocation=AllocationSpec(nodes=1, spares=1))
+        after = RunSpec(
+            name="run", groups=GroupsSpec(count=nodes), allocation=AllocationSpec(nodes=nodes, spares=spares)
+        )
+        return registry.before_scale(before, after, context)
+
+    assert [note(1, 1), note(1, 0), note(2, 3)] == ["", "", ""]
+    assert note(5, 1) == (
+        "nodes in the pool: 3, free: 3, needed: 4 more; what lacks a node waits until there is one. "
+        "`supervisor up --nodes 4` enlarges it, even while an `up` runs"
+    )
+
+
 @pytest.mark.parametrize("engine", ["local", "slurm"])
 def test_programs_and_files_that_this_machine_has_not_are_noted_where_its_nodes_are(
     tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
