@@ -209,7 +209,13 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
 
     loader = config.dataloader
     of_text = isinstance(loader, HuggingFaceTextDataLoader.Config)
-    hint = "name the data under [titan.data]" if of_text else "set titan.overrides.dataloader.dataset_path to yours"
+    hint = (
+        "name the data under [titan.data]"
+        if of_text
+        else "set its dataset_path to yours in a recipe of your own"
+        if hasattr(loader, "sources")
+        else "set titan.overrides.dataloader.dataset_path to yours"
+    )
     try:
         if spec.source != "recipe":
             if not of_text:
@@ -218,10 +224,12 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
             loader.dataset, loader.dataset_path = data.register(spec), None
         elif getattr(loader, "dataset", "") == data.STDLIB:
             data.register(DataSpec(source="python-stdlib"))
-        elif why := _not_here(loader):
-            return [Problem("titan.data.source", spec.source, f"{why}: {hint}")]
-        elif type(loader) is ChatDataLoader.Config and (problem := _chats_not_here(loader)):
-            return [problem]
+        else:
+            for source in getattr(loader, "sources", [loader]):  # those of an interleaved loader
+                if why := _not_here(source):
+                    return [Problem("titan.data.source", spec.source, f"{why}: {hint}")]
+                if isinstance(source, ChatDataLoader.Config) and (problem := _chats_not_here(source)):
+                    return [problem]
         validated = config.validator.dataloader
         if config.validator.enable:
             why = _not_here(validated)
@@ -241,7 +249,8 @@ def _not_here(loader: Any) -> str:
     from torchtitan.hf_datasets import text_datasets
 
     module = type(loader).__module__
-    known = getattr(sys.modules[module], "DATASETS", None) if module.startswith("torchtitan.") else None
+    names = ("DATASETS", "MM_DATASETS") if module.startswith("torchtitan.") else ()
+    known = next((found for name in names if (found := getattr(sys.modules[module], name, None)) is not None), None)
     if known is None or not getattr(loader, "dataset", ""):
         return ""
     if loader.dataset not in known:

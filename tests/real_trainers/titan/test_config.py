@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -522,6 +523,32 @@ def test_data_of_the_network_is_refused_before_a_start(monkeypatch: pytest.Monke
     built(recipe=stock)
 
 
+def interleaved() -> Any:
+    """A recipe with two sources of text."""
+    from torchtitan.hf_datasets.text_datasets import HFDataSource, InterleavedHuggingFaceTextDataLoader
+
+    from titan_actor import recipes
+
+    config = recipes.llama3_debug_small()
+    sources = [HFDataSource(dataset="c4_test", dataset_path=os.environ["MINE"]), HFDataSource(dataset="c4")]
+    config.dataloader = InterleavedHuggingFaceTextDataLoader.Config(sources=sources)
+    return config
+
+
+def test_each_source_of_an_interleaved_loader_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("MINE", str(tmp_path / "gone"))
+    recipe = f"{__name__}:interleaved"
+    (problem,) = problems(recipe=recipe, data=DataSpec(source="recipe"))
+    assert "'c4_test' is" in problem.message
+    assert "which is not here: set its dataset_path to yours in a recipe of your own" in problem.message
+    monkeypatch.setenv("MINE", str(tmp_path))
+    (problem,) = problems(recipe=recipe, data=DataSpec(source="recipe"))
+    assert "'c4' is allenai/c4 of the Hugging Face hub, and ranks use no network" in problem.message
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert len(built(recipe=recipe, data=DataSpec(source="recipe")).dataloader.sources) == 2
+
+
 def test_conversations_that_no_rank_can_read_are_refused_before_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -820,15 +847,16 @@ def test_a_model_without_a_vocabulary_has_no_too_many_tokens() -> None:
     assert too_many_tokens(object(), SimpleNamespace(hidden_size=4)) == "", "it makes images"
 
 
+@pytest.mark.parametrize("table", ["DATASETS", "MM_DATASETS"])
 def test_a_data_set_of_images_is_looked_for_and_a_folder_of_yours_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     """As flux's loader, which needs packages that are not here, has them."""
     from titan_actor import config
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     paths = {"images": "somebody/images", "images-test": "tests/assets/images"}
-    images = SimpleNamespace(DATASETS={name: SimpleNamespace(path=path) for name, path in paths.items()})
+    images = SimpleNamespace(**{table: {name: SimpleNamespace(path=path) for name, path in paths.items()}})
     monkeypatch.setitem(sys.modules, "torchtitan.images", images)
     loader: Any = type("Config", (), {"__module__": "torchtitan.images"})()
 
