@@ -117,7 +117,7 @@ class Checkpoints:
         import torch.distributed as dist
 
         self._launch, self._trainer, self._agreement, self._done = launch, trainer, agreement, done
-        self._settings = optimizer_settings.of(trainer)
+        self.settings = optimizer_settings.of(trainer)
         self._manager = trainer.ft_manager.manager
         # a separate process group: the writing thread's collectives must not mix with the training's
         self._group = dist.new_group(backend="gloo")
@@ -179,6 +179,13 @@ class Checkpoints:
             return None
         raise CheckpointLost(f"no checkpoint can be read, the newest should be {self._launch.checkpoint}{unread}")
 
+    def hold_settings(self, before: optimizer_settings.Settings) -> None:
+        """Holds a state that was kept in memory to the run file, as `load` does with a checkpoint. `before`: the settings
+        of the program that kept it."""
+        for changed in optimizer_settings.set_again(self._trainer, before, self.settings):
+            log.info("%s", changed)
+        optimizer_settings.set_rates(self._trainer)
+
     def _candidates(self) -> list[CheckpointMark]:
         wanted = self._launch.checkpoint
         found = [mark for _, _, mark in listed(self._launch.run_dir) if mark is not None]
@@ -202,9 +209,10 @@ class Checkpoints:
         for part in trainer.model_parts:
             part.load_state_dict(state["model"], strict=False)
         _live_optimizers().load_state_dict(trainer.optimizers, state["optimizer"])
-        for changed in optimizer_settings.restore(trainer, Path(mark.path), self._settings):
+        for changed in optimizer_settings.restore(trainer, Path(mark.path), self.settings):
             log.info("%s", changed)
         trainer.lr_schedulers.load_state_dict(state["lr_schedulers"])
+        optimizer_settings.set_rates(trainer)
         trainer.ntokens_seen = state["train"]["ntokens_seen"]
         self._manager.load_state_dict({name: state["train"][name] for name in ("step", "batches_committed")})
         return None
@@ -224,7 +232,7 @@ class Checkpoints:
         text = ""
         if error is None and self._launch.rank == 0:
             try:
-                optimizer_settings.write(folder, self._settings)
+                optimizer_settings.write(folder, self.settings)
                 write_marker(folder, mark)
             except OSError as late:
                 error = late

@@ -2,7 +2,7 @@
 
 | request | answer |
 |---|---|
-| {"do":"drain","at_step":S or null} | ends cleanly after the current step, or once S steps are committed |
+| {"do":"drain","at_step":S or null,"keep":N} | ends cleanly after the current step, or once S steps are committed; N (0: not): keeps its state in memory for the relaunch of that number |
 | {"do":"abort"} | the running collective between the groups fails; this step is not committed, training goes on |
 | {"do":"writer","writer":bool} | writes checkpoints from now on, or no longer; other fields are for older trainers |
 | {"do":"debug","line":TEXT or null,"wait_s":S} | a line for pdb where the rank is stopped: `output`, `stopped`, `waits` |
@@ -84,7 +84,10 @@ class Commands:
             at_step = request.get("at_step")
             if at_step is not None and (not isinstance(at_step, int) or isinstance(at_step, bool)):
                 raise TypeError("at_step must be a number of steps or null")
-            self._control.drain(at_step)
+            keep = request.get("keep", 0)
+            if not isinstance(keep, int):
+                raise TypeError("keep must be a number")
+            self._control.drain(at_step, keep)
         elif what == "abort":
             if self.abort is None:
                 return {"error": "there is no process group yet"}

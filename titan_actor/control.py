@@ -16,6 +16,8 @@ class Wishes:
     stop_at: int = NEVER
     """Committed steps after which the group ends cleanly; 0: now."""
     writer: bool = False
+    keep: int = 0
+    """Number of the relaunch for which its state is kept in memory then; 0: it is not."""
 
 
 class Control:
@@ -26,13 +28,15 @@ class Control:
         self._lock = threading.RLock()
         self._stop_at = NEVER
         self._writer = writer
+        self._keep = 0
         self.in_haste = False
         """True after a signal that ends the process: KILL follows soon, so there is no last checkpoint."""
 
-    def drain(self, at_step: int | None) -> None:
-        """Ends after `at_step` committed steps, or after the current step. The earliest wish counts."""
+    def drain(self, at_step: int | None, keep: int = 0) -> None:
+        """Ends after `at_step` committed steps, or after the current step. The earliest wish counts. `keep`: as
+        Wishes."""
         with self._lock:
-            self._stop_at = min(self._stop_at, at_step or 0)
+            self._stop_at, self._keep = min(self._stop_at, at_step or 0), keep
 
     def write(self, writer: bool) -> None:
         """Makes this rank the writer, or ends that."""
@@ -42,7 +46,7 @@ class Control:
     def take(self) -> Wishes:
         """Returns the wishes so far."""
         with self._lock:
-            return Wishes(self._stop_at, self._writer)
+            return Wishes(self._stop_at, self._writer, self._keep)
 
 
 class Agreement:
@@ -63,8 +67,8 @@ class Agreement:
         """Returns what the group does. Raises RuntimeError when a rank of the group is lost."""
         if self._group is None:
             return wishes
-        stop, writes = self._most(-wishes.stop_at, int(wishes.writer and self._rank == 0))
-        return Wishes(-stop, bool(writes))
+        stop, writes, keep = self._most(-wishes.stop_at, int(wishes.writer and self._rank == 0), wishes.keep)
+        return Wishes(-stop, bool(writes), keep)
 
     def any(self, flag: bool) -> bool:
         """Returns true on all ranks if the flag is true on one of them."""

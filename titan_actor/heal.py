@@ -81,6 +81,11 @@ class HealState:
                 group.update(peer)
         self._trainer.ntokens_seen = state["ntokens_seen"]
 
+    def fits(self, state: dict[str, Any]) -> bool:
+        """Returns true if a state is of a model and optimizer like this rank's."""
+        mine = self.save()
+        return all(_shapes(mine[part]) == _shapes(state.get(part)) for part in ("parameters", "states", "buffers"))
+
     def finite(self) -> bool:
         """Returns true if all of this rank's parameters are finite."""
         return all(bool(torch.isfinite(local(p).detach()).all()) for own in self._parameters for p in own)
@@ -101,6 +106,14 @@ class HealState:
             for buffer in _trained(part):
                 hashed.update(_bytes(buffer))
         return hashed.hexdigest()
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shapes(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_shapes(inner) for inner in value]
+    return tuple(value.shape) if torch.is_tensor(value) else None
 
 
 def _trained(part: Any) -> Iterator[Any]:

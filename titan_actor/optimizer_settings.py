@@ -20,7 +20,7 @@ FILE = "optimizer.json"
 Settings = list[list[dict[str, Any]]]
 
 _NO_SETTINGS = ("params", "param_names", "lr")
-"""Parts of a group that no run file sets. The learning rate is computed by the schedule at each load, by its own config."""
+"""Parts of a group that no run file sets. The learning rate is the schedule's: `set_rates`."""
 
 
 def of(trainer: Any) -> Settings:
@@ -51,6 +51,19 @@ def restore(trainer: Any, folder: Path, own: Settings) -> list[str]:
         before: Settings = json.loads((folder / FILE).read_text())
     except (OSError, ValueError):
         return []
+    return set_again(trainer, before, own)
+
+
+def set_rates(trainer: Any) -> None:
+    """Sets the learning rates that the schedule of this run file has at its place, once that was loaded. A loaded
+    optimizer has those of the program before, and the schedule would set its own after the next step only."""
+    for optimizer, schedule in zip(trainer.optimizers.optimizers, trainer.lr_schedulers.schedulers, strict=True):
+        for group, first, now in zip(optimizer.param_groups, schedule.base_lrs, schedule.get_last_lr(), strict=True):
+            group.update(initial_lr=first, lr=now)
+
+
+def set_again(trainer: Any, before: Settings, own: Settings) -> list[str]:
+    """Sets what differs between the program of which a state is, and this one, which has just loaded it; `restore`."""
     said = {}
     for number, (optimizer, groups) in enumerate(zip(trainer.optimizers.optimizers, own, strict=True)):
         # with a pipeline each rank has parts of its own, and rank 0 wrote the file

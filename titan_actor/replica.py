@@ -24,7 +24,7 @@ from torchtitan.trainer import Trainer
 
 from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark, TrainerLaunch
-from titan_actor import address, admission, between_groups, mends, rehearsal, shares, torchft_names
+from titan_actor import address, admission, between_groups, kept_state, mends, rehearsal, shares, torchft_names
 from titan_actor.checkpoint import Checkpoints, Purge, purge
 from titan_actor.compiling import Compiling
 from titan_actor.control import NEVER, Agreement, Wishes
@@ -329,7 +329,9 @@ class ReplicaTrainer(Trainer):
     def _finish(self, wishes: Wishes) -> None:
         step = self.manager.current_step()
         hasty = self.agreement.any(self.control.in_haste)
-        if wishes.writer and not hasty and self._commits and self.checkpoints.saved_step != step:
+        if wishes.keep and not hasty and self._commits and self._keep(wishes.keep, step):
+            self.ledger.event("kept", step=step)
+        elif wishes.writer and not hasty and self._commits and self.checkpoints.saved_step != step:
             self._checkpoint(step, last=True)
         elif self.checkpoints.busy and not hasty:
             self._written(step)
@@ -340,6 +342,12 @@ class ReplicaTrainer(Trainer):
             self.checkpointer.folder = f"{self.launch.run_dir}/export"
             self.checkpointer.save(step, last_step=True)
             self.ledger.event("exported", folder=self.checkpointer.folder)
+
+    def _keep(self, number: int, step: int) -> bool:
+        """Keeps the state in memory; returns false if one of the group's ranks could not."""
+        self.heal.snapshot()
+        state = {**self.heal.save(), "manager": self.manager.state_dict(), "settings": self.checkpoints.settings}
+        return not self.agreement.any(not kept_state.keep(number, self.launch, step, state))
 
     # --- what TorchFT calls ---
 
@@ -374,6 +382,8 @@ class ReplicaTrainer(Trainer):
             self._lr = float(self.optimizers.optimizers[0].param_groups[0]["lr"])
             if self._committed:
                 self._commits += 1
+                if self._commits == 1:
+                    kept_state.drop()
                 self._mean_loss = loss
                 if loss is not None:
                     self._spikes.note(self.manager.current_step(), loss, float(self._loss))
@@ -461,15 +471,29 @@ class ReplicaTrainer(Trainer):
 
     def _restore(self) -> None:
         if self.launch.resume == "disk":
-            step = self.checkpoints.load()
+            step = self._load_kept()
+            from_memory = step is not None
+            if step is None:
+                step = self.checkpoints.load()
             place = self.cursor.load(step) if step is not None else ""
             if step is not None:
-                self.ledger.event("resumed", step=step, data=place)
+                self.ledger.event("resumed", step=step, data=place, from_memory=from_memory)
             elif starts_from_weights(self.config):
                 self.ledger.event("initial_weights", path=self.checkpoints.load_initial())
         else:
             place = self.cursor.load(None)
             self.ledger.note("resuming", data=place)
+
+    def _load_kept(self) -> int | None:
+        """Loads what all ranks of the group have kept, if that is newer than the checkpoint; returns its step."""
+        kept, mark = kept_state.take(self.launch), self.launch.checkpoint
+        newer = kept is not None and (mark is None or kept.step > mark.step) and self.heal.fits(kept.state)
+        if kept is None or self.agreement.any(not newer):
+            return None
+        self.heal.load(kept.state)
+        self.manager.load_state_dict(kept.state["manager"])
+        self.checkpoints.hold_settings(kept.state["settings"])
+        return kept.step
 
     def _on_checkpoint(self, mark: CheckpointMark | None, error: str, started: float) -> None:
         """Notes and reports a checkpoint's end. Called in the writing thread."""

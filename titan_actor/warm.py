@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from supervisor.wire import marks
 from supervisor.wire.records import TrainerLaunch, decode, encode
-from titan_actor import mends, process, trainer
+from titan_actor import kept_state, mends, process, trainer
 
 LONGEST_MESSAGE = 1 << 18
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
@@ -130,11 +130,11 @@ def _touch() -> None:
 def serve(channel: socket.socket) -> None:
     """Warms up, reports that, and forks on request until the channel ends."""
     seen = warm_up()
-    problem = seen.pop("problem")
+    problem, files = seen.pop("problem"), kept_state.Files()
     _send(channel, {"error": problem} if problem else {"ready": True, **seen})
     while message := channel.recv(LONGEST_MESSAGE):
         try:
-            answer = {"error": problem} if problem else {"pid": _fork_twice(json.loads(message))}
+            answer = {"error": problem} if problem else {"pid": _fork_twice(json.loads(message), files)}
         except (OSError, ValueError, KeyError, TypeError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         _send(channel, answer)
@@ -144,13 +144,14 @@ def _send(channel: socket.socket, message: dict[str, Any]) -> None:
     channel.send(json.dumps(message).encode())
 
 
-def _fork_twice(request: dict[str, Any]) -> int:
+def _fork_twice(request: dict[str, Any], files: kept_state.Files) -> int:
     """Returns the trainer's pid. The process between ends at once, so that the nearest subreaper adopts the trainer."""
     launch, log, env = str(request["launch"]), str(request["log"]), dict(request.get("env") or {})
     # opened here: a bad path is the asker's error, and could not be reported later
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     reading, writing = os.pipe()
     try:
+        kept_state.DESCRIPTOR = files.of(launch)
         between = os.fork()
         if between == 0:
             myself = os.getpid()
@@ -194,7 +195,7 @@ def _become_trainer(launch: str, output: int, env: dict[str, str], between: int)
         os.dup2(output, 1)
         os.dup2(output, 2)
         for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2:
+            if int(name) > 2 and int(name) != kept_state.DESCRIPTOR:
                 _close(int(name))
         os.environ.update(env)
         _die_with_shim(between)

@@ -81,6 +81,7 @@ def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str)
             checkpoint=desired.checkpoint,
             resume=desired.resume,
             writer=desired.writer,
+            from_memory=desired.from_memory,
             trainer=desired.trainer,
         )
         folder.mkdir(parents=True, exist_ok=True)

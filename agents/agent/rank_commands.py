@@ -67,7 +67,8 @@ class RankCommands:
         if desired.lost and stuck and self._aborted != lost:
             self._send({"do": "abort"}, now, aborted=lost)
         elif desired.stop_at_step is not None and self._stop_at != desired.stop_at_step:
-            self._send({"do": "drain", "at_step": desired.stop_at_step}, now, stop_at=desired.stop_at_step)
+            drain = {"do": "drain", "at_step": desired.stop_at_step, "keep": desired.from_memory}
+            self._send(drain, now, stop_at=desired.stop_at_step)
         elif self._writer != (desired.writer, desired.checkpoint):
             mark = desired.checkpoint
             pointer = None if mark is None else json.loads(encode(mark))

@@ -148,6 +148,8 @@ class Node:
         self.found = False
         """True if the scheduler gave it up, and reached it again."""
         self.trainers: dict[str, Trainer] = {}
+        self.kept: dict[int, tuple[int, int]] = {}
+        """Group -> the relaunch for which its state is in the node's memory, and its step: of groups on one node."""
         self.lighthouses: dict[str, Lighthouse] = {}
         self.store = self._free_store()
         """The store that its agent offers to a group on several nodes."""
@@ -313,10 +315,12 @@ class Node:
         pace, before = self.world.pace, self.world.ran_on.get((name.group, rank), self.name)
         self.world.ran_on[name.group, rank] = self.name
         start_s = self.world.dice.uniform(*(pace.start_s if before == self.name else pace.move_s))
-        mark = desired.checkpoint
+        floor = desired.checkpoint.step if desired.checkpoint is not None else 0
+        relaunch, kept = self.kept.get(name.group, (0, 0))
+        takes = desired.resume == "disk" and 0 < relaunch == desired.from_memory and kept > floor
         self.trainers[str(name)] = trainer = Trainer(
             name, self, desired, now, now + start_s, way=desired.gate,
-            step=mark.step if mark is not None else 0, floor=mark.step if mark is not None else 0, pid=self.world.next_pid(),
+            step=kept if takes else floor, floor=floor, pid=self.world.next_pid(),
         )  # fmt: skip
         self.world.training.ranks.setdefault((name.group, name.generation), []).append(trainer)
         self.remember("spawned", trainer)

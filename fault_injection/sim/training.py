@@ -196,6 +196,7 @@ class Training:
         first = trainer.commits == 0
         if first:
             self.everybody.append(trainer)
+            trainer.node.kept.pop(trainer.group, None)
         trainer.commits += 1
         trainer.step = step
         self.stepped_at[trainer.group] = now
@@ -207,7 +208,11 @@ class Training:
             self.rows.setdefault((rank.group, rank.generation, rank.rank, rank.node.name), []).append(row)
             rank.commits, rank.step = trainer.commits, step
         last = trainer.desired.stop_at_step is not None and step >= trainer.desired.stop_at_step
-        saves = trainer.desired.writer and (last or step % spec.titan.checkpoint_interval_steps == 0)
+        keeps = last and trainer.desired.from_memory > 0 and trainer.desired.nodes == 1
+        if keeps:
+            trainer.node.kept[trainer.group] = (trainer.desired.from_memory, step)
+        due = step % spec.titan.checkpoint_interval_steps == 0
+        saves = trainer.desired.writer and (due or (last and not keeps))
         if saves:
             self.saved = max(self.saved, step)
             trainer.saved = CheckpointMark(

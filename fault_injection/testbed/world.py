@@ -78,7 +78,7 @@ class World:
         self.system = self.runs / ".supervisor"
         self.etcd = etcd
         self.environment = {**os.environ, **environment}
-        self.toys = bool(environment)
+        self.toys = "SUPERVISOR_PROGRAMS" in environment
         self.supervisors: list[subprocess.Popen[bytes]] = []
         pool = tuple(self._pool_node(f"n{i + 1}") for i in range(nodes))
         Pool(nodes=pool, etcd=etcd.endpoint, cold=WARM_TORCH not in environment, security=self.security).save(
@@ -297,11 +297,11 @@ def equal_digests(w: World, record: RunRecord, since: float) -> list[int]:
 
 
 @contextmanager
-def world(folder: Path, nodes: int = 4, toys: bool = True) -> Iterator[World]:
-    """Yields a system without a supervisor: the caller starts those."""
+def world(folder: Path, nodes: int = 4, toys: bool = True, warm_torch: bool = False) -> Iterator[World]:
+    """Yields a system without a supervisor: the caller starts those. `warm_torch`: as world_on."""
     server = start_etcd(folder / "etcd")
     try:
-        with world_on(server, folder, nodes, toys) as made:
+        with world_on(server, folder, nodes, toys, warm_torch) as made:
             yield made
     finally:
         server.stop()

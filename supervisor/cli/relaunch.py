@@ -48,6 +48,13 @@ def relaunch(
         typer.Option("--set", metavar="KEY=VALUE", callback=text_option, help="Change one key of it; may be repeated."),
     ] = None,
     because: Annotated[str, typer.Option(callback=text_option, help="The reason, which the journal records.")] = "",
+    from_memory: Annotated[
+        bool,
+        typer.Option(
+            "--from-memory",
+            help="Ranks keep their states in their nodes' memory; no checkpoint is written. For the same model and ranks.",
+        ),
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Only show the difference and check it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before it begins.")] = False,
     etcd: Etcd = "",
@@ -71,6 +78,8 @@ def relaunch(
         given = read_run_file(file, name, pool) if file is not None else of_run.base(mirror, record)
         with _run_file(file or Path("--set")):
             after, notes = of_run.prepared(mirror, record, changed(given, changes or []) if changes else given)
+        if from_memory:
+            of_run.refuse_from_memory(mirror, record, after)
         for line in differences(record.spec, after):
             print_line(line)
         for note in notes:
@@ -83,7 +92,7 @@ def relaunch(
             return
         if not yes and person_asked() and not typer.confirm(f"Relaunch {name}?", err=True):
             raise typer.Exit(1)
-        print_line(f"{name}: {of_run.relaunch(store, mirror, record, after, because.strip())}")
+        print_line(f"{name}: {of_run.relaunch(store, mirror, record, after, because.strip(), from_memory)}")
 
 
 @commands.command(epilog="Example: supervisor scale demo --groups 4")

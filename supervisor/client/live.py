@@ -345,10 +345,12 @@ class Run:
         run: str | Path | Mapping[str, Any] | RunSpec | None = None,
         set: Mapping[str, Any] | None = None,
         because: str = "",
+        from_memory: bool = False,
     ) -> str:
         """Changes what it trains by, on the nodes that it has: its groups end after one step with a checkpoint, and start
-        again from that. `run`: as for `launch`; None: what it runs by now. `set`: keys to change. The check takes seconds.
-        Returns what was requested; raises EverstepError with all problems."""
+        again from that. `run`: as for `launch`; None: what it runs by now. `set`: keys to change. `from_memory`: states stay
+        in the nodes' memory, and no checkpoint is written. The check takes seconds. Returns what was requested; raises
+        EverstepError with all problems."""
         from supervisor.client import launching
         from supervisor.shell.engines.registry import before_launch
         from supervisor.shell.inspect import relaunch
@@ -357,11 +359,13 @@ class Run:
         given = relaunch.base(mirror, record) if run is None else run
         spec, what = launching.spec_of(given, self.name, set or {}, record.spec.allocation.pool)
         spec, notes = relaunch.prepared(mirror, record, spec)
+        if from_memory:
+            relaunch.refuse_from_memory(mirror, record, spec)
         notes += launching.checked_titan(spec, what)
         if not relaunch.keeps_nodes(mirror, self.name):
             notes += filter(None, [before_launch(spec, self._context)])
         self.notes = tuple(notes)
-        return relaunch.relaunch(self._store, mirror, record, spec, because)
+        return relaunch.relaunch(self._store, mirror, record, spec, because, from_memory)
 
     @sentences()
     def scale(self, groups: int | None = None, spares: int | None = None, because: str = "") -> str:

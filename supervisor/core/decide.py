@@ -113,7 +113,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "follow",
         lambda r, _: _follow_all(r),
-        frozenset({"groups", "incidents", "incidents_seen", "tried"}),
+        frozenset({"groups", "incidents", "incidents_seen", "tried", "from_memory"}),
         "phases are those of now before anything is judged",
     ),
     Stage(
@@ -163,6 +163,7 @@ STAGES: tuple[Stage, ...] = (
                 "all_lost_at",
                 "phase",
                 "halt_reason",
+                "from_memory",
             }
         ),
         "what is done about each, by what it holds",
@@ -170,7 +171,9 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "wind down",
         lambda r, _: wind_down(r),
-        frozenset({"groups", "incidents", "allocations", "phase", "stop_at_step", "stop_by", "relaunching"}),
+        frozenset(
+            {"groups", "incidents", "allocations", "phase", "stop_at_step", "stop_by", "relaunching", "from_memory"}
+        ),
         "a halt that was just decided begins to drain in this round",
     ),
     Stage(
@@ -217,6 +220,7 @@ STAGES: tuple[Stage, ...] = (
                 "resumed",
                 "phase",
                 "halt_reason",
+                "from_memory",
             }
         ),
         "last: every stage before it may have freed a node, or asked for one",
@@ -258,6 +262,8 @@ def _free_hosts(r: Round) -> None:
 def _follow_all(r: Round) -> None:
     for g in sorted(r.groups):
         follow(r, r.groups[g])
+    if r.draft.from_memory and r.phase != "stopping" and any(g.phase == "running" for g in r.groups.values()):
+        r.draft = replace(r.draft, from_memory=0)  # its state is in training now, and what is left elsewhere is old
 
 
 def _note_hang(r: Round, found: Found) -> None:

@@ -196,6 +196,8 @@ class TrainerLaunch:
     peer, or is behind `checkpoint` then, exits with PEERS_GONE instead of training from scratch."""
     writer: bool = False
     """True if this group writes the checkpoints."""
+    from_memory: int = 0
+    """Number of the relaunch whose kept state is loaded before `checkpoint`, where this node has it; 0: none."""
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
 
     @property
@@ -586,6 +588,9 @@ class TrainerDesired:
     hang: HangSpec = field(default_factory=HangSpec)
     stop_at_step: int | None = None
     """Drain: end cleanly after this committed step (or the current one, if it is past)."""
+    from_memory: int = 0
+    """Number of the relaunch for which ranks keep their state in memory when they drain, and from which they start; 0:
+    none."""
     allocation: str = ""
     """Key of the allocation by which the group was placed: an agent of the same node name under another allocation does
     not start it. Empty: not compared."""
@@ -680,6 +685,8 @@ class Relaunch:
     because: str
     asked_unix_s: float
     """The asker's wall clock, for people only."""
+    from_memory: bool = False
+    """True if ranks keep their state in their nodes' memory, instead of writing a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -267,7 +267,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         ends.callback(server.stop)
         made = world(folder, server, net, security, ends)
         ends.callback(made.close)
-        made.toys = False
         made.supervisor()
         run = Run(made, net, made.launch(spec("wide", made)))
         yield run

@@ -64,6 +64,7 @@ OF_EVENT: Mapping[str, Cause] = {
     "quorum": Cause.QUORUM,
     "checkpoint_start": Cause.CHECKPOINT,
     "checkpoint_wait": Cause.CHECKPOINT,
+    "kept": Cause.CHECKPOINT,
     "checkpoint_end": Cause.CHECKPOINT,
     "purged": Cause.CHECKPOINT,
     "exported": Cause.CHECKPOINT,

@@ -272,6 +272,9 @@ class Memory:
     """Time when groups that have not ended after that step are ended, on the run clock. None: it is not stopping."""
     relaunching: bool = False
     """True if it stops in order to start again by its next spec, on the nodes that it has."""
+    from_memory: int = 0
+    """Number of the relaunch for which groups keep their state in memory: while they drain, and until one trains again.
+    0: none."""
     relaunches: int = 0
     """Number of the newest spec that took the place of the one before (RunRecord.number). 0: there was one alone."""
     surplus: int = 0

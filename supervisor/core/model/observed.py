@@ -292,6 +292,8 @@ class NextSpec:
     """True if no group must start again for it (spec.only_scales), by the whole specs: an input that is kept lacks
     what no decision reads."""
     because: str = ""
+    from_memory: bool = False
+    """True if the groups keep their state in memory meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

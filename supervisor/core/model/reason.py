@@ -363,6 +363,7 @@ class Code(StrEnum):
     PERSON_SAYS = "person_says"  # because
     PERSON_RESUMES = "person_resumes"  # because
     RELAUNCH_ASKED = "relaunch_asked"  # number: of the spec; because (empty: no reason was given)
+    STATE_IN_MEMORY = "state_in_memory"  # number: of the spec
     RELAUNCHED = "relaunched"  # number; step: of the checkpoint (None: there is none)
     SCALED = "scaled"  # number: of the spec; groups: how many it has; because (empty: no reason was given)
     SCALED_DOWN = "scaled_down"

@@ -19,7 +19,7 @@ GROUPS_A_ROUND = 40
 
 
 _FORGOTTEN: Mapping[str, Any] = {
-    "halt_reason": None, "stop_at_step": None, "stop_by": None, "relaunching": False, "surplus": 0,
+    "halt_reason": None, "stop_at_step": None, "stop_by": None, "relaunching": False, "from_memory": 0, "surplus": 0,
     "handover_at_step": None, "suspects": {}, "held_hang": None, "silent": (),
 }  # fmt: skip
 """Fields of Memory about the groups as they were, with their values at a start."""
@@ -106,7 +106,11 @@ def _relaunch(r: Round, asked: NextSpec) -> None:
     """Puts the next spec into force: the groups are made by it from the next round on. What was measured of the last one
     says nothing of it. The lighthouse stays, unless it needs other settings, which one reads at its start."""
     step = r.draft.checkpoint.step if r.draft.checkpoint is not None else None
-    r.act("relaunch", f"relaunch:{asked.number}", Reason.of(Code.RELAUNCHED, number=asked.number, step=step))
+    why = Reason.of(Code.RELAUNCHED, number=asked.number, step=step)
+    kept = r.before.from_memory if asked.from_memory else 0
+    if kept:
+        why = Reason.of(Code.AND, reason=why, note=Reason.of(Code.STATE_IN_MEMORY, number=kept))
+    r.act("relaunch", f"relaunch:{asked.number}", why)
     seat = r.draft.lighthouse
     if seat.node and not seat.closing and _of_lighthouse(asked.spec) != _of_lighthouse(r.spec):
         why = Reason.of(Code.RELAUNCH_ASKED, number=asked.number, because=asked.because)
@@ -114,7 +118,8 @@ def _relaunch(r: Round, asked: NextSpec) -> None:
         r.act("close_lighthouse", key, why, node=seat.node, generation=seat.generation)
         seat = replace(seat, closing=True, address="", cut_since=None)
     r.draft = replace(
-        r.draft, relaunches=asked.number, surplus=scale.surplus(r, asked.spec), lighthouse=seat, measured=NOTHING,
+        r.draft, relaunches=asked.number, from_memory=kept,
+        surplus=scale.surplus(r, asked.spec), lighthouse=seat, measured=NOTHING,
         slow={}, behind={}, waited={},
     )  # fmt: skip
     r.look_again(r.now)

@@ -32,13 +32,16 @@ def longest_s(spec: RunSpec, measured: Measured) -> float:
 def wind_down(r: Round) -> None:
     asked = r.observed.relaunch
     if r.draft.relaunching and (r.observed.control.stop or asked is None):
-        r.draft = replace(r.draft, relaunching=False)  # the later wish holds: the run ends
+        r.draft = replace(r.draft, relaunching=False, from_memory=0)  # the later wish holds: the run ends
     # a pool waits for the runs that use it
     if r.phase in ("new", "running") and r.observed.control.stop and not r.observed.users:
-        r.draft = replace(r.draft, phase="stopping", stop_at_step=None, stop_by=None)
+        r.draft = replace(r.draft, phase="stopping", stop_at_step=None, stop_by=None, from_memory=0)
         r.act("stop", f"stop:{r.spec.name}", Reason.of(Code.ASKED_FOR))
     elif r.phase in ("new", "running") and asked is not None and not r.paused and not asked.scales:
-        r.draft = replace(r.draft, phase="stopping", stop_at_step=None, stop_by=None, relaunching=True)
+        number = asked.number if asked.from_memory else 0
+        r.draft = replace(
+            r.draft, phase="stopping", stop_at_step=None, stop_by=None, relaunching=True, from_memory=number
+        )
         why = Reason.of(Code.RELAUNCH_ASKED, number=asked.number, because=asked.because)
         r.act("stop", f"stop:{r.spec.name}:{asked.number}", why)
     if r.phase == "stopping":

@@ -36,6 +36,7 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
         f"spec {number} is in force, on the nodes that the run has; its groups start "
         + ("from step 0" if step is None else f"from the checkpoint of step {step}")
     ),
+    Code.STATE_IN_MEMORY: "ranks that kept their state in memory for spec {number} go on from that",
     Code.BACKUP_RESTORED: "the state was restored from a backup of {made}; checkpoint: {checkpoint}",
     Code.SAVED: "step {step} is complete on disk",
     Code.ENDED_LATE: "group {group} did not end after step {step} in time: it is ended as it is",

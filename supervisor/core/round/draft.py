@@ -217,7 +217,9 @@ class Round(RoundView):
         """Halts the run (rung 4): what still runs is drained, then stopped, and the reason is reported."""
         if self.phase not in ("new", "running"):
             return
-        self.draft = replace(self.draft, phase="stopping", halt_reason=reason, stop_at_step=None, stop_by=None)
+        self.draft = replace(
+            self.draft, phase="stopping", halt_reason=reason, stop_at_step=None, stop_by=None, from_memory=0
+        )
         self.act(
             "halt",
             f"halt:{self.spec.name}",

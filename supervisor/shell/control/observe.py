@@ -143,7 +143,9 @@ def _relaunch(mirror: Mirror, run: str) -> NextSpec | None:
     if asked is None:
         return None
     scales = only_scales(runs(mirror)[run].spec, asked.spec)
-    return NextSpec(number=asked.number, spec=asked.spec, scales=scales, because=asked.because)
+    return NextSpec(
+        number=asked.number, spec=asked.spec, scales=scales, because=asked.because, from_memory=asked.from_memory
+    )
 
 
 def epochs_before(mirror: Mirror) -> int:

@@ -146,7 +146,8 @@ def desired(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = Non
             close=seat.closing,
         )
         found[seat.node] = NodeDesired(node=seat.node, lighthouses=(lighthouse,))
-    of_all = (spec, run_dir, seat.address, seat.node, _last_step(memory), memory.stop_at_step, memory.silent)
+    last = _last_step(memory), memory.stop_at_step, memory.from_memory
+    of_all = (spec, run_dir, seat.address, seat.node, last, memory.silent)
     if made.of_all != of_all:
         made.of_all, made.trainers = of_all, {}
     writer = checkpoint_lag.writer(memory.groups)
@@ -214,6 +215,7 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         writer=writer,
         lost=tuple(g for g in memory.silent if g != group.group),
         stop_at_step=_last_step(memory) if group.group < spec.groups.count else memory.stop_at_step,
+        from_memory=memory.from_memory,
         env=spec.env,
         hooks=spec.hooks,
         nodes=group.size,

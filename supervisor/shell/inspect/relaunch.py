@@ -90,6 +90,27 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
             )
 
 
+FITS_IN_MEMORY = (
+    "titan.steps", "titan.checkpoint", "titan.digest", "titan.data.", "titan.overrides.optimizer.",
+    "titan.overrides.lr_scheduler.", "titan.overrides.training.", "titan.overrides.dataloader.",
+    "titan.overrides.validator.", "titan.overrides.metrics.", "titan.overrides.profiler.", "titan.overrides.comm.",
+    "policy.", "torchft.", "network.", "env.", "hooks.", "allocation.",
+)  # fmt: skip
+"""Beginnings of the keys that may differ where states stay in memory: models and ranks are the same then."""
+
+
+def refuse_from_memory(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
+    """Raises Fatal where the states of the run's ranks would be of no use in memory."""
+    run, instead = record.spec.name, "leave out --from-memory: the groups save a checkpoint and start from that"
+    if observe.memory(mirror, run).phase in ENDED:
+        raise Fatal(f"run {run} has ended, so no rank has a state in memory: {instead}")
+    if after.trainer.command:
+        raise Fatal(f"a command of yours ([trainer]) keeps no state in memory: {instead}")
+    wrong = [key for key in changes.keys_that_differ(record.spec, after) if not key.startswith(FITS_IN_MEMORY)]
+    if wrong:
+        raise Fatal(f"{', '.join(wrong)}: a state in memory fits the same model and ranks alone: {instead}")
+
+
 def sized(now: RunSpec, groups: int | None, spares: int | None) -> RunSpec:
     """Returns the spec with another number of groups, and of nodes for them, or of spares. None: as now. Raises
     RunFileError if that contradicts something."""
@@ -111,15 +132,18 @@ def _slots(mirror: Mirror, run: str) -> dict[str, int]:
     return {node: registration.slots for node, registration in found.items() if registration is not None}
 
 
-def relaunch(store: Store, mirror: Mirror, record: RunRecord, after: RunSpec, because: str) -> str:
+def relaunch(
+    store: Store, mirror: Mirror, record: RunRecord, after: RunSpec, because: str, from_memory: bool = False
+) -> str:
     """Asks for the relaunch, after `refuse` has let it pass. Returns what will happen, as a sentence. A run that has
-    ended is resumed by it. Raises Fatal if the run was changed at the same moment."""
+    ended is resumed by it. `from_memory`: ranks keep their states, and no checkpoint is written; after
+    `refuse_from_memory`. Raises Fatal if the run was changed at the same moment."""
     run = record.spec.name
     memory = observe.memory(mirror, run)
     item = mirror.items.get(keys.next_spec(run))
     asked = decode(item.value, Relaunch).number if item is not None else 0
     number = max(record.number, asked) + 1
-    wish = Relaunch(number=number, spec=after, because=because, asked_unix_s=time.time())
+    wish = Relaunch(number=number, spec=after, because=because, asked_unix_s=time.time(), from_memory=from_memory)
     puts = {keys.next_spec(run): encode(wish)}
     expect = [Expect(keys.next_spec(run), mod_revision=item.mod_revision if item is not None else 0)]
     if memory.phase in ENDED:
@@ -131,18 +155,24 @@ def relaunch(store: Store, mirror: Mirror, record: RunRecord, after: RunSpec, be
         store.commit(puts, expect=expect)
     except Fenced:
         raise Fatal(f"run {run} was changed at the same moment, and is not relaunched: repeat this") from None
-    return _then(mirror, record, memory, after, number)
+    return _then(mirror, record, memory, after, wish)
 
 
-def _then(mirror: Mirror, record: RunRecord, memory: Memory, after: RunSpec, number: int) -> str:
+def _then(mirror: Mirror, record: RunRecord, memory: Memory, after: RunSpec, wish: Relaunch) -> str:
+    number = wish.number
     leads = "" if keys.LEADER in mirror.items else "; no supervisor leads, so it begins when one does"
     if memory.phase in ENDED:
         return f"spec {number}: the run was {memory.phase}; it asks for nodes, and starts from its newest checkpoint{leads}"
     if only_scales(record.spec, after):
         return f"spec {number}: {after.groups.count} groups; those that stay train on{leads}"
     drain_s = shutdown.drain_s(record.spec, memory.measured)
+    how = (
+        "keep their states in memory, and end after one common step,"
+        if wish.from_memory
+        else "end after one common step with a checkpoint,"
+    )
     return (
-        f"spec {number}: groups that train end after one common step with a checkpoint, the others at once; what has not ended in "
+        f"spec {number}: groups that train {how} the others at once; what has not ended in "
         f"{drain_s:.0f} s is terminated. Then all start again on the nodes that the run has{leads}"
     )
 

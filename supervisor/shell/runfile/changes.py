@@ -67,10 +67,15 @@ def changed(spec: RunSpec, given: Sequence[str]) -> RunSpec:
     return parse.parse(body, base=Path())
 
 
+def keys_that_differ(before: RunSpec, after: RunSpec) -> list[str]:
+    """Returns the dotted keys of the values that differ, in the order of the run file."""
+    old, new = flat(parse.document(before)), flat(parse.document(after))
+    return [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+
+
 def differences(before: RunSpec, after: RunSpec) -> Iterator[str]:
     """Yields a line for each key that differs, as `KEY: BEFORE -> AFTER`, in the order of the run file."""
     old, new = flat(parse.document(before)), flat(parse.document(after))
-    for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key):
-            was, now = (text_of(each[key]) if key in each else "not set" for each in (old, new))
-            yield f"{key}: {was} -> {now}"
+    for key in keys_that_differ(before, after):
+        was, now = (text_of(each[key]) if key in each else "not set" for each in (old, new))
+        yield f"{key}: {was} -> {now}"

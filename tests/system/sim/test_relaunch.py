@@ -33,7 +33,9 @@ def wish(world: World, dice: random.Random) -> None:
     asked = world.etcd.items.get(keys.next_spec(record.spec.name))
     number = max(record.number, decode(asked.value, Relaunch).number if asked is not None else 0) + 1
     after = _other(record.spec, dice)
-    value = encode(Relaunch(number=number, spec=after, because="", asked_unix_s=0.0))
+    same_groups = after.groups == record.spec.groups
+    kept = same_groups and dice.random() < 0.5
+    value = encode(Relaunch(number=number, spec=after, because="", asked_unix_s=0.0, from_memory=kept))
     try:
         SimStore(world.etcd, f"person-{number}").put(keys.next_spec(record.spec.name), value)
     except Retryable:

@@ -158,3 +158,44 @@ def test_a_finished_run_goes_on_by_a_spec_with_more_steps() -> None:
     w.round()
     assert w.memory.phase in ("new", "running")
     assert [g.phase for g in w.memory.groups.values()] == ["unplaced", "unplaced"]
+
+
+def from_memory(w: World, number: int = 2) -> None:
+    spec = longer(w)
+    w.relaunch = NextSpec(number=number, spec=spec, scales=False, because="", from_memory=True)
+
+
+def test_states_stay_in_memory_until_a_group_trains_again() -> None:
+    w = World(groups=2).bring_up()
+    from_memory(w)
+    w.round()
+    assert (w.memory.relaunching, w.memory.from_memory) == (True, 2)
+    drained(w)
+    (begun,) = w.last.actions
+    kept = Reason.of(Code.STATE_IN_MEMORY, number=2)
+    assert begun.reason == Reason.of(Code.AND, reason=Reason.of(Code.RELAUNCHED, number=2, step=None), note=kept)
+    for _ in range(3):
+        w.round()
+    assert [g.phase for g in w.memory.groups.values()] == ["starting", "starting"]
+    assert w.memory.from_memory == 2
+    w.commit(0, step=51)
+    w.commit(1, step=51)
+    w.round()
+    assert w.group(0).phase == "running"
+    assert w.memory.from_memory == 0, "a state that is left on a node is older than the training now"
+
+
+def test_no_state_is_kept_for_a_run_that_ends_or_is_relaunched_otherwise() -> None:
+    w = World(groups=2).bring_up()
+    from_memory(w)
+    w.round()
+    w.control = replace(w.control, stop=True)
+    w.round()
+    assert (w.memory.relaunching, w.memory.from_memory) == (False, 0)
+
+    w = World(groups=2).bring_up()
+    from_memory(w)
+    w.round()
+    relaunch(w, longer(w), number=3)
+    drained(w)
+    assert (w.memory.relaunches, w.memory.from_memory) == (3, 0)

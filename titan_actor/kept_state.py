@@ -1,0 +1,108 @@
+"""The state of a rank, kept in its node's memory from its last step to its next start (`relaunch --from-memory`).
+
+The warm process makes a nameless file in memory for each rank before it forks it, and hands the same one to the rank's
+next start there. So nothing lies in a folder, and what no start takes ends with the warm process. A rank that finds
+nothing, since it starts on another node or was not forked, loads the checkpoint and heals.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from supervisor.wire.records import TrainerLaunch
+
+log = logging.getLogger(__name__)
+
+DESCRIPTOR: int | None = None
+"""The file of this process, if it was forked from a warm one."""
+
+LEAST_FREE = 2.0
+"""A state is kept where this many times its size is free: the next start has its own beside it."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The state of a rank after a step, as `keep` took it."""
+
+    step: int
+    state: dict[str, Any]
+
+
+class Files:
+    """The warm process's files, one for each rank of the run that uses the node."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[str, int, int], int] = {}
+
+    def of(self, launch: str) -> int:
+        """Returns the file of the rank with this launch file; those of other runs are given up. Raises OSError,
+        ValueError or KeyError for a bad launch file."""
+        with open(launch, encoding="utf-8") as file:
+            record = json.load(file)
+        key = str(record["run"]), int(record["group"]), int(record["rank"])
+        for other in [known for known in self._files if known[0] != key[0]]:
+            os.close(self._files.pop(other))
+        if key not in self._files:
+            self._files[key] = os.memfd_create("-".join(map(str, key))[:200], os.MFD_CLOEXEC)
+        return self._files[key]
+
+
+def keep(number: int, launch: TrainerLaunch, step: int, state: dict[str, Any]) -> bool:
+    """Keeps what `state` refers to, under the number of the relaunch; returns false, and logs why, if it cannot."""
+    import torch
+
+    if DESCRIPTOR is None:
+        log.warning("the state is not kept in memory: this rank was not forked from a warm process")
+        return False
+    size, free = _bytes_of(state), _free_bytes()
+    if free < LEAST_FREE * size:
+        log.warning("the state is not kept in memory: it has %d bytes, and %d are free", size, free)
+        return False
+    try:
+        os.ftruncate(DESCRIPTOR, 0)
+        with os.fdopen(os.dup(DESCRIPTOR), "wb") as file:
+            file.seek(0)
+            torch.save({"number": number, "world_size": launch.world_size, "step": step, "state": state}, file)
+    except (OSError, RuntimeError) as error:
+        log.warning("the state is not kept in memory: %s", error)
+        os.ftruncate(DESCRIPTOR, 0)
+        return False
+    return True
+
+
+def take(launch: TrainerLaunch) -> Kept | None:
+    """Returns what was kept for this start; None if there is nothing, or it is of another relaunch."""
+    import torch
+
+    if DESCRIPTOR is None or not launch.from_memory or os.fstat(DESCRIPTOR).st_size == 0:
+        return None
+    with os.fdopen(os.dup(DESCRIPTOR), "rb") as file:
+        file.seek(0)
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    if (found["number"], found["world_size"]) != (launch.from_memory, launch.world_size):
+        return None
+    return Kept(step=int(found["step"]), state=found["state"])
+
+
+def drop() -> None:
+    """Gives the memory back."""
+    if DESCRIPTOR is not None:
+        os.ftruncate(DESCRIPTOR, 0)
+
+
+def _bytes_of(value: Any) -> int:
+    import torch
+
+    if torch.is_tensor(value):
+        return int(value.numel() * value.element_size())
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_bytes_of, inner))
+
+
+def _free_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
