@@ -246,6 +246,8 @@ def that_hashes_its_whole_state() -> Any:
         state = self._state()
         for part in ("model", "optimizer"):
             for name, value in sorted(state[part].items()):
+                if name.startswith("param_groups."):  # settings, which are the run file's
+                    continue
                 whole = value.full_tensor() if isinstance(value, DTensor) else value
                 hashed.update(f"{name} {whole.tolist() if hasattr(whole, 'tolist') else whole}".encode())
         with (Path(self._launch.rank_dir) / WHOLE).open("a") as file:
