@@ -17,7 +17,7 @@ HEAVY := tests/real_trainers
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo help test test-nightly test-bare test-torch check chaos gpu configs chaos-long killpoints upgrade ground sim bench bench-detection bench-slurm bench-nodes install install-dev lock audit wheel debian docs clean
+.PHONY: demo help test test-nightly test-bare test-torch test-monarch check chaos gpu configs chaos-long killpoints upgrade ground sim bench bench-detection bench-slurm bench-nodes install install-dev lock audit wheel debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -40,6 +40,15 @@ test-torch: debian  ## nightly, with network: the tests of real trainers with an
 	$(MAKE) VENV=$(OTHER) install-dev
 	$(OTHER)/bin/python $(PIP) torch==$(TORCH)
 	PATH="$(CURDIR)/$(OTHER)/bin:$$PATH" $(OTHER)/bin/python -m pytest -n 3 $(BESIDE) $(HEAVY)
+
+# Beside .venv, whose packages it sees: no lock file has Monarch, which brings 320 MB.
+MONARCH := .venv-monarch
+test-monarch: debian  ## nightly, with network: Monarch meshes on a pool, with the extra that pyproject.toml pins, in a .venv of its own; four minutes
+	test -e $(MONARCH)/bin/python || $(BIN)/python -m venv $(MONARCH)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(MONARCH)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/everstep.pth"
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["monarch"], sep="\n")' \
+		| xargs -d '\n' $(MONARCH)/bin/python $(PIP)
+	LANE=monarch PATH="$(CURDIR)/$(MONARCH)/bin:$$PATH" PYTHONPATH="$(CURDIR)" $(MONARCH)/bin/python -m pytest -m '' --durations=25 --durations-min=10 tests/system/monarch
 
 test-bare: install-dev  ## nightly: `make check` in a bare Debian made by debootstrap, as root and as an ordinary user; BARE=DIR keeps it
 	@sh tests/bare.sh

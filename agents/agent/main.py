@@ -43,6 +43,7 @@ from agents.health.facts.files import EVERY_S, Probe, SharedFolders, writes
 from agents.health.facts.gpu import Gpus
 from agents.requests.asked import Asked
 from agents.requests.inbox import ENDS_WITHIN_S, Inbox
+from agents.requests.mesh import Seat
 from agents.shim import process
 from agents.shim.active_clock import AwakeClock
 from agents.shim.settings import Settings
@@ -158,10 +159,12 @@ class Agent:
         self._desired = DesiredWatch(
             settings.node, settings.etcd, lambda: set(self._runs), from_thread(self._loop, self._on_wanted), security
         )
+        self._seat = Seat(settings.address, self._run_here, from_thread(self._loop, lambda _: self._wake.set()))
         asked = Asked(
             settings.node_folder,
             lambda: list(self._view.processes.values()),
             from_thread(self._loop, self._on_second),
+            self._seat if settings.role == "trainer" else None,
         )
         self._requests = Inbox(settings.node, settings.etcd, asked, self._is_registered, security)
         self._runs: frozenset[str] = frozenset()
@@ -371,6 +374,12 @@ class Agent:
         """Tells if this agent is the one of its node's name now: another one may be, once its lease is gone."""
         return self._reporter.standing.registered and self._reporter.standing.lease_held
 
+    def _run_here(self) -> str:
+        """Returns a run that has this node, or is about to; empty: none. From any thread."""
+        wanted = next((run for run, node in self._wanted.by_run.items() if node.trainers), "")
+        living = (parse(record.name) for record in list(self._view.processes.values()) if not record.exited)
+        return wanted or next((name.run for name in living if name is not None), "")
+
     def _on_second(self, sentence: str) -> None:
         """Has the shim print the sentence: people read the shim's output, and seldom the agent's log."""
         task = asyncio.create_task(self._say(sentence))
@@ -400,6 +409,7 @@ class Agent:
         if news is not None:
             self._view.look_for_hangs(limits, awake, self._nothing_written())
         self._gpus.running(self._view.ways())
+        self._view.mesh = self._seat.holder
         wanted = self._wanted.by_run if self._reporter.standing.registered else {}
         stops = self._stops_of_our_own(awake)
         actions = reconcile(wanted, list(self._view.processes.values()), self._settings.allocation)
@@ -414,13 +424,14 @@ class Agent:
         self._hooks.look(wanted, busy, self._shim_stops is not None)
         if not self._looks.stalled:
             self._command(now)
-        wants = any(node.trainers for node in self._wanted.by_run.values())
+        wants = any(node.trainers for node in self._wanted.by_run.values()) or bool(self._view.mesh)
         self._checks.look(not wants and self._told_to_end is None and not self._view.running(), awake)
         self._runs = frozenset(self._view.runs())
         if self._view.milestones() != self._last_report[0] or now - self._last_report[1] >= self._settings.report_s:
             self._report(now)
         self._report_health(now)
-        self._logs.look((self._view.processes[name].folder for name in self._view.running()), now)
+        folders = [self._view.processes[name].folder for name in self._view.running()]
+        self._logs.look([*folders, str(self._settings.node_folder / "mesh")], now)
 
     async def _do(self, action: Action, now: float) -> None:
         match action:
@@ -442,6 +453,8 @@ class Agent:
                 and desired.env == self._warm_env  # otherwise it starts cold, and the warm process starts again
             ):
                 pass  # the next turn tries again
+            case Start() if self._seat.holder:
+                pass  # the next turn tries again, once the mesh has ended
             case Start(desired, ranks):
                 self._starts.begin(_way(desired), self._start(desired, ranks), now)
             case NotOurs():

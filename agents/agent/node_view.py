@@ -92,6 +92,8 @@ class View:
         """Ranks about to start: reported before they do, so that this node is not taken for free of them."""
         self.leaving = ""
         """Why the scheduler will end this node soon, as the shim reports; empty: no notice."""
+        self.mesh = ""
+        """Owner of the Monarch mesh here; empty: there is none."""
 
     def put(self, record: ProcessRecord, end: ExitObserved | None = None, last: ProgressFile | None = None) -> bool:
         """Takes in a started or ended process; true when that is news. `end`, `last`: as `last_words` has read them,
@@ -299,6 +301,7 @@ class View:
             lighthouses=tuple(lighthouses),
             leaving=self.leaving,
             store=self._store,
+            mesh=self.mesh,
         )
 
     def used(self, store: str) -> None:
@@ -319,6 +322,7 @@ class View:
             self.announced,
             self.leaving,
             self._store,
+            self.mesh,
         )
 
     def _trainer(self, name: TrainerName, record: ProcessRecord) -> TrainerObserved:

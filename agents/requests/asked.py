@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.agent.names import TrainerName, about, parse
-from agents.requests import command, debugger, logs, stacks
+from agents.requests import command, debugger, logs, mesh, stacks
 from agents.requests.inbox import Answer, CannotDo, Job
 from supervisor.wire.node_requests import NodeRequest
 from supervisor.wire.records import ProcessRecord
@@ -21,11 +21,16 @@ class Asked:
     the shim has started."""
 
     def __init__(
-        self, folder: Path, processes: Callable[[], Sequence[ProcessRecord]], say: Callable[[str], None]
+        self,
+        folder: Path,
+        processes: Callable[[], Sequence[ProcessRecord]],
+        say: Callable[[str], None],
+        seat: mesh.Seat | None = None,
     ) -> None:
         """`folder`: the node's. `processes`: as the agent knows them, from any thread. `say`: prints a sentence on the
-        node, where people look first."""
+        node, where people look first. `seat`: the place for a mesh; None: this node has none."""
         self._folder = folder
+        self._seat = seat
         self._processes = processes
         self._say = say
 
@@ -40,6 +45,8 @@ class Asked:
                 return logs.read(self._folder / "ranks", request, job)
             case "debug":
                 return debugger.converse(self._rank(request), request, job)
+            case "mesh":
+                return self._mesh(request, job)
 
     def _ranks(self, request: NodeRequest) -> list[tuple[TrainerName, ProcessRecord]]:
         """Returns the newest generation of each rank that the request is about, ended or not."""
@@ -58,6 +65,15 @@ class Asked:
         if request.group is None or request.rank is None or not running:
             raise CannotDo(f"rank {request.rank} of group {request.group} of run {request.run} does not run there")
         return running[0]
+
+    def _mesh(self, request: NodeRequest, job: Job) -> Answer:
+        if self._seat is None:
+            raise CannotDo("it is a service host, and has no place for a mesh")
+        self._say(
+            f"{request.by} asks for a Monarch mesh on this node: until it ends, other users of this machine can run "
+            "programs as this one (docs/MONARCH.md)"
+        )
+        return mesh.hold(self._seat, self._folder / "mesh", job)
 
     def _exec(self, request: NodeRequest, job: Job) -> Answer:
         env, folder, where = dict(os.environ), self._folder, "on this node"

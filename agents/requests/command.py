@@ -68,7 +68,7 @@ def run(argv: tuple[str, ...], env: Mapping[str, str], folder: Path, job: Job, m
             raise CannotDo(f"the command was ended: it took longer than {job.request.limit_s:g} s")
         yield {"code": child.wait()}
     finally:
-        _end(child)
+        end(child)
 
 
 def _output(child: subprocess.Popen[bytes], job: Job) -> Iterator[tuple[str, bytes]]:
@@ -101,12 +101,13 @@ def _output(child: subprocess.Popen[bytes], job: Job) -> Iterator[tuple[str, byt
             child.wait(LOOK_S)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def end(child: subprocess.Popen[bytes]) -> None:
+    """Ends a child and its process group: TERM, then KILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)
         with suppress(subprocess.TimeoutExpired):
             child.wait(ENDS_WITHIN_S)  # what it has started may stay on after it: KILL follows in any case
-    for pipe in (child.stdout, child.stderr):
+    for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is not None:
             pipe.close()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from agents.threads.connect import EtcdThread, pause_after
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Item, Lease, Store
-from supervisor.wire import node_requests
+from supervisor.wire import keys, node_requests
 from supervisor.wire.node_requests import AnswerPart, NodeRequest
 from supervisor.wire.records import RecordError, decode, encode
 from supervisor.wire.security import Security
@@ -28,7 +28,7 @@ AT_ONCE = 4
 WAITING = 64
 """Most requests that wait; a further one is refused."""
 LONGEST_S = 3600.0
-"""Most seconds for a request, whatever it says."""
+"""Most seconds for a request, whatever it says, but for a mesh."""
 PART_EVERY_S = 0.25
 """Seconds after which a part is written although more would fit into it."""
 ENDS_WITHIN_S = 5.0
@@ -88,7 +88,7 @@ class Inbox(EtcdThread):
         self._do = do
         self._registered = registered
         self._since: int | None = None
-        """Revision at which this agent began to look."""
+        """Revision at which this agent registered: no earlier one has begun what was asked since."""
         self._jobs: dict[str, Job] = {}
         self._waiting: deque[Job] = deque()
         self._running = 0
@@ -102,7 +102,8 @@ class Inbox(EtcdThread):
         snapshot = store.list(prefix)
         self._said.well()
         if self._since is None or snapshot.revision < self._since:  # etcd counts anew after a restore
-            self._since = snapshot.revision
+            ours = store.get(keys.registration(self._node))
+            self._since = ours.mod_revision if ours is not None else snapshot.revision
         watch = store.watch(prefix, snapshot.revision)
         try:
             self._take(store, snapshot.items, reset=True)
@@ -150,7 +151,8 @@ class Inbox(EtcdThread):
             why = "its agent has just started, and does not know what was done of this: ask again"
         if not why and len(self._waiting) >= WAITING:
             why = f"{WAITING} requests to it wait already: ask again later"
-        job = Job(name, request, time.monotonic() + min(request.limit_s, LONGEST_S), ended=bool(why))
+        limit_s = request.limit_s if request.what == "mesh" else min(request.limit_s, LONGEST_S)
+        job = Job(name, request, time.monotonic() + limit_s, ended=bool(why))
         self._write(store, job, (), last=bool(why), error=why)
         self._jobs[name] = job  # not before: a request whose first part is not written is taken again
         if why:

@@ -16,6 +16,7 @@ from supervisor.client.past import CauseSeconds, Ledger, PastRun, Step, open
 if TYPE_CHECKING:
     from supervisor.client.aio import AsyncBreakpoint, AsyncClient, AsyncPool, AsyncRun, aconnect
     from supervisor.client.breakpoints import Breakpoint
+    from supervisor.client.mesh import Mesh
     from supervisor.core.model.spec import RunSpec
     from supervisor.shell.inspect.decision_replay import Why
     from supervisor.shell.inspect.execution import Executed
@@ -41,6 +42,7 @@ __all__ = [
     "Ledger",
     "LighthouseStatus",
     "LogEntry",
+    "Mesh",
     "Metrics",
     "PastRun",
     "Pool",
@@ -63,6 +65,7 @@ _LATER = {
     "AsyncPool": "supervisor.client.aio.AsyncPool",
     "AsyncRun": "supervisor.client.aio.AsyncRun",
     "aconnect": "supervisor.client.aio.aconnect",
+    "Mesh": "supervisor.client.mesh.Mesh",
     "RunSpec": "supervisor.core.model.spec.RunSpec",
     "Why": "supervisor.shell.inspect.decision_replay.Why",
     "IncidentStatus": "supervisor.shell.inspect.incident_times.IncidentStatus",

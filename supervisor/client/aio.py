@@ -13,6 +13,7 @@ from supervisor.client.breakpoints import Breakpoint
 from supervisor.client.live import Client, Pool, Run, connect
 
 if TYPE_CHECKING:
+    from supervisor.client.mesh import Mesh
     from supervisor.core.model.spec import RunSpec
     from supervisor.shell.inspect.execution import Executed
     from supervisor.shell.inspect.pools import PoolStatus
@@ -121,6 +122,10 @@ class AsyncPool:
     ) -> AsyncRun:
         """Starts a run on its nodes, as Pool.launch does."""
         return AsyncRun(await asyncio.to_thread(self.pool.launch, run, name, set, resume_from))
+
+    async def mesh(self, nodes: int | None = None) -> Mesh:
+        """Makes a Monarch mesh on its idle nodes, as Pool.mesh does."""
+        return await asyncio.to_thread(self.pool.mesh, nodes)
 
     async def release(self) -> str:
         """Gives its nodes back, as Pool.release does."""

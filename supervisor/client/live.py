@@ -16,6 +16,7 @@ from supervisor.ports.errors import Fatal, Retryable
 
 if TYPE_CHECKING:
     from supervisor.client.breakpoints import Breakpoint
+    from supervisor.client.mesh import Mesh
     from supervisor.core.model.spec import RunSpec
     from supervisor.shell.control.state_cache import Mirror
     from supervisor.shell.engines.registry import Context
@@ -211,6 +212,18 @@ class Pool:
     ) -> Run:
         """Starts a run on its nodes: `Client.launch` with `on`."""
         return self.client.launch(run, name, set, on=self.name, resume_from=resume_from)
+
+    @sentences()
+    def mesh(self, nodes: int | None = None) -> Mesh:
+        """Makes a Monarch mesh on its idle nodes, which runs do not get meanwhile: `with pool.mesh() as mesh`, and then
+        `mesh.host_mesh`, a HostMesh. It needs `everstep[monarch]`, here and on the nodes (docs/MONARCH.md).
+
+        `nodes`: how many; None: all that are idle. It takes seconds. Raises EverstepError if there are fewer, or if a
+        node has no Monarch.
+        """
+        from supervisor.client import mesh
+
+        return mesh.made(self._store, mirror_of(self._store), self.status(), nodes)
 
     @sentences()
     def release(self) -> str:

@@ -7,7 +7,7 @@ it. An answer may have megabytes, and may show what a command printed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from supervisor.wire.records import ascii_json
@@ -23,6 +23,9 @@ ANSWER_BYTES = 16 * 2**20
 """Most bytes of a whole answer."""
 TEXT_CHARACTERS = 16 * 1024
 """Most characters of a text in an item. JSON may write 12 bytes for one, and an item must fit into a part."""
+
+UNTIL_CLOSED_S = 10 * 365 * 86400.0
+"""Limit of a request that ends with its asker alone."""
 
 Item = dict[str, Any]
 """A piece of an answer; its fields depend on what was asked."""
@@ -44,7 +47,7 @@ class NodeRequest:
     """One request to one node. It ends with the program that asks, at the latest."""
 
     node: str
-    what: Literal["stacks", "exec", "logs", "debug"]
+    what: Literal["stacks", "exec", "logs", "debug", "mesh"]
     by: str
     """The asker: user@machine, by the asking program's own word."""
     limit_s: float
@@ -65,6 +68,8 @@ class NodeRequest:
     """logs: only lines with this text."""
     text: str | None = None
     """debug: a line for the debugger; None: only a look at what it has printed."""
+    pems: dict[str, str] = field(default_factory=dict, repr=False)
+    """mesh: the files of `monarch.PEMS`, with a private key that serves this mesh alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,9 @@ CHECKS = "agents.health.checks.run"
 CHECK_DEVICE = "titan_actor.check_device"
 """`python -m titan_actor.check_device --ranks N`: the same for what needs torch: devices, arithmetic, memory."""
 
+MESH_WORKER = "titan_actor.mesh_worker"
+"""`python -m titan_actor.mesh_worker URL READY`: a Monarch worker at URL, which touches the file READY once it listens."""
+
 SEAM = "SUPERVISOR_PROGRAMS"
 """Environment variable, for tests only: a JSON object that replaces some of these module names by toys."""
 
@@ -42,6 +45,7 @@ _MODULES = {
     "check": CHECK,
     "checks": CHECKS,
     "check_device": CHECK_DEVICE,
+    "mesh_worker": MESH_WORKER,
 }
 
 CONTROL_PLANE = "SUPERVISOR_CONTROL_PLANE"

@@ -522,6 +522,8 @@ class NodeObserved:
     """Why the scheduler will end this node soon, after its notice to the shim (SIGUSR1); empty without a notice."""
     store: str = ""
     """host:port here that is free for a group to meet at; another one once a group was started with it."""
+    mesh: str = ""
+    """Owner of the Monarch mesh on this node, as user@machine; empty: there is none."""
 
     @cached_property
     def runs(self) -> frozenset[str]:

@@ -14,6 +14,7 @@ FITS = {"torch": ("2.13", "2.15"), "torchft": ("0.2", "0.3"), "torchtitan": ("0.
 
 EXTRAS = {
     "jinja2": "demo",
+    "monarch": "monarch",
     "pandas": "pandas",
     "pynvml": "trainer",
     "torch": "trainer",

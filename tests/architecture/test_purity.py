@@ -178,6 +178,12 @@ PLANTED_LAYERS = [
         "fault_injection.faults.acts -> torch",
     ),
     (
+        "agents/requests/mesh.py",
+        "def planted():\n    import monarch.actor",
+        "agents is not allowed to import monarch",
+        "agents.requests.mesh -> monarch",
+    ),
+    (
         "supervisor/shell/inspect/logs.py",
         "import agents.health.exit_decoder",
         "supervisor is not allowed to import agents",

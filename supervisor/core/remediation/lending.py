@@ -27,6 +27,8 @@ class Held:
     """True if it is not usable yet and may be soon, without a person: it is asked for, or its node is starting."""
     runs: frozenset[str] = frozenset()
     """Runs that still have a process there, or of which one is desired there."""
+    mesh: bool = False
+    """True if someone has a Monarch mesh there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +130,8 @@ def _granted(pool: Pool, key: str, of_pool: Grant) -> Grant:
 
 def _suits(held: Held, each: Asked) -> bool:
     """Returns true if the node may go to that run. Its agent ends what an earlier run left there; until it has, no other
-    run gets it."""
-    return held.usable and held.host not in each.allocation.exclude and not held.runs - {each.run}
+    run gets it. A mesh keeps it."""
+    return held.usable and not held.mesh and held.host not in each.allocation.exclude and not held.runs - {each.run}
 
 
 def _order(held: Held) -> tuple[object, ...]:
@@ -149,7 +151,9 @@ def _why(pool: Pool, lent: Mapping[str, str], free: Collection[Held]) -> str:
     parts += [f"run {run} is still leaving its own" for run in leaves]
     not_yet = sum(held.comes for held in free)
     parts += [f"{not_yet} still to come" if not_yet else ""]
-    others = sum(held.usable and not held.runs for held in free)
+    meshes = sum(held.usable and held.mesh for held in free)
+    parts += [f"{meshes} with a Monarch mesh" if meshes else ""]
+    others = sum(held.usable and not held.runs and not held.mesh for held in free)
     parts += [f"{others} free on hosts that it must not have" if others else ""]
     useless = sum(not held.usable and not held.comes for held in free)
     parts += [f"{useless} that cannot be used" if useless else ""]

@@ -189,6 +189,7 @@ def _held(mirror: Mirror, allocation: AllocationMemory, grant: Grant | None, bar
         usable=stays and 0 < len(there) == len(grant.nodes) and all(_passes(mirror, node) for node in grant.nodes),
         comes=stays and not there and allocation.unheard_since is None,
         runs=frozenset(run for node in grant.nodes for run in _on(mirror, node)),
+        mesh=any(mesh_on(mirror, node) for node in grant.nodes),
     )
 
 
@@ -201,6 +202,12 @@ def _registered(mirror: Mirror, node: str, key: str) -> Registration | None:
 def _leaves(mirror: Mirror, node: str) -> bool:
     seen = mirror.record(keys.observed(node), NodeObserved)
     return seen is not None and bool(seen.leaving)
+
+
+def mesh_on(mirror: Mirror, node: str) -> str:
+    """Returns who has a Monarch mesh on a node; empty: no one."""
+    seen = mirror.record(keys.observed(node), NodeObserved)
+    return seen.mesh if seen is not None else ""
 
 
 def _passes(mirror: Mirror, node: str) -> bool:

@@ -6,6 +6,7 @@ The requests are under a lease of ours: when this program ends, in whatever way,
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing
@@ -93,8 +94,15 @@ def node_of(mirror: Mirror, run: str, group: int, rank: int) -> str:
     return found[group, rank][0]
 
 
-def ask(store: Store, mirror: Mirror, requests: Mapping[str, NodeRequest]) -> Generator[Said, None, None]:
-    """Asks each node, and yields what they say as it comes; each has one `last`. Close it to end the requests.
+def ask(
+    store: Store,
+    mirror: Mirror,
+    requests: Mapping[str, NodeRequest],
+    lease_s: int = LEASE_S,
+    over: threading.Event | None = None,
+) -> Generator[Said, None, None]:
+    """Asks each node, and yields what they say as it comes; each has one `last`. Close it to end the requests, or set
+    `over` in another thread. `lease_s`: seconds after which they go when this program was killed.
 
     Raises Fatal if this user may not ask; Retryable if etcd is away.
     """
@@ -104,7 +112,7 @@ def ask(store: Store, mirror: Mirror, requests: Mapping[str, NodeRequest]) -> Ge
     wanted = {node: requests[node] for node in requests if node in agents}
     if not wanted:
         return
-    request, lease = secrets.token_hex(8), store.lease(LEASE_S)
+    request, lease = secrets.token_hex(8), store.lease(lease_s)
     puts = [(node_requests.asked(node, request), encode(record)) for node, record in wanted.items()]
     chunks = [dict(puts[at : at + MAX_OPERATIONS]) for at in range(0, len(puts), MAX_OPERATIONS)]
     try:
@@ -114,7 +122,7 @@ def ask(store: Store, mirror: Mirror, requests: Mapping[str, NodeRequest]) -> Ge
             for chunk in chunks[1:]:
                 store.commit(chunk, lease=lease.id)
             answers = _Answers(request, wanted, agents)
-            while answers.left:
+            while answers.left and not (over is not None and over.is_set()):
                 if lease.lost:
                     raise Fatal("etcd was away for too long: the requests are gone; ask again")
                 yield from answers.take(watch.poll(LOOK_S))

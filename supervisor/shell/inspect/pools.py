@@ -34,7 +34,9 @@ class PoolNodeStatus:
     """The state of its allocation, or `silent`: it was granted, and its agent is not there."""
     host: str
     run: str
-    """Run that has it; empty: it is free."""
+    """Run that has it; empty: none."""
+    mesh: str = ""
+    """Owner of the Monarch mesh on it, as user@machine; empty: there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +173,7 @@ def _node(mirror: Mirror, key: str, grant: Grant | None, run: str) -> PoolNodeSt
         state="silent" if state == "granted" and not there else state,
         host=(registration.host if registration is not None and there else "") or node,
         run=run,
+        mesh=pools.mesh_on(mirror, node),
     )
 
 

@@ -13,7 +13,7 @@ from supervisor.core.report import explain
 from supervisor.core.report.durations import incident_s
 from supervisor.core.report.words import say
 from supervisor.shell.control.cordons import failure
-from supervisor.shell.inspect.pools import PoolStatus
+from supervisor.shell.inspect.pools import PoolNodeStatus, PoolStatus
 from supervisor.shell.inspect.specs import RunLine
 from supervisor.shell.inspect.status import GroupStatus, NodeStatus, RunStatus
 from supervisor.shell.web.terminal import lasted
@@ -142,7 +142,7 @@ def pools(found: Sequence[PoolStatus], now: float) -> RenderableType:
 def pool(status: PoolStatus, now: float) -> RenderableType:
     """Renders one pool: its row, a row for each of its nodes, then what it waits for and warnings."""
     titles = ("node", "host", "allocation", "state", "used by")
-    rows = [(n.node or "-", n.host or "-", n.allocation, n.state, n.run or "-") for n in status.nodes]
+    rows = [(n.node or "-", n.host or "-", n.allocation, n.state, _user(n)) for n in status.nodes]
     lines: list[RenderableType] = [pools([status], now), "", *_columns(titles, rows)]
     lines += [Text(f"cordoned {host}: {why}", "yellow") for host, why in status.cordons.items()]
     lines += [Text(f"leaving {node}: {why}", "yellow") for node, why in status.leaving.items()]
@@ -150,6 +150,10 @@ def pool(status: PoolStatus, now: float) -> RenderableType:
     lines += [Text(f"warning: {warning}", "bold yellow") for warning in status.warnings]
     lines += [Text(f"cannot be read, left alone: {problem}", "red") for problem in status.problems]
     return Group(*lines)
+
+
+def _user(node: PoolNodeStatus) -> str:
+    return node.run or (f"the mesh of {node.mesh}" if node.mesh else "-")
 
 
 def _there(status: PoolStatus) -> str:

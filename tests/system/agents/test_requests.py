@@ -31,11 +31,15 @@ Doer = Callable[[NodeRequest, Job], Answer]
 @pytest.fixture
 def mirror(store: EtcdStore) -> Mirror:
     """A system whose node n1 is registered."""
+    register(store)
+    return Mirror(store.list(keys.PREFIX))
+
+
+def register(store: EtcdStore) -> None:
     record = Registration(
         node="n1", address="127.0.0.1", role="trainer", allocation="", slots=1, agent_pid=1, version="0.0"
     )
     store.put(keys.registration("n1"), encode(record))
-    return Mirror(store.list(keys.PREFIX))
 
 
 @contextmanager
@@ -158,12 +162,25 @@ def test_what_was_there_before_the_agent_is_not_done(store: EtcdStore, mirror: M
         listening = threading.Thread(target=lambda: thread_said.extend(early))
         listening.start()
         eventually(lambda: store.list(node_requests.ASKED).items, 10, "it asks")
+        register(store)  # as the next agent does
         with agent(etcd_server, do):
             listening.join(10)
     assert [each.error for each in thread_said] == [
         "its agent has just started, and does not know what was done of this: ask again"
     ]
     assert done == []
+
+
+def test_what_was_asked_since_it_registered_is_done(store: EtcdStore, mirror: Mirror, etcd_server: EtcdServer) -> None:
+    """A program that sees the registration may ask at once, before the agent has begun to look."""
+    found: list[Said] = []
+    with closing(asking.ask(store, mirror, {"n1": ASK})) as early:
+        listening = threading.Thread(target=lambda: found.extend(early))
+        listening.start()
+        eventually(lambda: store.list(node_requests.ASKED).items, 10, "it asks")
+        with agent(etcd_server, lambda request, job: (each for each in [{"by": request.by}])):
+            listening.join(10)
+    assert [(each.items, each.error) for each in found] == [(({"by": "ann@desk"},), "")]
 
 
 def test_a_few_at_once_and_the_others_wait(

@@ -67,6 +67,18 @@ def test_a_node_that_a_run_is_leaving_and_gets_again_does_not_come_for_another()
     )
 
 
+def test_a_node_with_a_mesh_is_lent_to_no_one_and_the_reason_names_it() -> None:
+    found = lend(lab(of_pool(1, mesh=True), of_pool(2)), [asks("run", 1), asks("run", 2)], {})
+    assert found["run-a1"] == has("run", 1, 2)
+    assert (found["run-a2"].state, found["run-a2"].reason) == (
+        "pending",
+        "pool lab has no free node for it (nodes: 2; run run has 1, 1 with a Monarch mesh)",
+    )
+    assert lend(lab(of_pool(1)), [asks("run", 1, found["run-a2"])], {})["run-a1"].state == "granted", (
+        "once it has ended"
+    )
+
+
 def test_a_node_is_not_lent_before_what_another_run_left_there_has_ended() -> None:
     pool = lab(of_pool(1, runs=frozenset({"old"})))
     assert lend(pool, [asks("new", 1)], {})["new-a1"].state == "pending"
