@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 DESCRIPTOR: int | None = None
 """The file of this process, if it was forked from a warm one."""
+HOLDER: int | None = None
+"""pidfd of that one: without it the file ends with this process."""
 
 LEAST_FREE = 2.0
 """A state is kept where this many times its size is free: the next start has its own beside it."""
@@ -36,6 +39,7 @@ class Files:
     """The warm process's files, one for each rank of the run that uses the node."""
 
     def __init__(self) -> None:
+        self.holder = os.pidfd_open(os.getpid())
         self._files: dict[tuple[str, int, int], int] = {}
 
     def of(self, launch: str) -> int:
@@ -55,8 +59,8 @@ def keep(number: int, launch: TrainerLaunch, step: int, state: dict[str, Any]) -
     """Keeps what `state` refers to, under the number of the relaunch; returns false, and logs why, if it cannot."""
     import torch
 
-    if DESCRIPTOR is None:
-        log.warning("the state is not kept in memory: this rank was not forked from a warm process")
+    if DESCRIPTOR is None or HOLDER is None or select.select([HOLDER], [], [], 0)[0]:
+        log.warning("the state is not kept in memory: this rank was not forked from the warm process that is here now")
         return False
     size, free = _bytes_of(state), _free_bytes()
     if free < LEAST_FREE * size:

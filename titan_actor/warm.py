@@ -151,7 +151,7 @@ def _fork_twice(request: dict[str, Any], files: kept_state.Files) -> int:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     reading, writing = os.pipe()
     try:
-        kept_state.DESCRIPTOR = files.of(launch)
+        kept_state.DESCRIPTOR, kept_state.HOLDER = files.of(launch), files.holder
         between = os.fork()
         if between == 0:
             myself = os.getpid()
@@ -195,7 +195,7 @@ def _become_trainer(launch: str, output: int, env: dict[str, str], between: int)
         os.dup2(output, 1)
         os.dup2(output, 2)
         for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) != kept_state.DESCRIPTOR:
+            if int(name) > 2 and int(name) not in (kept_state.DESCRIPTOR, kept_state.HOLDER):
                 _close(int(name))
         os.environ.update(env)
         _die_with_shim(between)

@@ -17,13 +17,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agents.agent import surroundings
+from agents.agent.codes import NotHere
 from agents.agent.shim_client import ShimClient, ShimLost, ShimRefused
 from agents.agent.shim_client import record as to_record
 from agents.agent.surroundings import StartFailed
 from agents.shim.settings import Settings
 from supervisor.core.evidence import error_text
+from supervisor.core.model.code import CodeVersion
+from supervisor.core.model.spec import EnvSpec
 from supervisor.wire import logged
 from supervisor.wire.aside import Aside
+from supervisor.wire.code_tree import Tree
 from supervisor.wire.records import (
     MISCONFIGURED,
     PEERS_GONE,
@@ -54,8 +58,14 @@ LAST_LINES, LAST_BYTES = 5, 1000
 class Hooks:
     """The hooks of one node."""
 
-    def __init__(self, settings: Settings, shim: ShimClient) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        shim: ShimClient,
+        tree: Callable[[CodeVersion | None], Tree | None] = lambda code: None,
+    ) -> None:
+        """`tree`: finds a version of the code here; raises NotHere."""
+        self._settings, self._tree = settings, tree
         self._shim = shim
         self._folder = settings.node_folder / "hooks"
         self._files = Aside("hooks")
@@ -91,11 +101,11 @@ class Hooks:
             if self._stopping or not wanted():
                 return None  # it would be another stay, in which the run never trains
             self._failed.pop(run, None)
-            around = await self._files.done(partial(surroundings.fields, desired.env, self._settings.node))
+            around = await self._around(desired.env, desired.code)
             if not (hooks.before or hooks.after):
                 return around, False
             group = self._stays[run].group if run in self._stays else desired.group
-            stay = Stay(run=run, group=group, run_dir=desired.run_dir, env=desired.env, hooks=hooks)
+            stay = Stay(run=run, group=group, run_dir=desired.run_dir, env=desired.env, hooks=hooks, code=desired.code)
             if self._stays.get(run) != stay:
                 await self._files.done(partial(_write, self._folder / run / "stay.json", encode(stay)))
                 self._stays[run] = stay
@@ -109,6 +119,9 @@ class Hooks:
             if not wanted():
                 return None
             raise StartFailed(await self._files.done(partial(self._why, stay, "before", record)), _code(record))
+
+    async def _around(self, env: EnvSpec, code: CodeVersion | None) -> dict[str, Any]:
+        return await self._files.done(lambda: surroundings.fields(env, self._settings.node, self._tree(code)))
 
     def left(self) -> bool:
         """Returns true while a run with hooks has not left this node."""
@@ -144,9 +157,8 @@ class Hooks:
     async def _after(self, stay: Stay) -> str:
         """Runs the hook `after`. Returns why it failed; empty if it did not."""
         try:
-            around = await self._files.done(partial(surroundings.fields, stay.env, self._settings.node))
-            record = await self._run(stay, "after", around, lambda: True)
-        except (StartFailed, ShimRefused) as error:
+            record = await self._run(stay, "after", await self._around(stay.env, stay.code), lambda: True)
+        except (StartFailed, ShimRefused, NotHere) as error:
             return f"hook after of run {stay.run} cannot run on node {self._settings.node}: {error}"
         return "" if record.exit_code == 0 else await self._files.done(partial(self._why, stay, "after", record))
 

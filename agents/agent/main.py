@@ -14,12 +14,13 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from agents.agent import launch
+from agents.agent import launch, surroundings
+from agents.agent.codes import Codes, Here
 from agents.agent.desired import DesiredWatch, Wanted
 from agents.agent.exporter import Exporter
 from agents.agent.file_poller import ANSWERS_WITHIN_S, FrozenGates, Looks
@@ -49,13 +50,22 @@ from agents.shim.active_clock import AwakeClock
 from agents.shim.settings import Settings
 from agents.shim.settings import parse as parse_settings
 from agents.threads.from_thread import from_thread
+from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.observed import UNUSABLE
 from supervisor.core.model.spec import EnvSpec, HangSpec, PolicySpec
 from supervisor.shell import failpoints
 from supervisor.shell.failpoints import reach
 from supervisor.wire import logged
 from supervisor.wire.aside import Aside
-from supervisor.wire.records import Fact, Health, NodeObserved, ProcessRecord, Registration, TrainerDesired
+from supervisor.wire.records import (
+    Fact,
+    Health,
+    NodeDesired,
+    NodeObserved,
+    ProcessRecord,
+    Registration,
+    TrainerDesired,
+)
 from supervisor.wire.security import SecurityError
 from supervisor.wire.version import version
 
@@ -110,12 +120,16 @@ class Agent:
         self._looks = Looks(self._view, self._files, settings.node_folder)
         self._logs = Logs(settings.node_folder)
         self._frozen = FrozenGates(settings.node_folder)
-        self._hooks = Hooks(settings, shim)
-        self._warm_env = EnvSpec()
-        """[env] of the newest start: the shim's warm process has that environment, or will."""
+        self._codes = Codes(
+            settings.node_folder / "code", settings.credentials, from_thread(self._loop, self._on_codes)
+        )
+        self._hooks = Hooks(settings, shim, self._codes.tree)
+        self._warm_of: tuple[EnvSpec, CodeVersion | None] = (EnvSpec(), None)
+        """[env] and code of the newest start, or of the next one: the shim's warm process has that environment, or will."""
         self._ends: dict[asyncio.Task[None], str] = {}
         """Ends that are being read, in the order in which the shim saw them, each with its generation."""
-        self._words: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Requests to the shim that nothing waits for."""
         self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
         self._commands: dict[str, RankCommands] = {}
         self._read: tuple[int, Wanted] = (0, Wanted())
@@ -205,6 +219,7 @@ class Agent:
         self._desired.start()
         self._requests.start()
         self._facts.start()
+        self._codes.start()
         self._gpus.start(self._facts.soon)
         try:
             while not self._ending.is_set():
@@ -243,6 +258,7 @@ class Agent:
         self._requests.stop()
         self._renewal.stop()
         self._facts.stop()
+        self._codes.stop()
         self._gpus.stop()
         self._checks.stop()
         if self._ends:
@@ -261,6 +277,7 @@ class Agent:
             for trainer in node.trainers:
                 self._graces[run] = trainer.term_grace_s
         self._cut_off.wanted(trainer for node in wanted.by_run.values() for trainer in node.trainers)
+        self._codes.want(wanted.by_run)
         self._run_folders.use({t.run_dir for node in wanted.by_run.values() for t in node.trainers})
         self._tell_news()
 
@@ -356,6 +373,10 @@ class Agent:
         self._known_facts = facts
         self._wake.set()
 
+    def _on_codes(self, here: Here) -> None:
+        self._view.here = here
+        self._wake.set()
+
     def _on_written(self, ticket: int) -> None:
         reach("agent.reported")
         for old in [old for old in self._tickets if old <= ticket]:
@@ -382,9 +403,7 @@ class Agent:
 
     def _on_second(self, sentence: str) -> None:
         """Has the shim print the sentence: people read the shim's output, and seldom the agent's log."""
-        task = asyncio.create_task(self._say(sentence))
-        self._words.add(task)
-        task.add_done_callback(self._words.discard)
+        self._in_background(self._say(sentence))
 
     async def _say(self, sentence: str) -> None:
         with contextlib.suppress(ShimRefused, ShimLost):  # an older shim refuses it; without a shim the agent ends
@@ -422,6 +441,7 @@ class Agent:
         starting = {name.run for name in self._view.announced}
         busy = starting | {way.partition(".")[0] for way in self._view.running_ways()}
         self._hooks.look(wanted, busy, self._shim_stops is not None)
+        self._renew_warm(wanted)
         if not self._looks.stalled:
             self._command(now)
         wants = any(node.trainers for node in self._wanted.by_run.values()) or bool(self._view.mesh)
@@ -450,7 +470,8 @@ class Agent:
                 not desired.trainer.command
                 and self._warm == "starting"
                 and now - self._warm_since < WARM_PATIENCE_S
-                and desired.env == self._warm_env  # otherwise it starts cold, and the warm process starts again
+                and (desired.env, desired.code)
+                == self._warm_of  # otherwise it starts cold, and the warm process starts again
             ):
                 pass  # the next turn tries again
             case Start() if self._seat.holder:
@@ -462,6 +483,38 @@ class Agent:
             case StartLighthouse(light):
                 request = launch.lighthouse_request(self._settings, light)
                 self._starts.begin(request["name"], self._spawn(request), now)
+
+    def _renew_warm(self, wanted: Mapping[str, NodeDesired]) -> None:
+        """Has the warm process begin again with the code of the next start here, once that lies here."""
+        lies = [
+            node for node in wanted.values() if node.code is not None and node.code.version in self._view.here.versions
+        ]
+        node = max(lies, key=lambda each: len(each.trainers), default=None)
+        if node is None or any(trainer.trainer.command for trainer in node.trainers):
+            return
+        of = (node.trainers[0].env if node.trainers else EnvSpec(), node.code)
+        if of != self._warm_of and not self._view.announced:
+            self._warm_of = of
+            self._in_background(self._warm_up(*of))
+
+    async def _warm_up(self, env: EnvSpec, code: CodeVersion | None) -> None:
+        try:
+            around = await self._files.done(
+                lambda: surroundings.fields(env, self._settings.node, self._codes.tree(code))
+            )
+            await self._shim.ask("warm", **around)
+        except (
+            ShimRefused,
+            ShimLost,
+            StartFailed,
+            OSError,
+        ) as error:  # an older shim refuses it: the next start is cold
+            log.info("the warm process is not renewed: %s", error)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _leave_alone(self, not_ours: tuple[str, ...]) -> None:
         for sentence in not_ours:
@@ -557,7 +610,7 @@ class Agent:
                 begun = await self._hooks.begin(desired, lambda: self._wanted.has(desired))
                 if begun is None or (begun[1] and not await self._may_begin(desired)):
                     return
-                around, self._warm_env = begun[0], desired.env
+                around, self._warm_of = begun[0], (desired.env, desired.code)
                 port = await self._forward(desired)
                 await self._files.done(partial(launch.write_launches, self._settings, desired, f"127.0.0.1:{port}"))
             except StartFailed as failed:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agents.agent.codes import Here
 from agents.agent.names import LighthouseName, TrainerName, about, parse
 from agents.health import exit_decoder
 from agents.health.cpu_state import ProcessorUse
@@ -91,6 +92,8 @@ class View:
         self.announced: frozenset[TrainerName] = frozenset()
         """Ranks about to start: reported before they do, so that this node is not taken for free of them."""
         self.leaving = ""
+        self.here = Here()
+        """Versions of the code that are wanted and lie here."""
         """Why the scheduler will end this node soon, as the shim reports; empty: no notice."""
         self.mesh = ""
         """Owner of the Monarch mesh here; empty: there is none."""
@@ -302,6 +305,8 @@ class View:
             leaving=self.leaving,
             store=self._store,
             mesh=self.mesh,
+            codes=self.here.versions,
+            code_error=self.here.error,
         )
 
     def used(self, store: str) -> None:
@@ -323,6 +328,7 @@ class View:
             self.leaving,
             self._store,
             self.mesh,
+            self.here,
         )
 
     def _trainer(self, name: TrainerName, record: ProcessRecord) -> TrainerObserved:

@@ -7,6 +7,7 @@ import stat
 from typing import Any
 
 from supervisor.core.model.spec import EnvSpec
+from supervisor.wire.code_tree import Tree
 from supervisor.wire.security import is_open
 
 SECRET_BYTES = 65536
@@ -22,19 +23,19 @@ class StartFailed(Exception):
         """Exit code of the rank."""
 
 
-def fields(env: EnvSpec, node: str) -> dict[str, Any]:
+def fields(env: EnvSpec, node: str, tree: Tree | None = None) -> dict[str, Any]:
     """Returns the fields of a spawn request that surround a rank or hook. Raises StartFailed; waits for the files."""
-    if env.directory and not os.path.isdir(env.directory):
+    directory = env.directory if tree is None else tree.place_of(env.directory)
+    if directory and not os.path.isdir(directory):
         raise StartFailed(
-            f"env.directory = {env.directory!r}: there is no such folder on node {node}; make it there, or correct the run file"
+            f"env.directory = {env.directory!r}: there is no such folder on node {node}"
+            + (f", where code {tree.code} is {tree.folder}" if tree is not None else "")
+            + "; make it there, or correct the run file"
         )
-    secrets = {name: _secret(name, path, node) for name, path in env.files.items()}
-    return {
-        "env": {**env.set, **secrets},
-        "pass": list(env.pass_),
-        "unset": list(env.unset),
-        "directory": env.directory,
-    }
+    given = {**env.set, **{name: _secret(name, path, node) for name, path in env.files.items()}}
+    if tree is not None:
+        given = tree.first_in(given, os.environ, env.unset)
+    return {"env": given, "pass": list(env.pass_), "unset": list(env.unset), "directory": directory}
 
 
 def _secret(name: str, path: str, node: str) -> str:

@@ -111,7 +111,7 @@ class Warm(Kept):
         if self._around == (environment, directory):
             return True
         self._around = (environment, directory)
-        process.say("the warm process starts again, with the environment of the run that starts here")
+        process.say("the warm process starts again, with the environment of the run here")
         self._become("starting")
         if self.pid:
             process.signal_session(self.pid, self.start_ticks, 9)

@@ -242,13 +242,7 @@ class Shim:
 
     async def _spawn(self, request: dict[str, Any]) -> Child:
         name, log, directory = request["name"], request["log"], str(request.get("directory", ""))
-        around = environment.of_rank(
-            os.environ,
-            {str(key): str(value) for key, value in request["env"].items()},
-            request.get("pass", ()),
-            request.get("unset", ()),
-            (self._settings.address,),
-        )
+        around = self._around(request)
         own = {str(key): str(value) for key, value in request.get("own", {}).items()}
         mark = {**own, marks.STARTED_BY: marks.mark(name)}
         await self._records.done(partial(os.makedirs, request["folder"], exist_ok=True))
@@ -274,6 +268,15 @@ class Shim:
         if early is not None:
             self._ended(child.pid, *early)
         return child
+
+    def _around(self, request: dict[str, Any]) -> dict[str, str]:
+        return environment.of_rank(
+            os.environ,
+            {str(key): str(value) for key, value in request["env"].items()},
+            request.get("pass", ()),
+            request.get("unset", ()),
+            (self._settings.address,),
+        )
 
     async def _fork_warm(self, request: dict[str, Any], around: dict[str, str], mark: dict[str, str]) -> Child | None:
         """Returns the warm process's fork, or None if the trainer must start cold."""
@@ -404,6 +407,10 @@ class Shim:
                 return {"ok": True, "port": port}
             case "forget":
                 return self._forget(request["name"])
+            case "warm":  # for a start that is to come: what it finds is not stale
+                if self._warm is not None:
+                    self._warm.begin_in(self._around(request), str(request.get("directory", "")))
+                return {"ok": True}
             case "say":
                 process.say(str(request["text"])[:SAID_CHARACTERS])
                 return {"ok": True}

@@ -34,6 +34,7 @@ COMMANDS = (
     (LOOK, "ledger", "ledger", "Account for every second of a run, by cause."),
     (LOOK, "wait", "runs", "Wait until a run trains, has made a step, or is finished."),
     (LOOK, "runs", "relaunch", "List the runs, show what one runs by, compare two."),
+    (ACT, "sync", "sync", "Bring a folder of code to the nodes of a pool or run."),
     (ACT, "relaunch", "relaunch", "Change what a run trains by, on the nodes that it has."),
     (ACT, "scale", "relaunch", "Change the number of groups or spares of a live run."),
     (ACT, "pause", "runs", "Watch a run without acting on it; training goes on."),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from supervisor.core.model.spec import RunSpec
     from supervisor.shell.engines.registry import Context
     from supervisor.shell.runfile.parse import RunFileError
+    from supervisor.wire.code_tree import Tree
 
 
 def read_run_file(file: Path, name: str, pool: str = "") -> RunSpec:
@@ -82,15 +83,15 @@ def refuse(file: Path, error: RunFileError) -> NoReturn:
     raise typer.Exit(2)
 
 
-def check_titan(file: Path, spec: RunSpec, known: Sequence[str] = ()) -> bool:
-    """Checks the Titan part in a process of its own, and notes changes in the recipe. Returns false if this machine
-    cannot check it. Exits 2 with all problems, those `known` before among them."""
+def check_titan(file: Path, spec: RunSpec, known: Sequence[str] = (), tree: Tree | None = None) -> bool:
+    """Checks the Titan part in a process of its own, and notes changes in the recipe. `tree`: the code that the run's nodes
+    have. Returns false if this machine cannot check it. Exits 2 with all problems, those `known` before among them."""
     from supervisor.shell.inspect import client
     from supervisor.shell.runfile import parse
 
     try:
         with doing("checking the command" if spec.trainer.command else "checking the config with TorchTitan"):
-            problems, changes = client.check_titan(spec)
+            problems, changes = client.check_titan(spec, tree)
     except client.NotChecked as why:
         print_line(f"supervisor: {file}: {why}", err=True)
         if known:
@@ -103,10 +104,11 @@ def check_titan(file: Path, spec: RunSpec, known: Sequence[str] = ()) -> bool:
     return True
 
 
-def check_all(file: Path, spec: RunSpec, etcd: str, home: Path, security: str) -> bool:
-    """Checks all that needs no etcd: the Titan part, and whether the engine can give the nodes. Returns false if the
-    Titan part cannot be checked here. Exits 2 with the problems of the file, 1 where the engine refuses the run."""
-    checked = check_titan(file, spec)
+def check_all(file: Path, spec: RunSpec, etcd: str, home: Path, security: str, tree: Tree | None = None) -> bool:
+    """Checks all that needs no etcd: the Titan part, and whether the engine can give the nodes. `tree`: as for check_titan.
+    Returns false if the Titan part cannot be checked here. Exits 2 with the problems of the file, 1 where the engine
+    refuses the run."""
+    checked = check_titan(file, spec, tree=tree)
     note_of_engine(spec, etcd, home, security)
     return checked
 

@@ -21,7 +21,7 @@ from supervisor.shell.dev.home import endpoints_in, security_of, why_away
 from supervisor.wire import keys
 from supervisor.wire.logged import LogFormatError
 from supervisor.wire.printer import Printer, print_line
-from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port
+from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port, load
 
 if TYPE_CHECKING:
     from supervisor.core.timeouts.bound import Row
@@ -151,6 +151,11 @@ def connect(endpoints: Sequence[str], security: Security) -> EtcdStore:
     from supervisor.shell import etcd as store
 
     return store.connect(endpoints, security=security)
+
+
+def credentials(home: Path, security: str) -> Security:
+    """Returns what the security file of a command has, or that of the `up` in this home. Raises SecurityError."""
+    return load(security or security_of(home))
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from supervisor.cli.common import (
     Etcd,
     Home,
     SecurityFile,
+    credentials,
     endpoints_option,
     opened_store,
     print_timeouts,
@@ -96,6 +97,7 @@ def launch(
     ] = False,
 ) -> None:
     """Check a run file and start its run."""
+    from supervisor.shell.code.local import tree_of
     from supervisor.shell.inspect import client
 
     file, spec = read_given(given, module, config, name, on)
@@ -108,7 +110,8 @@ def launch(
         return
     with opened_store(etcd, home, security) as store:
         client.refuse_unfit(store, spec)  # before the check, which takes seconds
-        check_all(file, spec, etcd, home, security)
+        with tree_of(store, spec.allocation.pool, credentials(home, security)) as tree:
+            check_all(file, spec, etcd, home, security, tree)
         _refuse_unsafe(file, store, spec)
         record = client.launch(store, spec, home, print_line, begins_with)
         print_line(f"launched {spec.name}; folder {record.run_dir}. Look: supervisor status --run {spec.name}")

@@ -16,6 +16,7 @@ from supervisor.cli.common import (
     Home,
     Json,
     SecurityFile,
+    credentials,
     opened_mirror,
     opened_store,
     person_asked,
@@ -64,15 +65,18 @@ def relaunch(
     """Change what a run trains by, on the nodes that it has. Shows the difference, lets all groups end after one step with
     a checkpoint, and starts them again from that. A run that has ended asks for nodes again."""
     with opened_store(etcd, home, security) as store:
+        from supervisor.shell.code.local import tree_of
         from supervisor.shell.control.state_cache import Mirror
         from supervisor.shell.inspect import client
         from supervisor.shell.inspect import relaunch as of_run
         from supervisor.shell.runfile.changes import changed, differences
 
-        if file is None and not changes:
-            print_line("supervisor: nothing to change: give a run file, or --set KEY=VALUE", err=True)
-            raise typer.Exit(2)
         mirror = Mirror(store.list(keys.PREFIX))
+        if file is None and not changes and not of_run.new_code(mirror, name):
+            print_line(
+                "supervisor: nothing to change: give a run file, or --set KEY=VALUE, or new code (sync)", err=True
+            )
+            raise typer.Exit(2)
         record = client.choose_run(mirror, name)
         pool = record.spec.allocation.pool
         given = read_run_file(file, name, pool) if file is not None else of_run.base(mirror, record)
@@ -84,10 +88,11 @@ def relaunch(
             print_line(line)
         for note in notes:
             print_line(f"supervisor: {note}", err=True)
-        if of_run.keeps_nodes(mirror, name):
-            check_titan(file or Path("--set"), after)
-        else:
-            check_all(file or Path("--set"), after, etcd, home, security)
+        with tree_of(store, name, credentials(home, security)) as tree:
+            if of_run.keeps_nodes(mirror, name):
+                check_titan(file or Path("--set"), after, tree=tree)
+            else:
+                check_all(file or Path("--set"), after, etcd, home, security, tree)
         if check:
             return
         if not yes and person_asked() and not typer.confirm(f"Relaunch {name}?", err=True):
@@ -166,12 +171,14 @@ def show_run(
 ) -> None:
     """Show every key that a run runs by, or ran by before its relaunches."""
     with opened_mirror(etcd, home, security) as mirror:
-        from supervisor.shell.inspect import specs
+        from supervisor.shell.inspect import codes, specs
         from supervisor.shell.runfile import changes, parse
 
         record = specs.found(mirror, which)
+        code = codes.line(mirror, record.spec.name)
+        head = [specs.head(record), *([f"# {code}"] if code else [])]
         lines = (f"{k} = {changes.text_of(v)}" for k, v in changes.flat(parse.document(record.spec)).items())
-        show(record, as_json, "\n".join([specs.head(record), *lines]))
+        show(record, as_json, "\n".join([*head, *lines]))
 
 
 @of_runs.command("diff", epilog="Example: supervisor runs diff demo@1 demo")

@@ -15,6 +15,7 @@ from supervisor.client.live import Client, Pool, Run, connect
 if TYPE_CHECKING:
     from supervisor.client.mesh import Mesh
     from supervisor.core.model.spec import RunSpec
+    from supervisor.shell.code.sync import Done
     from supervisor.shell.inspect.execution import Executed
     from supervisor.shell.inspect.pools import PoolStatus
 
@@ -127,6 +128,10 @@ class AsyncPool:
         """Makes a Monarch mesh on its idle nodes, as Pool.mesh does."""
         return await asyncio.to_thread(self.pool.mesh, nodes)
 
+    async def sync(self, folder: str | Path, most_mib: float = 1024.0) -> Done:
+        """Makes a folder the code of its runs, as Pool.sync does."""
+        return await asyncio.to_thread(self.pool.sync, folder, most_mib)
+
     async def release(self) -> str:
         """Gives its nodes back, as Pool.release does."""
         return await asyncio.to_thread(self.pool.release)
@@ -157,6 +162,7 @@ class AsyncRun:
     wait = _in_a_thread(Run.wait)
     relaunch = _in_a_thread(Run.relaunch)
     scale = _in_a_thread(Run.scale)
+    sync = _in_a_thread(Run.sync)
     pause = _in_a_thread(Run.pause)
     resume = _in_a_thread(Run.resume)
     stop = _in_a_thread(Run.stop)

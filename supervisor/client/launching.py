@@ -14,6 +14,7 @@ from supervisor.shell.engines.registry import Context, before_launch
 from supervisor.shell.inspect import client
 from supervisor.shell.runfile import launch_notes, parse
 from supervisor.shell.runfile.changes import put
+from supervisor.wire.code_tree import Tree
 
 
 def spec_of(
@@ -38,19 +39,20 @@ def spec_of(
         raise EverstepError(_lines(what, error.problems)) from error
 
 
-def checked(spec: RunSpec, what: str, mirror: Mirror, context: Context) -> list[str]:
-    """Returns the notes of the checks of `supervisor launch`. Raises EverstepError if one refuses the run."""
-    notes = [*checked_titan(spec, what), *filter(None, [before_launch(spec, context)])]
+def checked(spec: RunSpec, what: str, mirror: Mirror, context: Context, tree: Tree | None = None) -> list[str]:
+    """Returns the notes of the checks of `supervisor launch`. `tree`: the code that the run's nodes have. Raises
+    EverstepError if one refuses the run."""
+    notes = [*checked_titan(spec, what, tree), *filter(None, [before_launch(spec, context)])]
     problems, seen = launch_notes.unsafe(mirror, spec)
     if problems:
         raise EverstepError(_lines(what, problems))
     return [*notes, *launch_notes.notes(spec, seen)]
 
 
-def checked_titan(spec: RunSpec, what: str) -> list[str]:
-    """Returns the notes of the check of its training. Raises EverstepError if that refuses it."""
+def checked_titan(spec: RunSpec, what: str, tree: Tree | None = None) -> list[str]:
+    """Returns the notes of the check of its training. `tree`: as for checked. Raises EverstepError if that refuses it."""
     try:
-        problems, notes = client.check_titan(spec)
+        problems, notes = client.check_titan(spec, tree)
     except client.NotChecked as why:
         return [str(why)]
     if problems:

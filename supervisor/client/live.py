@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from supervisor.client.breakpoints import Breakpoint
     from supervisor.client.mesh import Mesh
     from supervisor.core.model.spec import RunSpec
+    from supervisor.shell.code.sync import Done
     from supervisor.shell.control.state_cache import Mirror
     from supervisor.shell.engines.registry import Context
     from supervisor.shell.etcd import EtcdStore
@@ -114,12 +115,15 @@ class Client:
         folder of another run's checkpoint to begin with. Raises EverstepError with all problems.
         """
         from supervisor.client import launching
+        from supervisor.shell.code.local import tree_of
         from supervisor.shell.inspect import client
+        from supervisor.wire.security import load
 
         spec, what = launching.spec_of(run, name, set or {}, on)
         begins_with = client.resumed_from(Path(resume_from), spec) if resume_from is not None else None
         client.refuse_unfit(self._store, spec)  # before the check, which takes seconds
-        notes = launching.checked(spec, what, mirror_of(self._store), self._context)
+        with tree_of(self._store, spec.allocation.pool, load(self._context.security)) as tree:
+            notes = launching.checked(spec, what, mirror_of(self._store), self._context, tree)
         record = client.launch(self._store, spec, self._home, notes.append, begins_with)
         return self._run(record, tuple(notes))
 
@@ -183,6 +187,13 @@ class Client:
         return Run(self._store, self._home, self._context, record, notes)
 
 
+def _synced(store: EtcdStore, name: str, folder: str | Path, most_mib: float, context: Context) -> Done:
+    from supervisor.shell.code import sync
+    from supervisor.wire.security import load
+
+    return sync.sync(store, name, Path(folder), load(context.security), most_mib)
+
+
 class Pool:
     """Nodes that are held for runs (docs/POOLS.md), made by a Client. Each call reads its state again."""
 
@@ -224,6 +235,12 @@ class Pool:
         from supervisor.client import mesh
 
         return mesh.made(self._store, mirror_of(self._store), self.status(), nodes)
+
+    @sentences()
+    def sync(self, folder: str | Path, most_mib: float = 1024.0) -> Done:
+        """Makes a folder the code of its runs: the next start of each group takes it (docs/CODE.md). Only what changed
+        travels. `most_mib`: most MiB of it. Raises EverstepError with what must be changed."""
+        return _synced(self._store, self.name, folder, most_mib, self.client._context)
 
     @sentences()
     def release(self) -> str:
@@ -365,8 +382,10 @@ class Run:
         in the nodes' memory, and no checkpoint is written. The check takes seconds. Returns what was requested; raises
         EverstepError with all problems."""
         from supervisor.client import launching
+        from supervisor.shell.code.local import tree_of
         from supervisor.shell.engines.registry import before_launch
         from supervisor.shell.inspect import relaunch
+        from supervisor.wire.security import load
 
         mirror, record = self._now()
         given = relaunch.base(mirror, record) if run is None else run
@@ -374,7 +393,8 @@ class Run:
         spec, notes = relaunch.prepared(mirror, record, spec)
         if from_memory:
             relaunch.refuse_from_memory(mirror, record, spec)
-        notes += launching.checked_titan(spec, what)
+        with tree_of(self._store, self.name, load(self._context.security)) as tree:
+            notes += launching.checked_titan(spec, what, tree)
         if not relaunch.keeps_nodes(mirror, self.name):
             notes += filter(None, [before_launch(spec, self._context)])
         self.notes = tuple(notes)
@@ -393,6 +413,11 @@ class Run:
         notes = relaunch.data_note(record.spec, spec), before_scale(record.spec, spec, self._context)
         self.notes = tuple(filter(None, notes))
         return relaunch.relaunch(self._store, mirror, record, spec, because)
+
+    @sentences()
+    def sync(self, folder: str | Path, most_mib: float = 1024.0) -> Done:
+        """Makes a folder its code, as Pool.sync does for a pool. A run's own code counts before that of its pool."""
+        return _synced(self._store, self.name, folder, most_mib, self._context)
 
     @sentences()
     def pause(self) -> str:

@@ -135,4 +135,6 @@ def _cordoned(old: GroupMemory, new: GroupMemory, after: Memory, observed: Obser
         elif view is not None and (view.checking or view.failed or view.unsure):
             why = view.failed or view.unsure or "which is being checked"
             found.append(f"I20: group {new.group} is placed on {seat.node}, {why}")
+        elif view is not None and observed.lacks_code(view):
+            found.append(f"I20: group {new.group} is placed on {seat.node}, which has not all of its code")
     return found

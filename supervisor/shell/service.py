@@ -139,9 +139,9 @@ def _served(
     kept = kept_port(system) if port == 0 else 0
     if kept:
         with contextlib.suppress(OSError):  # another process has it, perhaps only for now: it stays the kept one
-            return serve_http(registry, page, address, kept, security)
+            return serve_http(registry, page, address, kept, security, system)
     try:
-        server = serve_http(registry, page, address, port, security)
+        server = serve_http(registry, page, address, port, security, system)
     except OSError as error:
         raise Fatal(f"cannot serve metrics on {address}:{port}: {error.strerror}") from error
     if port == 0 and not kept:

@@ -103,6 +103,11 @@ def policy(run: str) -> str:
     return f"{RUNS}{run}/policy"
 
 
+def code(run: str) -> str:
+    """The version of the code of a run or pool, and those before it. Written by the CLI."""
+    return f"{RUNS}{run}/code"
+
+
 def memory(run: str, part: str) -> str:
     """One part of the supervisor's memory of the run. Written by the leader."""
     return f"{RUNS}{run}/memory/{part}"

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
+from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.measured import Measured
 from supervisor.core.model.observed import DebugView, SpikeView, StuckView
 from supervisor.core.model.spec import (
@@ -341,6 +342,8 @@ class Stay:
     run_dir: str
     env: EnvSpec
     hooks: HooksSpec
+    code: CodeVersion | None = None
+    """The code of the hooks; None: what the node has."""
 
 
 # --- etcd: written by agents ---
@@ -524,6 +527,10 @@ class NodeObserved:
     """host:port here that is free for a group to meet at; another one once a group was started with it."""
     mesh: str = ""
     """Owner of the Monarch mesh on this node, as user@machine; empty: there is none."""
+    codes: tuple[str, ...] | None = None
+    """Versions of the code that are wanted and lie here, as CodeVersion.version. None: an agent that knows of none."""
+    code_error: str = ""
+    """Why one that is wanted does not; empty: it is being fetched, or all are here."""
 
     @cached_property
     def runs(self) -> frozenset[str]:
@@ -608,6 +615,8 @@ class TrainerDesired:
     """host:port of the store at which the ranks of this generation meet; empty: its only node chooses one."""
     hold: bool = False
     """True while the group is not started: what is left of older generations ends, and the node stays the run's."""
+    code: CodeVersion | None = None
+    """The code of this generation; None: what the node has."""
 
     @property
     def ranks(self) -> range:
@@ -651,6 +660,10 @@ class NodeDesired:
     node: str
     trainers: tuple[TrainerDesired, ...] = ()
     lighthouses: tuple[LighthouseDesired, ...] = ()
+    code: CodeVersion | None = None
+    """The code of the next start here, which must lie here before it; None: what the node has."""
+    code_from: str = ""
+    """URL of the leader's listener, which has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -689,6 +702,8 @@ class Relaunch:
     """The asker's wall clock, for people only."""
     from_memory: bool = False
     """True if ranks keep their state in their nodes' memory, instead of writing a checkpoint."""
+    restarts: bool = False
+    """True if all groups start again though the spec does not ask for it: with new code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -751,6 +766,34 @@ class PolicySet:
     """As they were given: KEY=VALUE, below [policy]."""
     earlier: list[PolicyChange] = field(default_factory=list)
     """The changes before it, the newest last: the leader may have seen none of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synced:
+    """One sync of the code."""
+
+    version: str
+    """As CodeVersion.version."""
+    folder: str
+    """As CodeVersion.folder."""
+    files: int
+    bytes: int
+    by: str
+    """The person: user@machine."""
+    at_unix_s: float
+    """Wall clock of that machine, for people only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncedCode:
+    """The code of a run or pool, which the next start takes. Only the CLI writes it."""
+
+    newest: Synced
+    earlier: tuple[Synced, ...] = ()
+    """Syncs before it, the newest first, at most EARLIER_SYNCS."""
+
+
+EARLIER_SYNCS = 20
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -254,7 +254,8 @@ def test_planted_layer_violations_are_caught(tree: Path) -> None:
 
 AGENTS_LOAD = {
     *("supervisor.core.evidence.error_text", "supervisor.core.evidence.xid_catalog", "supervisor.core.report.visible"),
-    *("supervisor.core.model.engines", "supervisor.core.model.kinds", "supervisor.core.model.measured"),
+    *("supervisor.core.model.code", "supervisor.core.model.engines"),
+    *("supervisor.core.model.kinds", "supervisor.core.model.measured"),
     *("supervisor.core.model.observed", "supervisor.core.model.spec", "supervisor.core.model.stacks"),
     "supervisor.core.goodput.causes",
 }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Reason
 
@@ -93,6 +94,8 @@ class Incident:
     """As in Failure, for all that happened in it."""
     resumed: Reason | None = None
     """Checkpoint that the group was started from, and those passed over. None: it healed, or was not started."""
+    code: CodeVersion | None = None
+    """The code that the group ran when it failed. None: what its nodes had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

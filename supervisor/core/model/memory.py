@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import GroupPhase, Kind, RunPhase
 from supervisor.core.model.measured import NOTHING, Measured
@@ -123,6 +124,8 @@ class GroupMemory:
     place on one host. Forgotten when a person restarts the group or resumes the run."""
     left_out: Reason | None = None
     """Reason why it is suspended, until a person asks for it or a budget has one left. None: it is not."""
+    code: CodeVersion | None = None
+    """The code with which the current generation was started. None: what its nodes have, or it was not started yet."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

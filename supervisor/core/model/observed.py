@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.measured import NOTHING, Measured
 from supervisor.core.model.spec import RunSpec
 from supervisor.core.model.stacks import StackView, of_text
@@ -217,6 +218,10 @@ class NodeView:
     """host:port there that is free for the next group of several nodes to meet at; empty: not reported."""
     store_ms: float = 0.0
     """Usual time of etcd's answer to a report of its agent; 0: unknown."""
+    codes: tuple[str, ...] | None = None
+    """Versions of the code that are wanted and lie there, as CodeVersion.version. None: its agent knows of none."""
+    code_error: str = ""
+    """Why one that is wanted does not; empty: it is being fetched, or all are there."""
 
     @property
     def machine(self) -> str:
@@ -353,3 +358,9 @@ class Observed:
     """Runs that use this pool: launched on it and not over, or not rid of its nodes yet. Empty for a run."""
     disk: DiskView | None = None
     """None: no one lists the folder of checkpoints."""
+    code: CodeVersion | None = None
+    """The code that the next start takes. None: what its nodes have."""
+
+    def lacks_code(self, node: NodeView) -> bool:
+        """Returns true if the code of the next start does not lie on a node: no group starts there yet."""
+        return self.code is not None and self.code.version not in (node.codes or ())

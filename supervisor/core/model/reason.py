@@ -261,6 +261,7 @@ class Code(StrEnum):
     BEING_LISTED = "being_listed"
     BEING_CHECKED = "being_checked"  # node, more: how many others
     IN_ITS_CHECKS = "in_its_checks"  # node: that of a group that is to start there
+    LACKS_CODE = "lacks_code"  # node, more, why: a sentence of its agent; knows: whether it fetches code
     NOT_STARTED_THERE = "not_started_there"  # why
     NO_STORE_YET = "no_store_yet"  # node: it has not reported a free port for the store of the next generation
     NOT_BEFORE_IT_PASSES = "not_before_it_passes"  # fact: its agent's; then: why else what would be done

@@ -10,7 +10,7 @@ from supervisor.core.attribution import circuit_breaker
 from supervisor.core.evidence import group_failure, group_nodes
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.memory import AllocationMemory, GroupMemory
-from supervisor.core.model.observed import Verdict
+from supervisor.core.model.observed import NodeView, Verdict
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.policy import budgets
@@ -18,7 +18,7 @@ from supervisor.core.remediation import handover, neighbours, recovery_cost, spa
 from supervisor.core.remediation.drain import leaving_allocations
 from supervisor.core.round import disk_checkpoint, observe_mode
 from supervisor.core.round.draft import MAX_GIVEN_BACK, Round
-from supervisor.core.round.view import RoundView
+from supervisor.core.round.view import RoundView, lack_of_code
 
 SHOWN = 5
 """Most nodes that are named each: one cause may make thousands unfit."""
@@ -64,8 +64,8 @@ def _start_on(r: Round, group: GroupMemory, free: list[str], last: list[str]) ->
         if verdict == Verdict.UNKNOWN:
             r.wait(why, until=r.now + 1.0, group=group.group)
             return
-        if verdict == Verdict.HEALTHY and r.observed.nodes[seat.node].checking:
-            r.wait(Reason.of(Code.IN_ITS_CHECKS, node=seat.node), group=group.group)
+        if verdict == Verdict.HEALTHY and (why_not := _not_ready(r, r.observed.nodes[seat.node])):
+            r.wait(why_not, group=group.group)
             return
     kept = [seat.node for seat in group.seats if r.may_stay(seat)]
     if len(kept) < len(group.seats):
@@ -199,8 +199,8 @@ def _start_in_place(r: Round, group: GroupMemory) -> None:
     views = group_nodes.views(group, r.observed)
     if other:
         r.wait(Reason.of(Code.NOT_STARTED_THERE, why=other), until=r.now + 1.0, group=group.group)
-    elif checking := [view.name for view in views if view.checking]:
-        r.wait(Reason.of(Code.IN_ITS_CHECKS, node=checking[0]), group=group.group)
+    elif not_ready := [*filter(None, (_not_ready(r, view) for view in views))]:
+        r.wait(not_ready[0], group=group.group)
     elif failed := [view.failed for view in views if view.failed]:
         r.wait(Reason.of(Code.NOT_STARTED_THERE, why=failed[0]), group=group.group)
     elif verdict == Verdict.HEALTHY:
@@ -209,6 +209,13 @@ def _start_in_place(r: Round, group: GroupMemory) -> None:
     else:
         # The next round judges a dead node: it sees the group placed on it.
         r.wait(why, until=r.now + 1.0, group=group.group)
+
+
+def _not_ready(r: RoundView, view: NodeView) -> Reason | None:
+    """Returns why no group may start on a node yet; None if one may, or will not for another reason."""
+    if view.checking:
+        return Reason.of(Code.IN_ITS_CHECKS, node=view.name)
+    return lack_of_code(r.observed, [view])
 
 
 def _hears_no_one_to_heal_from(r: RoundView, group: GroupMemory) -> bool:
@@ -277,6 +284,7 @@ def _start(r: Round, group: GroupMemory, nodes: Sequence[str]) -> None:
             since=r.now,
             checkpoint=r.draft.checkpoint,
             resume=resume,
+            code=r.observed.code,
         )
     )
     why = (incident.reason if incident is not None else None) or Reason.of(Code.RUN_STARTS)

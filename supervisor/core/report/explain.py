@@ -59,6 +59,7 @@ def explain(
         *done(incident),
         *([f"Why: {say(incident.reason)}."] if incident.reason else []),
         *([f"Started from: {say(incident.resumed)}."] if incident.resumed else []),
+        *([f"It ran code {incident.code}."] if incident.code else []),
     ]
     if waits:
         lines += ["Why not at once:", *(f"  - {sentence}" for sentence in waits)]

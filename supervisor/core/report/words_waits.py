@@ -52,6 +52,13 @@ def _being_checked(node: str, more: int) -> str:
     return f"node {node}{f' and {more} more' if more else ''} is being checked before its first rank"
 
 
+def _lacks_code(node: str, more: int, why: str, knows: bool) -> str:
+    why = why or "it is being fetched" if knows else "its agent fetches none: install this version there"
+    return (
+        f"node {node}{f' and {more} more' if more else ''} {'have' if more else 'has'} not all of the code yet: {why}"
+    )
+
+
 def _stays_out(group: int, reason: str, incident: str, spent: bool) -> str:
     again = f"supervisor restart {group} tries it once more"
     if spent:
@@ -231,6 +238,7 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.BEING_LISTED: "the folder of checkpoints is being listed",
     Code.BEING_CHECKED: _being_checked,
     Code.IN_ITS_CHECKS: "node {node} is being checked",
+    Code.LACKS_CODE: _lacks_code,
     Code.NOT_STARTED_THERE: "{why}: nothing is started there",
     Code.NO_STORE_YET: "node {node} has not reported yet at which port its ranks can meet",
     Code.NOT_BEFORE_IT_PASSES: "{fact}: nothing is started there until it passes; {then}",

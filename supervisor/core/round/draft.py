@@ -121,6 +121,7 @@ class Round(RoundView):
                 confidence=failure.confidence,
                 took_s=failure.took_s,
                 outside=failure.outside,
+                code=group.code,
             )
             self.set_group(replace(group, incident=incident.id))
         self.set_incident(incident)

@@ -6,7 +6,7 @@ is a wait, with a time to look again. A rule that changes something takes a Roun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from supervisor.core.evidence import disk_faults, gpu_faults
 from supervisor.core.model.incident import Incident
@@ -180,7 +180,9 @@ class RoundView:
         if self._candidates is None:
             held = self.taken()
             free = (
-                n for n in self.observed.nodes.values() if n.name not in held and not n.checking and self._may_serve(n)
+                n
+                for n in self.observed.nodes.values()
+                if n.name not in held and not (n.checking or self.observed.lacks_code(n)) and self._may_serve(n)
             )
             self._candidates = [n.name for n in sorted(free, key=lambda n: (not n.warm, n.name))]
         held, bars = self._held_now, self.bars
@@ -218,11 +220,14 @@ class RoundView:
         return self.cordons.get(host) or self._barred_for_all.get(host, "")
 
     def checking(self) -> Reason | None:
-        """States that nodes which could take a group are being checked, within a limit of their agents; else None."""
+        """States that nodes which could take a group are being checked, within a limit of their agents, or fetch its code;
+        else None."""
         held = self.taken()
-        nodes = self.observed.nodes.values()
-        found = sorted(n.name for n in nodes if n.checking and n.name not in held and self._may_serve(n))
-        return Reason.of(Code.BEING_CHECKED, node=found[0], more=len(found) - 1) if found else None
+        nodes = [n for n in self.observed.nodes.values() if n.checking or self.observed.lacks_code(n)]
+        free = sorted((n for n in nodes if n.name not in held and self._may_serve(n)), key=lambda n: n.name)
+        if found := [n.name for n in free if n.checking]:
+            return Reason.of(Code.BEING_CHECKED, node=found[0], more=len(found) - 1)
+        return lack_of_code(self.observed, [n for n in free if n.name not in self.ill])  # a full disk takes no code
 
     def drained(self, host: str) -> str:
         """Explains why a person drains a host; empty if its groups may stay."""
@@ -413,6 +418,15 @@ class RoundView:
     def left(self, rung: Rung, group: int) -> int:
         """Number of draws that a rung's budget has left."""
         return budgets.left(self.spent, self.spec.policy.budget, rung, group, self.now)
+
+
+def lack_of_code(observed: Observed, nodes: Sequence[NodeView]) -> Reason | None:
+    """States that nodes have not all of the code of the next start yet; None if they have."""
+    lack = [n for n in nodes if observed.lacks_code(n)]
+    if not lack:
+        return None
+    about = {"node": lack[0].name, "more": len(lack) - 1, "why": lack[0].code_error}
+    return Reason.of(Code.LACKS_CODE, **about, knows=lack[0].codes is not None)
 
 
 def trains(group: GroupMemory, incidents: Mapping[str, Incident]) -> bool:

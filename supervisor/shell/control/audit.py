@@ -36,6 +36,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"runs/[^/]+/specs/\d+", records.RunRecord),
         (r"runs/[^/]+/control", records.Control),
         (r"runs/[^/]+/policy", records.PolicySet),
+        (r"runs/[^/]+/code", records.SyncedCode),
         (r"runs/[^/]+/memory/run", Memory),
         (r"runs/[^/]+/memory/group-\d+", GroupMemory),
         (r"runs/[^/]+/incidents/[^/]+", Incident),

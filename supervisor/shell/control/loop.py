@@ -24,7 +24,7 @@ from supervisor.core.report.notifications import Notice, due, notices
 from supervisor.core.report.words import said, say
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
-from supervisor.shell.control import cordons, observe, pools, projection, version_guard
+from supervisor.shell.control import codes, cordons, observe, pools, projection, version_guard
 from supervisor.shell.control.audit import audit
 from supervisor.shell.control.build_info import program
 from supervisor.shell.control.checkpoint_folders import Folders, Lister
@@ -150,6 +150,8 @@ class Loop:
         """Version of the last journaled policy, by run."""
         self._specs: dict[str, int] = {}
         """Number of the last journaled spec, by run."""
+        self._codes: dict[str, str] = {}
+        """Version of the last journaled code, by run."""
         self._launched: dict[str, int] = {}
         """Revision at which each run was created: another run may have the name of a removed one."""
         self._notified: set[str] = set()
@@ -214,7 +216,7 @@ class Loop:
                 self._journals.pop(run).close(0.0)
             by_run: tuple[dict[str, Any], ...] = (
                 self._stood, self._made, self._said, self._look_again, self._accounted, self._policies,
-                self._specs,
+                self._specs, self._codes,
             )  # fmt: skip
             for known in by_run:
                 known.pop(run, None)
@@ -271,6 +273,7 @@ class Loop:
             return
         self._note_policy(run, record)
         self._note_spec(run, record)
+        self._note_code(run, record)
         stable, now = self._monotonic() - self._stable_since, self.now()
         goes_on, engine = memory.phase not in ENDED, observe.engine_of(self._mirror, record.spec)
         observed = replace(
@@ -348,6 +351,13 @@ class Loop:
             self._journal(run, record).event("relaunch", epoch=self.epoch, **about, spec=spec)
         self._specs[run] = record.number
 
+    def _note_code(self, run: str, record: RunRecord) -> None:
+        """Journals each version of the code that the next start takes, once in a term."""
+        found = observe.synced(self._mirror, run)
+        if found is not None and found.newest.version != self._codes.get(run):
+            self._codes[run] = found.newest.version
+            self._journal(run, record).event("code", epoch=self.epoch, **to_jsonable_python(found.newest))
+
     def _note_policy(self, run: str, record: RunRecord) -> None:
         """Journals each policy that a person set, once in a term, including those replaced unseen."""
         found = self._mirror.record(keys.policy(run), PolicySet)
@@ -383,7 +393,8 @@ class Loop:
             by = projection.Decider(self.epoch, self._host, program(), policy)
             wanted |= projection.digest_record(run, decision, by, given.digest)
         made = self._made.setdefault(run, projection.Made())
-        intents = projection.intent_records(record.spec, record.run_dir, decision.memory, made)
+        spread = codes.spread(self._mirror, record.spec, observed)
+        intents = projection.intent_records(record.spec, record.run_dir, decision.memory, made, spread)
         wanted |= self._relaunched(run, memory, decision.memory)
         deletes = [*projection.acquitted(run, decision.acquitted), *projection.dropped(run, memory, decision.memory)]
         deletes = [key for key in deletes if key in self._mirror.items]

@@ -10,6 +10,7 @@ from functools import partial
 
 from supervisor.core.evidence import gpu_faults
 from supervisor.core.evidence.error_text import printable
+from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.memory import AllocationMemory, GroupMemory, Memory
 from supervisor.core.model.observed import (
@@ -42,6 +43,7 @@ from supervisor.wire.records import (
     Registration,
     Relaunch,
     RunRecord,
+    SyncedCode,
     TrainerObserved,
 )
 
@@ -123,7 +125,22 @@ def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s
         lent=lent,
         users=pools.users(mirror, run, runs(mirror), lent) if of_pool else (),
         relaunch=_relaunch(mirror, run),
+        code=code(mirror, run),
     )
+
+
+def synced(mirror: Mirror, run: str) -> SyncedCode | None:
+    """Returns the code of a run or pool, or else that of the run's pool; None: nothing was synced."""
+    record = runs(mirror).get(run)
+    pool = record.spec.allocation.pool if record is not None else ""
+    own = mirror.record(keys.code(run), SyncedCode)
+    return mirror.record(keys.code(pool), SyncedCode) if own is None and pool else own
+
+
+def code(mirror: Mirror, run: str) -> CodeVersion | None:
+    """Returns the code that the next start of a run takes; None: what its nodes have."""
+    found = synced(mirror, run)
+    return CodeVersion(version=found.newest.version, folder=found.newest.folder) if found is not None else None
 
 
 def engine_of(mirror: Mirror, spec: RunSpec) -> str:
@@ -142,7 +159,7 @@ def _relaunch(mirror: Mirror, run: str) -> NextSpec | None:
     asked = asked_relaunch(mirror, run)
     if asked is None:
         return None
-    scales = only_scales(runs(mirror)[run].spec, asked.spec)
+    scales = only_scales(runs(mirror)[run].spec, asked.spec) and not asked.restarts
     return NextSpec(
         number=asked.number, spec=asked.spec, scales=scales, because=asked.because, from_memory=asked.from_memory
     )
@@ -233,6 +250,8 @@ def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str, throu
         store_ms=health.store_ms if health is not None else 0.0,
         warm=health is not None and health.warm == "ready" and registration is not None,
         ranks=tuple([_rank(t, run_dir) for t in seen.trainers if t.run == run]) if seen is not None else (),
+        codes=seen.codes if seen is not None else None,
+        code_error=printable(seen.code_error) if seen is not None else "",
         lighthouses_ended=tuple([x.generation for x in seen.lighthouses if x.run == run and x.state == "exited"])
         if seen is not None and seen.lighthouses
         else (),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from supervisor.core.evidence import checkpoint_lag
+from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.decision import Decision
 from supervisor.core.model.incident import Incident, Suspicion
 from supervisor.core.model.memory import GroupMemory, Memory
@@ -109,8 +110,20 @@ def dropped(run: str, before: Memory, now: Memory) -> list[str]:
     return [keys.memory(run, f"group-{g}") for g in before.groups if g not in now.groups]
 
 
-def intent_records(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = None) -> dict[str, bytes]:
-    """Returns what must run on each node, and the newest checkpoint. `made`: the last derived records."""
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The code that must lie on nodes before the next start there."""
+
+    code: CodeVersion
+    source: str
+    """URL of the leader's listener."""
+    nodes: frozenset[str]
+
+
+def intent_records(
+    spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = None, spread: Spread | None = None
+) -> dict[str, bytes]:
+    """Returns what must run and lie on each node, and the newest checkpoint. `made`: the last derived records."""
     made = made or Made()
     run = spec.name
     records: dict[str, bytes] = {}
@@ -118,12 +131,21 @@ def intent_records(spec: RunSpec, run_dir: str, memory: Memory, made: Made | Non
         mark = _mark(memory.checkpoint)
         assert mark is not None
         records[keys.checkpoint(run)] = encode(mark)
-    for node, wanted in desired(spec, run_dir, memory, made).items():
+    for node, wanted in _with_code(desired(spec, run_dir, memory, made), memory, spread).items():
         known = made.records.get(node)
         if known is None or (known[0] is not wanted and known[0] != wanted):
             known = made.records[node] = (wanted, keys.desired(node, run), encode(wanted))
         records[known[1]] = known[2]
     return records
+
+
+def _with_code(found: dict[str, NodeDesired], memory: Memory, spread: Spread | None) -> dict[str, NodeDesired]:
+    if spread is None or memory.phase in ENDED:
+        return found
+    return found | {
+        node: replace(found.get(node, NodeDesired(node=node)), code=spread.code, code_from=spread.source)
+        for node in spread.nodes
+    }
 
 
 def desired(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = None) -> dict[str, NodeDesired]:
@@ -220,6 +242,7 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         hooks=spec.hooks,
         nodes=group.size,
         store=group.store,
+        code=group.code,
         hold=group.phase not in ("starting", "running"),
     )
 

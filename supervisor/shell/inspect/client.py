@@ -24,6 +24,7 @@ from supervisor.shell.control.rewrite import rewrite
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import pool_fit, removal
 from supervisor.wire import checkpoints, environment, keys, programs
+from supervisor.wire.code_tree import Tree
 from supervisor.wire.records import CheckpointMark, Control, RecordError, Removed, RunRecord, decode, encode
 
 RESUMABLE = ("halted", "stopped")
@@ -34,13 +35,13 @@ class NotChecked(Exception):
     """The Titan part cannot be checked on this machine; the text says why, and what to do."""
 
 
-def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
+def check_titan(spec: RunSpec, tree: Tree | None = None) -> tuple[list[str], list[str]]:
     """Returns the problems of the Titan part, and what is changed in its recipe's config or must be compared, as
     sentences. A command of the user's own has no such part: what is noted is that its script is not on this machine.
-    Raises NotChecked."""
+    `tree`: the code that the run's nodes have. Raises NotChecked."""
     if spec.trainer.command:
-        return [], _not_here(spec)
-    found = _asked_titan(spec)
+        return [], _not_here(spec, tree)
+    found = _asked_titan(spec, tree)
     if isinstance(found, str):
         return [found], []
     return [_problem(p) for p in found["problems"]], [*map(_change, found.get("changes", ())), *found.get("notes", ())]
@@ -49,26 +50,28 @@ def check_titan(spec: RunSpec) -> tuple[list[str], list[str]]:
 def titan_settings(spec: RunSpec) -> tuple[list[str], list[dict[str, Any]]]:
     """Returns the problems of the Titan part as sentences, or else every field of its config: key, value, by, reason and
     the recipe's value. Raises NotChecked."""
-    found = _asked_titan(spec, "--show")
+    found = _asked_titan(spec, None, "--show")
     if isinstance(found, str):
         return [found], []
     return [_problem(p) for p in found["problems"]], found.get("settings", [])
 
 
-def _asked_titan(spec: RunSpec, *options: str) -> dict[str, Any] | str:
+def _asked_titan(spec: RunSpec, tree: Tree | None, *options: str) -> dict[str, Any] | str:
     """Returns the answer of `titan_actor.check`, or why there is none. Raises NotChecked.
 
     It is a process of its own, because only `titan_actor` imports torch, and in the environment of the run's ranks: a
     recipe of the user's may need it.
     """
     record, env = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0)), spec.env
+    given = env.set if tree is None else tree.first_in(env.set, os.environ, env.unset)
+    directory = env.directory if tree is None else tree.place_of(env.directory)
     result = subprocess.run(
         programs.command("check", *options),
         input=record,
         capture_output=True,
         check=False,
-        env=environment.of_rank(os.environ, env.set, env.pass_, env.unset),
-        cwd=env.directory if os.path.isdir(env.directory) else None,
+        env=environment.of_rank(os.environ, given, env.pass_, env.unset),
+        cwd=directory if os.path.isdir(directory) else None,
     )
     try:
         found: dict[str, Any] = json.loads(result.stdout)
@@ -84,9 +87,10 @@ def _asked_titan(spec: RunSpec, *options: str) -> dict[str, Any] | str:
     return found
 
 
-def _not_here(spec: RunSpec) -> list[str]:
+def _not_here(spec: RunSpec, tree: Tree | None) -> list[str]:
     scripts = [argument for argument in spec.trainer.command if argument.endswith(".py")]
-    missing = [path for script in scripts if not (path := Path(spec.env.directory) / script).exists()]
+    directory = spec.env.directory if tree is None else tree.place_of(spec.env.directory)
+    missing = [path for script in scripts if not (path := Path(directory) / script).exists()]
     return [f"trainer.command: there is no {path} on this machine; each node must have it" for path in missing]
 
 

@@ -13,7 +13,7 @@ from supervisor.core.remediation import suspended_groups
 from supervisor.core.remediation.placement import passed_over
 from supervisor.core.report.words import say
 from supervisor.core.round import observe_mode
-from supervisor.core.round.view import RoundView
+from supervisor.core.round.view import RoundView, lack_of_code
 
 
 def leaving(observed: Observed) -> dict[str, str]:
@@ -28,8 +28,8 @@ def leaving(observed: Observed) -> dict[str, str]:
 
 
 def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
-    """Returns a sentence for each wanted allocation that is pending, refused or late, and one for the groups without a
-    node."""
+    """Returns a sentence for each wanted allocation that is pending, refused or late, and one each for the groups without
+    a node and for nodes that have not all of the code yet."""
     if memory.phase not in ("new", "running"):
         return ()
     groups = [
@@ -39,11 +39,14 @@ def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
     ]
     open_ = [(a, _state(a, observed)) for a in memory.allocations.values() if a.state == "wanted"]
     asked = [_sentence(a, state, memory, observed) for a, state in open_ if state in ("pending", "refused")]
+    there = [n for n in observed.nodes.values() if n.registered and n.role == "trainer"]
+    if (lack := lack_of_code(observed, there)) is not None:
+        asked.append(say(lack))
     if not groups:
         return tuple(asked)
     who = f"{'group' if len(groups) == 1 else 'groups'} {', '.join(groups)} without a node"
     if asked:
-        return (f"{who}: waiting for the engine", *asked)
+        return (f"{who}: waiting for {'the code' if len(asked) == 1 and lack is not None else 'the engine'}", *asked)
     coming = memory.phase == "new" or any(_comes(observed, a.key) for a, state in open_ if state == "granted")
     return (f"{who}: {'waiting for the granted nodes to be ready' if coming else 'not waiting for the engine'}",)
 

@@ -60,6 +60,8 @@ class PoolStatus:
     leaving: dict[str, str]
     warnings: tuple[str, ...]
     problems: tuple[str, ...]
+    code: str = ""
+    """As RunStatus.code."""
 
 
 def seconds_of(text: str) -> float:
@@ -137,6 +139,7 @@ def pool_status(mirror: Mirror, record: RunRecord, alarms: Sequence[str] = ()) -
         leaving=as_run.leaving,
         warnings=(*alarms, *as_run.warnings),
         problems=as_run.problems,
+        code=as_run.code,
     )
 
 

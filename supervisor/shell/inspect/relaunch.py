@@ -14,7 +14,7 @@ from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import Expect, Store
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.inspect import client, pool_fit
+from supervisor.shell.inspect import client, codes, pool_fit
 from supervisor.shell.runfile import changes, parse
 from supervisor.wire import keys
 from supervisor.wire.records import Control, PolicySet, Registration, Relaunch, RunRecord, decode, encode
@@ -54,7 +54,7 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
     run, before = record.spec.name, record.spec
     memory = observe.memory(mirror, run)
     control = mirror.record(keys.control(run), Control) or Control()
-    if after == before and observe.asked_relaunch(mirror, run) is None:
+    if after == before and observe.asked_relaunch(mirror, run) is None and not new_code(mirror, run):
         raise Fatal(f"run {run} has this spec already: a relaunch would change nothing (supervisor restart GROUP)")
     if control.paused:
         raise Fatal(f"run {run} is paused: `supervisor resume {run}` first, or it would not start again")
@@ -112,12 +112,15 @@ def refuse_from_memory(mirror: Mirror, record: RunRecord, after: RunSpec) -> Non
 
 
 def sized(now: RunSpec, groups: int | None, spares: int | None) -> RunSpec:
-    """Returns the spec with another number of groups, and of nodes for them, or of spares. None: as now. Raises
-    RunFileError if that contradicts something."""
+    """Returns the spec with another number of groups, and of nodes for them, or of spares. None: as now. Raises Fatal if
+    that changes nothing, RunFileError if it contradicts something."""
     count = now.groups.count if groups is None else groups
     nodes = now.allocation.nodes + (count - now.groups.count) * now.groups.nodes_per_group
     given = [f"groups.count={count}", f"allocation.nodes={nodes}"]
-    return changes.changed(now, given + ([f"allocation.spares={spares}"] if spares is not None else []))
+    after = changes.changed(now, given + ([f"allocation.spares={spares}"] if spares is not None else []))
+    if after == now:
+        raise Fatal(f"run {now.name} has this spec already: nothing would change")
+    return after
 
 
 def keeps_nodes(mirror: Mirror, run: str) -> bool:
@@ -143,7 +146,11 @@ def relaunch(
     item = mirror.items.get(keys.next_spec(run))
     asked = decode(item.value, Relaunch).number if item is not None else 0
     number = max(record.number, asked) + 1
-    wish = Relaunch(number=number, spec=after, because=because, asked_unix_s=time.time(), from_memory=from_memory)
+    # while another spec is asked for, the one in force takes that wish back
+    restarts = after == record.spec and observe.asked_relaunch(mirror, run) is None and new_code(mirror, run)
+    wish = Relaunch(
+        number=number, spec=after, because=because, asked_unix_s=time.time(), restarts=restarts, from_memory=from_memory
+    )
     puts = {keys.next_spec(run): encode(wish)}
     expect = [Expect(keys.next_spec(run), mod_revision=item.mod_revision if item is not None else 0)]
     if memory.phase in ENDED:
@@ -155,15 +162,21 @@ def relaunch(
         store.commit(puts, expect=expect)
     except Fenced:
         raise Fatal(f"run {run} was changed at the same moment, and is not relaunched: repeat this") from None
-    return _then(mirror, record, memory, after, wish)
+    return _then(mirror, record, memory, wish)
 
 
-def _then(mirror: Mirror, record: RunRecord, memory: Memory, after: RunSpec, wish: Relaunch) -> str:
-    number = wish.number
+def new_code(mirror: Mirror, run: str) -> bool:
+    """Returns true if groups run with other code than that of the next start: a relaunch starts all with it."""
+    found = observe.code(mirror, run)
+    return found is not None and bool(codes.others(mirror, run, found.version))
+
+
+def _then(mirror: Mirror, record: RunRecord, memory: Memory, wish: Relaunch) -> str:
     leads = "" if keys.LEADER in mirror.items else "; no supervisor leads, so it begins when one does"
+    after, number = wish.spec, wish.number
     if memory.phase in ENDED:
         return f"spec {number}: the run was {memory.phase}; it asks for nodes, and starts from its newest checkpoint{leads}"
-    if only_scales(record.spec, after):
+    if only_scales(record.spec, after) and not wish.restarts:
         return f"spec {number}: {after.groups.count} groups; those that stay train on{leads}"
     drain_s = shutdown.drain_s(record.spec, memory.measured)
     how = (

@@ -55,6 +55,8 @@ def run(status: RunStatus, now: float) -> RenderableType:
         *_columns(titles, rows, numbers=("group", "generation", "step", "loss", "s/step", "quorum", "size")),
         Text(f"spares {spares}; checkpoint {checkpoint}; budgets left: {left}", "dim"),
     ]
+    if status.code:
+        lines.append(Text(status.code, "dim"))
     if status.resumed:
         lines.append(Text(f"started from {status.resumed}", "dim"))
     if status.page:
@@ -144,6 +146,7 @@ def pool(status: PoolStatus, now: float) -> RenderableType:
     titles = ("node", "host", "allocation", "state", "used by")
     rows = [(n.node or "-", n.host or "-", n.allocation, n.state, _user(n)) for n in status.nodes]
     lines: list[RenderableType] = [pools([status], now), "", *_columns(titles, rows)]
+    lines += [Text(status.code, "dim")] if status.code else []
     lines += [Text(f"cordoned {host}: {why}", "yellow") for host, why in status.cordons.items()]
     lines += [Text(f"leaving {node}: {why}", "yellow") for node, why in status.leaving.items()]
     lines += [Text(sentence, "yellow") for sentence in status.waiting]

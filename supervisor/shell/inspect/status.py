@@ -23,7 +23,7 @@ from supervisor.shell.control.audit import audit
 from supervisor.shell.control.leader import leader
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.etcd.status import Asked
-from supervisor.shell.inspect import debugging
+from supervisor.shell.inspect import codes, debugging
 from supervisor.shell.inspect import pending_reasons as waiting
 from supervisor.shell.metrics import clock_skew, live_goodput
 from supervisor.wire import keys
@@ -121,6 +121,8 @@ class RunStatus:
     """False for a command of the user's own that does not: `stepped_unix_s` is then the time of its newest output."""
     next_spec: int = 0
     """Number of the spec by which it is relaunched, while that is not in force yet; 0: no relaunch is under way."""
+    code: str = ""
+    """A sentence on the code that the next start takes, and on groups with other code; empty: none was synced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +237,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         page=leader_record.page if leader_record is not None else "",
         reports_steps=not spec.trainer.plain,
         next_spec=observed.relaunch.number if observed.relaunch is not None else 0,
+        code=codes.line(mirror, spec.name),
         stepped_unix_s=max(account(mirror, spec.name).stepped_unix_s, live_goodput.stepped_unix_s(mirror, spec.name)),
     )
 

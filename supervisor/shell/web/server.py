@@ -8,10 +8,13 @@ import socket
 from collections.abc import Mapping
 from http import HTTPStatus
 from importlib.resources import files
+from pathlib import Path
 from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry
 
+from supervisor.shell.code.answers import Code
+from supervisor.shell.code.store import CodeStore
 from supervisor.shell.metrics.http_sd import listed, of_page
 from supervisor.shell.metrics.listener import Handler, Listener
 from supervisor.shell.web.feed import Feed
@@ -52,15 +55,28 @@ _HEADERS: Mapping[str, str] = {
 class Server(Listener):
     """The listener, with a page."""
 
-    def __init__(self, address: str, port: int, registry: CollectorRegistry, page: Page, security: Security) -> None:
-        """Raises OSError if the port is taken, SecurityError for unusable certificates."""
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        registry: CollectorRegistry,
+        page: Page,
+        security: Security,
+        system: Path | None = None,
+    ) -> None:
+        """`system`: the folder below which code is kept; None: none is. Raises OSError if the port is taken, SecurityError
+        for unusable certificates."""
         self.page = page
+        store = CodeStore(system / "code", lambda: page.codes) if system is not None else None
+        self.code = Code(store, lambda: page.granted) if store is not None else None
         super().__init__(address, port, registry, security, _Handler)
 
 
-def serve(registry: CollectorRegistry, page: Page, address: str, port: int, security: Security) -> Server:
+def serve(
+    registry: CollectorRegistry, page: Page, address: str, port: int, security: Security, system: Path | None = None
+) -> Server:
     """Serves in a thread. With certificates, only TLS clients with one. Raises OSError if the port is taken."""
-    server = Server(address, port, registry, page, security)
+    server = Server(address, port, registry, page, security, system)
     server.serve()
     return server
 
@@ -90,6 +106,13 @@ class _Handler(Handler):
             self._of_run(path, parse_qs(query).get("run", [""])[0])
         else:
             super()._answer(path, query)
+
+    def do_POST(self) -> None:
+        if self.server.code is None or not self.path.startswith("/code/"):
+            super().do_POST()
+            return
+        self.server.heard(self.connection)
+        self.server.code.answer(self)
 
     def _targets(self) -> None:
         """Answers Prometheus's http_sd_config. Without an answer, Prometheus keeps its targets."""

@@ -15,7 +15,7 @@ from supervisor.core.model.memory import Memory
 from supervisor.core.remediation.restore import ENDED
 from supervisor.ports.errors import PortError
 from supervisor.ports.store import Changes, Store, Watch
-from supervisor.shell.control import observe
+from supervisor.shell.control import codes, observe
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.metrics.http_sd import Kept, Target, known
 from supervisor.shell.web.feed import Feed
@@ -87,6 +87,10 @@ class Page:
         self._kept = Kept(monotonic)
         self.targets: tuple[Target, ...] | None = None
         """Targets that Prometheus must scrape. None if etcd has not answered yet."""
+        self.granted: frozenset[str] = frozenset()
+        """Nodes that an engine has given to a run or pool."""
+        self.codes: frozenset[str] | None = None
+        """Versions of the code that a run or pool uses. None if etcd has not answered yet."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
         self._cost_s = 0.0
@@ -131,9 +135,14 @@ class Page:
         mirror = Mirror(self._store.list(keys.PREFIX))
         for record in observe.runs(mirror).values():
             self._learn(record.spec.name, clock_in(Path(record.run_dir) / "journal.jsonl"))
+        self._note_users(mirror)
         self.look(mirror)
         self._mirror = mirror
         return mirror
+
+    def _note_users(self, mirror: Mirror) -> None:
+        """Publishes what may be asked of the code, and by whom, without the delay of a look."""
+        self.granted, self.codes = observe.granted(mirror), codes.in_use(mirror)
 
     def _run(self) -> None:
         said, away_since = "", 0.0
@@ -168,6 +177,7 @@ class Page:
                 mirror.apply(changes)
                 self._note_clocks(mirror, changes)
                 changes = watch.poll(0.0)
+            self._note_users(mirror)
             # someone may have come while no one read
             due = min(due, self._monotonic() + self._pause_s())
             if self._monotonic() < due:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,11 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process with a file, as after a fork."""
     descriptor = os.memfd_create("test")
     monkeypatch.setattr(kept_state, "DESCRIPTOR", descriptor)
+    holder = os.pidfd_open(os.getpid())
+    monkeypatch.setattr(kept_state, "HOLDER", holder)
     yield
     os.close(descriptor)
+    os.close(holder)
 
 
 def test_the_next_start_takes_what_was_kept_for_it_and_no_other_one_does(forked: None) -> None:
@@ -62,6 +66,12 @@ def test_nothing_is_kept_without_a_warm_process_or_room(
     assert "it has 4000 bytes, and 7999 are free" in caplog.text
     monkeypatch.setattr(kept_state, "_free_bytes", lambda: 8000)
     assert kept_state.keep(2, launch(), 40, state)
+    with subprocess.Popen(["true"]) as ended:
+        gone = os.pidfd_open(ended.pid)
+    with monkeypatch.context() as replaced:
+        replaced.setattr(kept_state, "HOLDER", gone)
+        assert not kept_state.keep(2, launch(), 40, state), "another warm process has taken its place"
+    os.close(gone)
     monkeypatch.setattr(kept_state, "DESCRIPTOR", None)
     assert not kept_state.keep(2, launch(), 40, state)
     assert kept_state.take(launch(from_memory=2)) is None

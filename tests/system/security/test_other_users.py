@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 from fault_injection.testbed.waiting import eventually
 from supervisor.shell.etcd import connect
 from supervisor.wire import keys
+from supervisor.wire.records import LeaderRecord, decode
 from tests.helpers.ordinary_user import as_user
 from tests.unit.shell.engines.slurm.test_node_folder import said, started
 
@@ -35,6 +37,18 @@ try:
         store.put("{keys.desired("n1", "forged")}", b"code")
 except PortError as error:
     sys.exit(f"refused: {{error}}")
+"""
+
+
+EMPTY = '{"files":[],"links":[]}'
+
+CODE = f"""
+import sys, urllib.error, urllib.request
+for path, body in (("missing", '{EMPTY}'), ("put", "x"), ("get", "{"0" * 64}")):
+    try:
+        print(urllib.request.urlopen(sys.argv[1] + "code/" + path, body.encode(), timeout=10).status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
 """
 
 
@@ -70,6 +84,19 @@ def test_another_user_writes_nothing_into_etcd(home: Path) -> None:
     with connect([endpoint(home)]) as store:
         assert store.get(keys.desired("n1", "forged")) is None
     assert "refused: no etcd answers" in tried.stderr, tried.stderr
+
+
+def test_another_user_reads_and_writes_no_code(home: Path) -> None:
+    with connect([endpoint(home)]) as store:
+        item = store.get(keys.LEADER)
+        assert item is not None
+        page = decode(item.value, LeaderRecord).page
+    tried = subprocess.run(
+        as_user(sys.executable, "-c", CODE, page), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert tried.stdout.split() == ["403", "403", "403"], tried.stderr
+    with urllib.request.urlopen(urllib.request.Request(page + "code/missing", EMPTY.encode())) as answer:
+        assert answer.status == 200, "the one who started it may"
 
 
 def test_etcd_listens_at_no_address(home: Path) -> None:

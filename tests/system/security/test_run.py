@@ -7,6 +7,7 @@ import http.client
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,14 @@ from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import toy_spec
 from supervisor.core.model.spec import TitanSpec
 from supervisor.ports.errors import Fatal
+from supervisor.shell.code.sync import sync
 from supervisor.shell.etcd import connect
 from supervisor.shell.inspect import bundle, stacks
 from supervisor.wire import keys
+from supervisor.wire.code_client import CodeClient, StoreError
 from supervisor.wire.listener_files import LOOKED_AT_S
-from supervisor.wire.records import LeaderRecord, Registration, RunRecord
+from supervisor.wire.records import LeaderRecord, NodeObserved, Registration, RunRecord
+from tests.helpers.code_site import written
 from tests.helpers.prometheus import BINARY, prometheus
 from tests.helpers.tls_client import client_context, closed, dial, header, metrics, without_certificate
 from tests.system.security.world import NODES, TlsWorld, gate_address, tls_world
@@ -69,6 +73,29 @@ def test_a_node_answers_those_who_may_ask(run: Run) -> None:
         theirs = connect([world.etcd.endpoint], security=world.certificates.of(name))
         with contextlib.closing(theirs) as store, pytest.raises(Fatal, match=refused):
             stacks.read(store, mirror, record.spec.name, None, None, 60.0)
+
+
+def test_nodes_fetch_code_that_only_an_operator_syncs(run: Run, tmp_path: Path) -> None:
+    world, record = run
+    name, folder = record.spec.name, written(tmp_path / "code", {"mine.py": "V = 1\n"})
+    for who in ("reader", "node-n1"):
+        theirs = connect([world.etcd.endpoint], security=world.certificates.of(who))
+        with contextlib.closing(theirs) as store, pytest.raises(Fatal):
+            sync(store, name, folder, world.certificates.of(who))
+    done = sync(world.store, name, folder, world.certificates.of("supervisor"))
+    assert done.sent_files == 1
+
+    def lies(node: str) -> bool:
+        seen = world.mirror().record(keys.observed(node), NodeObserved)
+        return seen is not None and seen.codes == (done.version,)
+
+    for group in world.status(record).groups:
+        eventually(partial(lies, group.node), 30, "its nodes have it")
+    leader = world.mirror().record(keys.LEADER, LeaderRecord)
+    assert leader is not None
+    assert CodeClient(leader.page, world.certificates.of("node-n1")).manifest(done.version)
+    with pytest.raises(StoreError, match="is no node that was given"):
+        CodeClient(leader.page, world.certificates.of("reader")).manifest(done.version)
 
 
 def test_nobody_is_insecure(run: Run) -> None:

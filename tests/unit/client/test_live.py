@@ -205,7 +205,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[RunSpec]:
     """The specs that were checked with TorchTitan: that takes a process of its own."""
     seen: list[RunSpec] = []
 
-    def check(spec: RunSpec) -> tuple[list[str], list[str]]:
+    def check(spec: RunSpec, tree: object = None) -> tuple[list[str], list[str]]:
         seen.append(spec)
         return (["titan.overrides.x = 1: no such key"] if "x" in spec.titan.overrides else []), ["a change"]
 

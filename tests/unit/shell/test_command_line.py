@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
-from supervisor.cli import ask, common, init, launch, look, policy, relaunch, runs, system
+from supervisor.cli import ask, common, init, launch, look, policy, relaunch, runs, sync, system
 from supervisor.cli import hosts as hosts_commands
 from supervisor.cli import pools as pools_commands
 from supervisor.ports.errors import Retryable
@@ -96,7 +96,7 @@ def test_a_part_of_a_system_needs_its_etcd(tmp_path: Path, option: Sequence[str]
 
 def test_submit_is_for_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run.toml").write_text('name = "run"\n')
-    monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
+    monkeypatch.setattr(client, "check_titan", lambda spec, tree=None: ([], []))
     result = CliRunner().invoke(cli.app, ["submit", str(tmp_path / "run.toml"), "--etcd", "127.0.0.1:1"])
     assert result.exit_code == 2
     assert 'allocation.engine = "local": submit needs "slurm"' in result.output
@@ -131,7 +131,7 @@ def test_words_that_are_no_utf_8(command: Sequence[str], where: str) -> None:
 
 
 def test_every_option_that_says_why_takes_utf_8_alone() -> None:
-    modules = (hosts_commands, launch, look, policy, pools_commands, runs, system)
+    modules = (hosts_commands, launch, look, policy, pools_commands, runs, sync, system)
     commands = [c.callback for module in modules for c in module.commands.registered_commands if c.callback]
     hints = {c.__name__: get_type_hints(c, include_extras=True) for c in commands}
     found = {name: hint["because"].__metadata__[0].callback for name, hint in hints.items() if "because" in hint}
@@ -229,7 +229,7 @@ def test_they_are_down_is_handed_on(at: Callable[[Any], MemoryStore]) -> None:
 
 
 def test_every_command_has_an_example_that_begins_with_it() -> None:
-    modules = (ask, hosts_commands, init, launch, look, pools_commands, relaunch, runs, system)
+    modules = (ask, hosts_commands, init, launch, look, pools_commands, relaunch, runs, sync, system)
     registered = [c for m in modules for c in m.commands.registered_commands if c.callback]
     names = {c.name or c.callback.__name__.replace("_", "-"): c.epilog for c in registered if c.callback}
     assert {*names, "config", "policy", "ledger", "runs"} == {name for _, name, _, _ in cli.COMMANDS}

@@ -20,7 +20,7 @@ from supervisor.shell.runfile import parse, starter
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
+    monkeypatch.setattr(client, "check_titan", lambda spec, tree=None: ([], []))
 
 
 def init(*arguments: str, answers: str = "") -> Result:
@@ -105,7 +105,7 @@ def test_a_file_is_overwritten_only_by_force() -> None:
 
 
 def test_what_torchtitan_finds_wrong_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "check_titan", lambda spec: (["titan.recipe = 'x': no recipe 'x'"], []))
+    monkeypatch.setattr(client, "check_titan", lambda spec, tree=None: (["titan.recipe = 'x': no recipe 'x'"], []))
     result = init("--recipe", "x")
     assert result.exit_code == 2
     assert "supervisor: run.toml: titan.recipe = 'x': no recipe 'x'" in result.stderr

@@ -83,7 +83,7 @@ def test_a_refused_run_is_not_launched(monkeypatch: pytest.MonkeyPatch, tmp_path
     store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="")))
     monkeypatch.setattr(common, "connect", lambda *_, **__: store)
     monkeypatch.setattr(store, "close", lambda: None)  # one for all commands
-    monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
+    monkeypatch.setattr(client, "check_titan", lambda spec, tree=None: ([], []))
     command = ["launch", str(file), "--etcd", "127.0.0.1:1", "--home", str(tmp_path / "runs")]
     monkeypatch.setattr(Engine, "answer", Fatal('Slurm refuses allocation.slurm.partition = "gpu": its words'))
     for arguments in (command, [*command, "--check"]):
@@ -120,7 +120,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[MemorySt
     file.write_text('name = "run"\n')
     monkeypatch.setattr(common, "connect", lambda *_, **__: store)
     monkeypatch.setattr(store, "close", lambda: None)
-    monkeypatch.setattr(client, "check_titan", lambda spec: pytest.fail("the slow check was begun"))
+    monkeypatch.setattr(client, "check_titan", lambda spec, tree=None: pytest.fail("the slow check was begun"))
     return store, file
 
 
@@ -151,7 +151,7 @@ def test_a_run_has_the_name_that_launch_is_given(
 ) -> None:
     store, file = untouched
     store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="")))
-    monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
+    monkeypatch.setattr(client, "check_titan", lambda spec, tree=None: ([], []))
     command = ["launch", str(file), "--etcd", "127.0.0.1:1", "--home", str(tmp_path / "runs"), "--name"]
     result = CliRunner().invoke(cli.app, [*command, "a_b"])
     assert (result.exit_code, "name = 'a_b': use 1 to 63 letters" in result.stderr) == (2, True)
@@ -165,14 +165,14 @@ def test_validate_asks_no_etcd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     file = tmp_path / "run.toml"
     file.write_text('name = "run"\n')
     monkeypatch.setattr(common, "connect", lambda *_, **__: pytest.fail("etcd was asked"))
-    monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
+    monkeypatch.setattr(client, "check_titan", lambda spec, tree=None: ([], []))
     result = CliRunner().invoke(cli.app, ["validate", str(file)])
     assert (result.exit_code, result.stdout) == (
         0,
         f"{file}: asks for 3 nodes of 1 rank each: 2 x 1 for its groups, 1 as spares\n{file}: run 'run' is valid\n",
     )
     problem = "titan.recipe = 'x': no recipe 'x'"
-    monkeypatch.setattr(client, "check_titan", lambda spec: ([problem], []))
+    monkeypatch.setattr(client, "check_titan", lambda spec, tree=None: ([problem], []))
     result = CliRunner().invoke(cli.app, ["validate", str(file)])
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"supervisor: {file}: {problem}" in result.stderr
@@ -190,7 +190,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         store.commit(run_values(replace(MEMORY, measured=seen), "before"))
         store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="")))
         monkeypatch.setattr(common, "connect", lambda *_, **__: store)
-        monkeypatch.setattr(client, "check_titan", lambda spec: ([], []))
+        monkeypatch.setattr(client, "check_titan", lambda spec, tree=None: ([], []))
         file = tmp_path / "run.toml"
         file.write_text(f'name = "new"\n{text}')
         command = ["launch", str(file), "--etcd", "127.0.0.1:1", "--home", str(tmp_path / "runs"), *more]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.incident import Confidence, Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.reason import Code, Reason
@@ -68,6 +69,12 @@ def test_it_says_which_checkpoint_the_group_was_started_from() -> None:
     said = "step 200 of group 0, generation 1, the newest complete one; the record in etcd had step 50"
     assert f"Started from: {said}." in explain(replace(INCIDENT, resumed=text(said)))
     assert "Started from" not in "\n".join(explain(INCIDENT)), "it healed from peers"
+
+
+def test_the_code_that_failed_is_named() -> None:
+    code = CodeVersion(version="3f2a91c0d4e5" + "0" * 52, folder="/home/me/code")
+    assert "It ran code 3f2a91c0d4e5 of /home/me/code." in explain(replace(INCIDENT, code=code))
+    assert "code" not in "\n".join(explain(INCIDENT))
 
 
 def test_it_shows_the_traceback_of_an_error() -> None:

@@ -32,6 +32,7 @@ KINDS = {
     "earlier_spec": "RunRecord",
     "control": "Control",
     "policy": "PolicySet",
+    "code": "SyncedCode",
     "memory": "Memory",
     "gate_presence": "GatePresence",
     "incident": "Incident",

@@ -180,7 +180,7 @@ def test_what_a_job_file_translates_and_all_that_is_refused_is_shown_at_once(tmp
 
 
 def test_what_torchtitan_refuses_is_shown_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "check_titan", lambda spec: (["training.seq_lne: no such field"], []))
+    monkeypatch.setattr(client, "check_titan", lambda spec, tree=None: (["training.seq_lne: no such field"], []))
     given = ["--module", "llama3", "--config", "llama3_8b", "--model.norm_type", "x", "--training.seq_lne", "7"]
     told = CliRunner().invoke(app, ["validate", *given])
     assert told.exit_code == 2

@@ -1,0 +1,125 @@
+"""A node's code: fetched before a start, first in what ranks import, and never that of a warm process of before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fault_injection.testbed.nodes import RUN, Node, Nodes, kill, observed, running, trainer
+from fault_injection.testbed.waiting import eventually
+from supervisor.core.model.code import CodeVersion
+from supervisor.core.model.spec import EnvSpec
+from supervisor.ports.store import Store
+from supervisor.wire import environment, keys
+from supervisor.wire.code_tree import DIGITS
+from supervisor.wire.records import NodeDesired, TrainerDesired, encode
+from tests.helpers.code_site import CodeSite, code_site, written
+
+FIRST, SECOND, THIRD = (f"toy.0.{generation}.0" for generation in (1, 2, 3))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[CodeSite]:
+    with code_site(tmp_path / "system") as made:
+        yield made
+
+
+def synced(site: CodeSite, folder: Path, text: str) -> CodeVersion:
+    return CodeVersion(
+        version=site.sync(written(folder, {"mine.py": text, "sub/x.py": ""})), folder=str(folder.resolve())
+    )
+
+
+def desire(store: Store, site: CodeSite, code: CodeVersion, *trainers: TrainerDesired) -> None:
+    record = NodeDesired(node="n0", trainers=trainers, code=code, code_from=site.url)
+    store.put(keys.desired("n0", RUN), encode(record))
+
+
+def lies(store: Store, code: CodeVersion) -> bool:
+    seen = observed(store, "n0")
+    return seen is not None and code.version in (seen.codes or ())
+
+
+def error(store: Store) -> str:
+    seen = observed(store, "n0")
+    return seen.code_error if seen is not None else ""
+
+
+def warmed(node: Node) -> int:
+    """How often the warm process has become ready."""
+    return sum(x["event"] == "warm" and x["state"] == "ready" for x in node.history())
+
+
+def spawned(node: Node, *names: str) -> list[bool]:
+    return [x.get("warm") for x in node.history() if x["event"] == "spawned" and x["name"] in names]
+
+
+def tree(node: Node, code: CodeVersion) -> Path:
+    return node.folder / "code" / code.version[:DIGITS]
+
+
+def test_the_warm_process_is_renewed_before_the_start_and_a_start_that_is_faster_is_cold(
+    nodes: Nodes, store: Store, site: CodeSite, tmp_path: Path
+) -> None:
+    one, folder = synced(site, tmp_path / "code", "V = 1"), tmp_path / "code"
+    node = nodes.start()
+    eventually(node.warm_ready, 15)
+    desire(store, site, one)
+    eventually(lambda: lies(store, one), 15, "it comes before any start")
+    eventually(lambda: warmed(node) == 2, 15, "the warm process begins again with it")
+    env = EnvSpec(directory=str(folder / "sub"))
+    desire(store, site, one, trainer(code=one))
+    first = running(store, node, 1)
+    assert spawned(node, FIRST) == [True]
+    assert environment.of_process(first)["PYTHONPATH"].split(":")[0] == str(tree(node, one))
+
+    two = synced(site, folder, "V = 2")
+    desire(store, site, two, trainer(code=one))
+    eventually(lambda: warmed(node) == 3, 15, "it is renewed while the rank runs")
+    desire(store, site, two, trainer(generation=2, code=two))
+    second = running(store, node, 2)
+    assert spawned(node, SECOND) == [True]
+    assert environment.of_process(second)["PYTHONPATH"].split(":")[0] == str(tree(node, two))
+
+    three = synced(site, folder, "V = 3")
+    desire(store, site, three, trainer(generation=2, code=two), trainer(generation=3, code=three, env=env))
+    third = running(store, node, 3)
+    assert environment.of_process(third)["PYTHONPATH"].split(":")[0] == str(tree(node, three)), "never an older one"
+    assert Path(f"/proc/{third}/cwd").resolve() == (tree(node, three) / "sub").resolve(), "it stands for the folder"
+
+
+def test_a_fetch_that_fails_is_told_tried_again_and_ends_nothing(
+    nodes: Nodes, store: Store, site: CodeSite, tmp_path: Path
+) -> None:
+    folder = tmp_path / "code"
+    one = synced(site, folder, "V = 1")
+    node = nodes.cold()
+    desire(store, site, one, trainer(code=one))
+    pid = running(store, node, 1)
+    two = synced(site, folder, "V = 2")
+    lost = next(path for path in site.blobs if path.read_bytes() == b"V = 2")
+    kept = lost.rename(tmp_path / "kept")
+    desire(store, site, two, trainer(code=one))
+    eventually(lambda: "run `supervisor sync` again" in error(store), 15, "it says why")
+    assert error(store).startswith(f"code {two.version[:12]}: the supervisor at {site.url.rstrip('/')} says: ")
+    assert running(store, node, 1) == pid
+    kept.rename(lost)
+    eventually(lambda: lies(store, two) and not error(store), 30, "it tries again by itself")
+
+
+def test_an_agent_that_is_killed_finds_what_lies_there(
+    nodes: Nodes, store: Store, site: CodeSite, tmp_path: Path
+) -> None:
+    one = synced(site, tmp_path / "code", "V = 1")
+    node = nodes.cold()
+    desire(store, site, one)
+    eventually(lambda: lies(store, one), 15)
+    site.server.code = None  # nothing can be fetched any more
+    agent = node.pid("agent")
+    kill(agent)
+    eventually(lambda: node.pid("agent") not in (0, agent), 15)
+    desire(store, site, one, trainer(code=one))
+    pid = running(store, node, 1, deadline_s=30)
+    assert environment.of_process(pid)["PYTHONPATH"].split(":")[0] == str(tree(node, one))
