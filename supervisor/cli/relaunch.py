@@ -72,12 +72,12 @@ def relaunch(
         from supervisor.shell.runfile.changes import changed, differences
 
         mirror = Mirror(store.list(keys.PREFIX))
+        record = client.choose_run(mirror, name)
         if file is None and not changes and not of_run.new_code(mirror, name):
             print_line(
                 "supervisor: nothing to change: give a run file, or --set KEY=VALUE, or new code (sync)", err=True
             )
             raise typer.Exit(2)
-        record = client.choose_run(mirror, name)
         pool = record.spec.allocation.pool
         given = read_run_file(file, name, pool) if file is not None else of_run.base(mirror, record)
         with _run_file(file or Path("--set")):

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from fault_injection.doubles.memory_store import MemoryStore
+from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.decision import Action, Decision
 from supervisor.core.model.memory import GroupMemory, Memory
-from supervisor.core.model.observed import Checkpoint
+from supervisor.core.model.observed import Checkpoint, Grant, Observed
 from supervisor.core.model.seats import Seat
-from supervisor.core.model.spec import EnvSpec, GroupsSpec, HooksSpec
-from supervisor.shell.control import projection
+from supervisor.core.model.spec import EnvSpec, GroupsSpec, HooksSpec, RunSpec
+from supervisor.core.remediation.restore import ENDED
+from supervisor.shell.control import codes, projection
+from supervisor.shell.control.projection import Spread
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import CheckpointMark, Digest, NodeDesired, TrainerDesired, decode, encode
+from supervisor.wire.records import CheckpointMark, Digest, LeaderRecord, NodeDesired, TrainerDesired, decode, encode
 from tests.helpers.reasons import text
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
 
@@ -184,3 +190,51 @@ def test_the_environment_and_hooks_reach_each_trainer_and_an_older_record_has_no
         del body["trainers"][0][name]
     (read,) = decode(json.dumps(body), NodeDesired).trainers
     assert read == replace(wanted.trainers[0], env=EnvSpec(), hooks=HooksSpec())
+
+
+# --- code ---
+
+CODE = CodeVersion(version="1" * 64, folder="/home/me/code")
+
+
+def spread(memory: Memory, spec: RunSpec, spread: Spread | None) -> dict[str, NodeDesired]:
+    found = projection.intent_records(spec, "/runs/run", memory, None, spread)
+    prefix = keys.DESIRED
+    return {
+        key[len(prefix) :].split("/")[0]: decode(value, NodeDesired)
+        for key, value in found.items()
+        if key.startswith(prefix)
+    }
+
+
+def test_code_goes_to_every_node_of_the_run_and_a_started_group_keeps_its_own() -> None:
+    before = CodeVersion(version="2" * 64, folder="/home/me/code")
+    memory = replace(RUNNING, groups={**RUNNING.groups, 0: replace(RUNNING.groups[0], code=before)})
+    found = spread(memory, SPEC, Spread(CODE, "http://leader:1/", frozenset({"n1", "n2", "spare"})))
+    assert {
+        node: (d.code, d.code_from) for node, d in found.items() if node != memory.lighthouse.node
+    } == dict.fromkeys(("n1", "n2", "spare"), (CODE, "http://leader:1/"))
+    assert [t.code for t in (*found["n1"].trainers, *found["n2"].trainers)] == [before, None]
+    assert not found["spare"].trainers
+    assert all(d.code is None for d in spread(memory, SPEC, None).values())
+
+
+@pytest.mark.parametrize("phase", ENDED)
+def test_code_goes_nowhere_for_a_run_that_has_ended(phase: Any) -> None:
+    assert spread(replace(RUNNING, phase=phase), SPEC, Spread(CODE, "http://leader:1/", frozenset({"n1"}))) == {}
+
+
+def test_code_goes_to_the_nodes_of_a_pool_that_it_has_not_lent() -> None:
+    pool = replace(SPEC, groups=GroupsSpec(count=0))
+    grants = {
+        "run-a1": Grant(key="run-a1", state="granted", nodes=("n1",)),
+        "run-a2": Grant(key="run-a2", state="granted", nodes=("n2",)),
+        "run-a3": Grant(key="run-a3", state="pending", nodes=("n3",)),
+    }
+    seen = Observed(revision=1, now=0.0, store_stable_s=0.0, grants=grants, lent={"run-a2": "first"}, code=CODE)
+    store = MemoryStore()
+    store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="", page="http://leader:1/")))
+    found = codes.spread(Mirror(store.list(keys.PREFIX)), pool, seen)
+    assert found == Spread(CODE, "http://leader:1/", frozenset({"n1"}))
+    assert [d.code for d in spread(replace(MEMORY, groups={}), pool, found).values()] == [CODE]
+    assert codes.spread(Mirror(store.list(keys.PREFIX)), pool, replace(seen, code=None)) is None
