@@ -10,8 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from supervisor.client.errors import EverstepError
-from supervisor.client.live import Client, Pool, Run, connect
+from supervisor.client.live import Client, Run, connect
 from supervisor.client.past import CauseSeconds, Ledger, PastRun, Step, open
+from supervisor.client.pool import Pool
 
 if TYPE_CHECKING:
     from supervisor.client.aio import AsyncBreakpoint, AsyncClient, AsyncPool, AsyncRun, aconnect

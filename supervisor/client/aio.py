@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from supervisor.client.breakpoints import Breakpoint
-from supervisor.client.live import Client, Pool, Run, connect
+from supervisor.client.live import Client, Run, connect
+from supervisor.client.pool import Pool
 
 if TYPE_CHECKING:
     from supervisor.client.mesh import Mesh

@@ -28,7 +28,7 @@ class Breakpoint:
     def command(self, line: str) -> str:
         """Gives the debugger a command of pdb's (`p loss`, `bt`, `next`), and returns what it prints. What takes longer
         than 30 s goes on: its output comes with the next one. Raises EverstepError if the rank does not stand any more."""
-        from supervisor.client.live import mirror_of
+        from supervisor.client.pool import mirror_of
         from supervisor.shell.inspect import debugging
 
         reply = debugging.tell(self._store, mirror_of(self._store), self.at, line)

@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from supervisor.client.errors import EverstepError, sentences
+from supervisor.client.pool import Pool, mirror_of, synced
 from supervisor.ports.errors import Fatal, Retryable
 
 if TYPE_CHECKING:
     from supervisor.client.breakpoints import Breakpoint
-    from supervisor.client.mesh import Mesh
     from supervisor.core.model.spec import RunSpec
     from supervisor.shell.code.sync import Done
     from supervisor.shell.control.state_cache import Mirror
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from supervisor.shell.inspect.execution import Executed
     from supervisor.shell.inspect.incident_times import IncidentStatus
     from supervisor.shell.inspect.merged_log import Entry
-    from supervisor.shell.inspect.pools import PoolStatus
     from supervisor.shell.inspect.stacks import RankStacks
     from supervisor.shell.inspect.status import RunStatus
     from supervisor.shell.inspect.training import Metrics
@@ -185,69 +184,6 @@ class Client:
 
     def _run(self, record: RunRecord, notes: tuple[str, ...] = ()) -> Run:
         return Run(self._store, self._home, self._context, record, notes)
-
-
-def _synced(store: EtcdStore, name: str, folder: str | Path, most_mib: float, context: Context) -> Done:
-    from supervisor.shell.code import sync
-    from supervisor.wire.security import load
-
-    return sync.sync(store, name, Path(folder), load(context.security), most_mib)
-
-
-class Pool:
-    """Nodes that are held for runs (docs/POOLS.md), made by a Client. Each call reads its state again."""
-
-    def __init__(self, store: EtcdStore, client: Client, name: str) -> None:
-        self._store, self.client, self.name = store, client, name
-
-    def __repr__(self) -> str:
-        return f"<Pool {self.name}>"
-
-    @sentences()
-    def status(self) -> PoolStatus:
-        """Returns its phase, its nodes and who uses them, and when its time is over."""
-        from supervisor.shell.inspect import pools
-
-        mirror = mirror_of(self._store)
-        record = pools.named(mirror, self.name)
-        if record is None:
-            raise EverstepError(f"there is no pool {self.name!r} any more")
-        return pools.pool_status(mirror, record)
-
-    def launch(
-        self,
-        run: str | Path | Mapping[str, Any] | RunSpec,
-        name: str | None = None,
-        set: Mapping[str, Any] | None = None,
-        resume_from: str | Path | None = None,
-    ) -> Run:
-        """Starts a run on its nodes: `Client.launch` with `on`."""
-        return self.client.launch(run, name, set, on=self.name, resume_from=resume_from)
-
-    @sentences()
-    def mesh(self, nodes: int | None = None) -> Mesh:
-        """Makes a Monarch mesh on its idle nodes, which runs do not get meanwhile: `with pool.mesh() as mesh`, and then
-        `mesh.host_mesh`, a HostMesh. It needs `everstep[monarch]`, here and on the nodes (docs/MONARCH.md).
-
-        `nodes`: how many; None: all that are idle. It takes seconds. Raises EverstepError if there are fewer, or if a
-        node has no Monarch.
-        """
-        from supervisor.client import mesh
-
-        return mesh.made(self._store, mirror_of(self._store), self.status(), nodes)
-
-    @sentences()
-    def sync(self, folder: str | Path, most_mib: float = 1024.0) -> Done:
-        """Makes a folder the code of its runs: the next start of each group takes it (docs/CODE.md). Only what changed
-        travels. `most_mib`: most MiB of it. Raises EverstepError with what must be changed."""
-        return _synced(self._store, self.name, folder, most_mib, self.client._context)
-
-    @sentences()
-    def release(self) -> str:
-        """Gives all its nodes back to the engine. Raises EverstepError while a run uses it."""
-        from supervisor.shell.inspect import pools
-
-        return pools.release(self._store, mirror_of(self._store), self.name)
 
 
 class Run:
@@ -417,7 +353,7 @@ class Run:
     @sentences()
     def sync(self, folder: str | Path, most_mib: float = 1024.0) -> Done:
         """Makes a folder its code, as Pool.sync does for a pool. A run's own code counts before that of its pool."""
-        return _synced(self._store, self.name, folder, most_mib, self._context)
+        return synced(self._store, self.name, folder, most_mib, self._context)
 
     @sentences()
     def pause(self) -> str:
@@ -466,11 +402,3 @@ class Run:
 
         mirror = mirror_of(self._store)
         return mirror, client.choose_run(mirror, self.name)
-
-
-def mirror_of(store: EtcdStore) -> Mirror:
-    """Reads all that etcd holds."""
-    from supervisor.shell.control.state_cache import Mirror
-    from supervisor.wire import keys
-
-    return Mirror(store.list(keys.PREFIX))

@@ -10,7 +10,7 @@ import pytest
 
 import supervisor.client as everstep
 from fault_injection.doubles.memory_store import MemoryStore
-from supervisor.client import aio, breakpoints, live
+from supervisor.client import aio, breakpoints, live, pool
 from supervisor.shell import etcd
 from tests.unit.shell.records import run_values
 
@@ -26,7 +26,7 @@ def public(kind: type) -> dict[str, list[str]]:
     [
         (aio.AsyncRun, live.Run),
         (aio.AsyncClient, live.Client),
-        (aio.AsyncPool, live.Pool),
+        (aio.AsyncPool, pool.Pool),
         (aio.AsyncBreakpoint, breakpoints.Breakpoint),
     ],
 )

@@ -18,7 +18,7 @@ HEAVY = {"torch", "pandas", "numpy", "grpc", "google", "etcd3", "pydantic", "ric
 
 OURS = {
     *("supervisor", "supervisor.client", "supervisor.client.errors", "supervisor.client.live"),
-    *("supervisor.client.past", "supervisor.ports", "supervisor.ports.errors"),
+    *("supervisor.client.past", "supervisor.client.pool", "supervisor.ports", "supervisor.ports.errors"),
 }
 """Modules of ours that importing the API takes."""
 
