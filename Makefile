@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --durations=25 --durations-min=10
 
 # What runs beside each other, the longest files first; and what starts real trainers, which take the processors for themselves.
-LIGHT := $(addprefix tests/system/,sim slurm contract integration security agents store faults prometheus page gpu)
+LIGHT := $(addprefix tests/system/,sim slurm contract integration security agents store faults prometheus page gpu tokens)
 HEAVY := tests/real_trainers
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
@@ -98,6 +98,7 @@ bench: install-dev  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.page
 	$(BIN)/python -m benchmarks.metrics --agent 45
 	$(BIN)/python -m benchmarks.control_plane
+	$(BIN)/python -m benchmarks.tokens
 	$(BIN)/python -m benchmarks.simulate_months
 	-$(BIN)/python -m benchmarks.simulated_vs_published
 	-$(BIN)/python -m benchmarks.simulator_vs_real

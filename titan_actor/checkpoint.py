@@ -118,6 +118,7 @@ class Checkpoints:
 
         self._launch, self._trainer, self._agreement, self._done = launch, trainer, agreement, done
         self.settings = optimizer_settings.of(trainer)
+        self._place: dict[str, Any] = {}
         self._manager = trainer.ft_manager.manager
         # a separate process group: the writing thread's collectives must not mix with the training's
         self._group = dist.new_group(backend="gloo")
@@ -142,6 +143,7 @@ class Checkpoints:
         folder = Path(launch.run_dir) / "checkpoints" / f"step-{step}.g{launch.group}.gen{launch.generation}"
         mark = CheckpointMark(step=step, path=str(folder), group=launch.group, generation=launch.generation)
         self.saved_step = step
+        self._place = self._trainer.cursor.state()
         self._finished.clear()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -211,6 +213,7 @@ class Checkpoints:
         _live_optimizers().load_state_dict(trainer.optimizers, state["optimizer"])
         for changed in optimizer_settings.restore(trainer, Path(mark.path), self.settings):
             log.info("%s", changed)
+        trainer.cursor.restore(Path(mark.path))
         trainer.lr_schedulers.load_state_dict(state["lr_schedulers"])
         optimizer_settings.set_rates(trainer)
         trainer.ntokens_seen = state["train"]["ntokens_seen"]
@@ -233,6 +236,7 @@ class Checkpoints:
         if error is None and self._launch.rank == 0:
             try:
                 optimizer_settings.write(folder, self.settings)
+                self._trainer.cursor.write(folder, self._place)
                 write_marker(folder, mark)
             except OSError as late:
                 error = late

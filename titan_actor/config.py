@@ -115,7 +115,7 @@ def _resolved(titan: TitanSpec, ranks: int, stages: _Stages) -> Any:
     stages.after("supervisor", config)
     reserved = RESERVED | dict.fromkeys(() if titan.data.source == "recipe" else OF_DATA, "titan.data")
     problems += [found for key, value in overrides.items() if (found := set_field(config, key, value, reserved))]
-    problems += _data(config, titan.data)
+    problems += _data(config, titan)
     stages.changes += _default_steps(config, titan)
     config.training.steps, config.debug.seed = titan.steps, titan.seed
     stages.after("run file", config)
@@ -203,8 +203,9 @@ def for_launch(launch: TrainerLaunch) -> Any:
     return config
 
 
-def _data(config: Any, spec: DataSpec) -> list[Problem]:
+def _data(config: Any, titan: TitanSpec) -> list[Problem]:
     """Puts the run file's data in the place of the recipe's, if it names any."""
+    spec = titan.data
     from torchtitan.hf_datasets.text_datasets import ChatDataLoader, HuggingFaceTextDataLoader
 
     loader = config.dataloader
@@ -221,6 +222,9 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
             if not of_text:
                 name = type(loader).__qualname__
                 return [Problem("titan.data.source", spec.source, f"the recipe's {name} reads its own data, no text")]
+            if spec.source == "tokens":
+                config.dataloader = _tokens(titan)
+                return [*_no_use(titan.overrides), *_validated(config)]
             loader.dataset, loader.dataset_path = data.register(spec), None
         elif getattr(loader, "dataset", "") == data.STDLIB:
             data.register(DataSpec(source="python-stdlib"))
@@ -230,17 +234,37 @@ def _data(config: Any, spec: DataSpec) -> list[Problem]:
                     return [Problem("titan.data.source", spec.source, f"{why}: {hint}")]
                 if isinstance(source, ChatDataLoader.Config) and (problem := _chats_not_here(source)):
                     return [problem]
-        validated = config.validator.dataloader
-        if config.validator.enable:
-            why = _not_here(validated)
-            # other data sets of text are laid out as on the hub
-            text = isinstance(validated, HuggingFaceTextDataLoader.Config)
-            what = "take the data set c4_test with a dataset_path of yours" if text else "set its dataset_path to yours"
-            hint = f"set titan.overrides.validator.enable = false, or {what}"
-            return [Problem("titan.overrides.validator.dataloader", validated.dataset, f"{why}: {hint}")] if why else []
+        return _validated(config)
     except (data.DataError, OSError) as error:
         return [Problem("titan.data.path", spec.path, str(error))]
-    return []
+
+
+def _validated(config: Any) -> list[Problem]:
+    from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+
+    validated = config.validator.dataloader
+    if not config.validator.enable or not (why := _not_here(validated)):
+        return []
+    # other data sets of text are laid out as on the hub
+    text = isinstance(validated, HuggingFaceTextDataLoader.Config)
+    what = "take the data set c4_test with a dataset_path of yours" if text else "set its dataset_path to yours"
+    hint = f"set titan.overrides.validator.enable = false, or {what}"
+    return [Problem("titan.overrides.validator.dataloader", validated.dataset, f"{why}: {hint}")]
+
+
+def _tokens(titan: TitanSpec) -> Any:
+    from titan_actor.tokens.loader import TokenLoader
+
+    return TokenLoader.Config(dataset="tokens", dataset_path=titan.data.path, seed=titan.seed)
+
+
+def _no_use(overrides: dict[str, Any]) -> list[Problem]:
+    """Finds settings of the text loader, in whose place the token store's is."""
+    return [
+        Problem(f"titan.overrides.{key}", value, 'it has no effect with titan.data.source = "tokens": remove it')
+        for key, value in overrides.items()
+        if key.startswith("dataloader.") and key not in OF_DATA
+    ]
 
 
 def _not_here(loader: Any) -> str:

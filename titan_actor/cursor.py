@@ -37,6 +37,29 @@ class Cursor:
         self._last = 0.0
         self._full = False
 
+    def advance(self) -> None:
+        """Does nothing: the loader itself has moved on."""
+
+    def about(self) -> dict[str, int]:
+        """Returns what a record of the newest batch says beside its samples."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Returns nothing: no peer and no checkpoint has this place."""
+        return {}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Takes nothing."""
+
+    def write(self, folder: Path, state: dict[str, Any]) -> None:
+        """Writes nothing into a checkpoint's folder."""
+
+    def restore(self, folder: Path) -> None:
+        """Reads nothing there."""
+
+    def resume(self, state: dict[str, Any], where: str) -> None:
+        """Takes nothing: `load` does."""
+
     def live(self) -> None:
         """Keeps the place for a restart, unless it was kept a moment ago."""
         now = time.monotonic()

@@ -58,7 +58,7 @@ def texts(file: str, text_field: str) -> Iterator[str]:
         with open(file, encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _field(line, text_field, f"{file}:{number}")
+                    yield field_of(line, text_field, f"{file}:{number}")
     elif file.endswith(".parquet"):
         import pyarrow.parquet as parquet
 
@@ -71,9 +71,11 @@ def texts(file: str, text_field: str) -> Iterator[str]:
         yield Path(file).read_text(encoding="utf-8", errors="replace")
 
 
-def _field(line: str, text_field: str, place: str) -> str:
+def field_of(line: str, text_field: str, place: str) -> str:
+    """Returns the text of a line of jsonl. Raises DataError with its place for a line without."""
     try:
-        return str(json.loads(line)[text_field])
+        text = json.loads(line)[text_field]
+        return "" if text is None else str(text)
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{place} is not a JSON object with {text_field!r}") from error
 

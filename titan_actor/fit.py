@@ -14,6 +14,7 @@ from typing import Any
 from supervisor.core.model.spec import DataSpec, GroupsSpec, TitanSpec
 from titan_actor import data, shares
 from titan_actor.problem import Problem
+from titan_actor.tokens.fits import unfit
 
 
 class NotOnCpu(ValueError):
@@ -271,8 +272,14 @@ def too_many_tokens(tokenizer: Any, model: Any) -> str:
 
 
 def empty_share(config: Any, spec: DataSpec, groups: int, ranks_per_group: int) -> Problem | None:
-    """Returns a problem if a group would get no document, or no readable one, as far as the folder here shows."""
+    """Returns a problem if a group would get no document, or no readable one, as far as the folder here shows; or if a
+    token store does not fit."""
     degree = data_parallel(config.parallelism, ranks_per_group)
+    if spec.source == "tokens":
+        training = config.training
+        samples = max(training.global_batch_size, groups * degree * training.local_batch_size)
+        why = unfit(spec.path, config.hf_assets_path, training.seq_len, samples)
+        return Problem("titan.data.path", spec.path, why) if why else None
     try:
         workers = max(1, config.dataloader.num_workers)
         shares.refuse(spec, ranks=range(groups * degree), groups=groups, degree=degree, workers=workers)

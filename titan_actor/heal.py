@@ -3,7 +3,7 @@
 TorchTitan's own pair is not used. It caches its optimizer state at start, so the learning rate is stale. Reading the
 model's state runs FSDP hooks that reshard in the middle of the peer's forward pass (or deadlock with two ranks). Here
 the state is references to this rank's local shards: reading it runs no hook and no collective, and writing it copies in
-place. The data loader's place is a rank's own and never comes from a peer.
+place. The data loader's place comes from a peer only where it is the same for all (titan_actor/tokens/place.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ def local(value: Any) -> Any:
 class HealState:
     """The state pair that TorchFT calls: `save` on a peer (in the quorum's thread), `load` on the healing replica."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, place: Any = None) -> None:
+        """`place`: that in the data, if peers share it."""
+        self._trainer, self._place = trainer, place
         self._optimizers = list(trainer.optimizers.optimizers)
         self._parameters = [
             [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -38,6 +39,7 @@ class HealState:
         self._extra = {
             "lr_schedulers": dict(self._trainer.lr_schedulers.state_dict()),
             "ntokens_seen": int(self._trainer.ntokens_seen),
+            "data": self._place.state() if self._place is not None else {},
         }
 
     def save(self) -> dict[str, Any]:
@@ -80,6 +82,9 @@ class HealState:
             for group, peer in zip(optimizer.param_groups, groups, strict=True):
                 group.update(peer)
         self._trainer.ntokens_seen = state["ntokens_seen"]
+        # a peer of an older program gives none
+        if self._place is not None and (place := state.get("data")):
+            self._place.take(place)
 
     def fits(self, state: dict[str, Any]) -> bool:
         """Returns true if a state is of a model and optimizer like this rank's."""

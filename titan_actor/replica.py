@@ -38,6 +38,9 @@ from titan_actor.quorum import Quorum
 from titan_actor.samples import names
 from titan_actor.shares import NoData
 from titan_actor.spike import Spikes
+from titan_actor.tokens.fits import unfit
+from titan_actor.tokens.loader import TokenLoader
+from titan_actor.tokens.place import SharedPlace
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +108,9 @@ class ReplicaTrainer(Trainer):
         mends.apply_to("built", self)
         self._watch()
         self.agreement = Agreement(launch.rank, launch.world_size)
-        self.heal = HealState(self)
+        self.cursor = self._place()
+        self.heal = HealState(self, self.cursor)
         self.manager.register_state_dict_fn("supervisor", self._load_peer, self.heal.save)
-        self.cursor = Cursor(launch.run_dir, launch.group, launch.rank, self._reader(), self.dataloader)
         self.checkpoints = Checkpoints(launch, self, self.agreement, self._on_checkpoint)
         self._purge = Purge()
         self.ledger.event("constructed", device=self.device.type, groups=launch.groups, titan=asdict(launch.titan))
@@ -140,9 +143,20 @@ class ReplicaTrainer(Trainer):
     def _refuse_without_data(self) -> None:
         """Raises NoData before the quorum, in which the others would wait for a group that never ends a step."""
         loader, groups = self.dataloader, self.launch.groups
+        if isinstance(loader, TokenLoader):
+            samples = loader.dp_world_size * self.config.training.local_batch_size * self.gradient_accumulation_steps
+            if why := unfit(str(loader.store.folder), self.config.hf_assets_path, loader.seq_len, samples):
+                raise NoData(why)
+            return
         workers = max(1, self.config.dataloader.num_workers)
         degree = loader.dp_world_size // groups
         shares.refuse(self.launch.titan.data, ranks=(loader.dp_rank,), groups=groups, degree=degree, workers=workers)
+
+    def _place(self) -> Cursor | SharedPlace:
+        launch, reader = self.launch, self._reader()
+        if isinstance(self.dataloader, TokenLoader):
+            return SharedPlace(self, keeps=launch.rank == reader)
+        return Cursor(launch.run_dir, launch.group, launch.rank, reader, self.dataloader)
 
     def _reader(self) -> int:
         """Returns the first rank of the group that reads the same data: TorchTitan numbers ranks by stage, then by
@@ -259,7 +273,7 @@ class ReplicaTrainer(Trainer):
             with self.seconds.part("data"), self.activity.during("data"):
                 batch = next(batches)
             if self.cursor.keeps:
-                self.ledger.note("batch", samples=names(batch))
+                self.ledger.note("batch", samples=names(batch), **self.cursor.about())
             labels = batch[1]
             self._taken = (self._taken[0] + labels.numel(), self._taken[1] + labels.shape[0])
             yield batch
@@ -384,6 +398,7 @@ class ReplicaTrainer(Trainer):
                 self._commits += 1
                 if self._commits == 1:
                     kept_state.drop()
+                self.cursor.advance()
                 self._mean_loss = loss
                 if loss is not None:
                     self._spikes.note(self.manager.current_step(), loss, float(self._loss))
@@ -488,9 +503,12 @@ class ReplicaTrainer(Trainer):
         """Loads what all ranks of the group have kept, if that is newer than the checkpoint; returns its step."""
         kept, mark = kept_state.take(self.launch), self.launch.checkpoint
         newer = kept is not None and (mark is None or kept.step > mark.step) and self.heal.fits(kept.state)
-        if kept is None or self.agreement.any(not newer):
+        lacks = self.agreement.any(not newer)  # all ranks ask, also those that lack it
+        if kept is None or lacks:
             return None
+        place = kept.state.pop("data", {})
         self.heal.load(kept.state)
+        self.cursor.resume(place, "the state in memory")
         self.manager.load_state_dict(kept.state["manager"])
         self.checkpoints.hold_settings(kept.state["settings"])
         return kept.step

@@ -32,7 +32,7 @@ def refuse(spec: DataSpec, *, ranks: Sequence[int], groups: int, degree: int, wo
     """Raises NoData with the groups of `ranks` that get no document, and what to do; DataError for a folder that cannot
     be read. `degree`: data-parallel ranks of a group; `workers`: data workers of a rank."""
     if spec.source != "folder":
-        return  # the standard library has enough for all
+        return  # the standard library has enough for all, and a token store is shared by samples
     files = folder_files(spec.path)
     found = empty(files, spec.text_field, ranks, groups * degree, workers)
     if not found:

@@ -20,6 +20,7 @@ from titan_actor.fit import NotOnCpu
 from titan_actor.pickles import Refused
 from titan_actor.process import RankProcess, leave
 from titan_actor.shares import NoData
+from titan_actor.tokens.format import TokensError
 
 MISTAKES = (NoData, NotOnCpu)
 """Errors of a run file that no machine can train."""
@@ -32,7 +33,7 @@ def main(path: str, warm: bool = False) -> int:
         _train(rank)
     except MISTAKES as error:
         return rank.ended(error, MISCONFIGURED, trace=False)
-    except (CheckpointRefused, Refused) as error:
+    except (CheckpointRefused, Refused, TokensError) as error:
         return rank.ended(error, trace=False)
     except Exception as error:  # noqa: BLE001  (the top of the process: whatever it is, it is reported)
         return rank.ended(error)

@@ -368,14 +368,18 @@ class Twin:
     def _stream(self, group: int, rank: int) -> Stream:
         if (group, rank) not in self._streams:
             plan, config = self._plan, self._trainer.config
+            ranks, number, reads = plan.ranks * plan.groups, plan.ranks * group + rank, plan.reads
+            if plan.titan.data.source == "tokens":
+                # any rank may have drawn any sample
+                ranks, number, reads = 1, 0, reads * ranks
             loader = config.dataloader.build(
-                dp_world_size=plan.ranks * plan.groups,
-                dp_rank=plan.ranks * group + rank,
+                dp_world_size=ranks,
+                dp_rank=number,
                 tokenizer=self._trainer.tokenizer,
                 seq_len=config.training.seq_len,
                 local_batch_size=config.training.local_batch_size,
             )
-            self._streams[group, rank] = Stream(loader, plan.reads, f"group {group} rank {rank}")
+            self._streams[group, rank] = Stream(loader, reads, f"group {group} rank {rank}")
         return self._streams[group, rank]
 
     def _keep(self) -> Any:

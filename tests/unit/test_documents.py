@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 import agents.cli
 import fault_injection.commands
 import supervisor.cli
+import titan_actor.tokens.commands
 from dashboards import rules
 from supervisor.wire.command_line import Later
 
@@ -42,6 +43,7 @@ Command = TyperCommand | TyperGroup
 
 def programs() -> dict[str, Command]:
     fault_injection.commands.register(supervisor.cli.app)
+    titan_actor.tokens.commands.register(supervisor.cli.app)
     found = {"supervisor": supervisor.cli.app, "supervisor-agent": agents.cli.app}
     return {name: cast(Command, typer.main.get_command(app)) for name, app in found.items()}
 

@@ -26,11 +26,14 @@ def setting(default: Any, reason: str) -> Any:
 class DataSpec:
     """The source of the training text."""
 
-    source: Literal["recipe", "python-stdlib", "folder"] = setting(
+    source: Literal["recipe", "python-stdlib", "folder", "tokens"] = setting(
         "recipe",
-        "recipe: what the recipe reads; the shipped ones read Python's standard library, which is on every machine",
+        "recipe: what the recipe reads; the shipped ones read Python's standard library, which is on every machine. tokens: a store of `supervisor data build` (docs/DATA.md)",
     )
-    path: str = setting("", "local folder of .txt, .jsonl or .parquet files; needed when source is folder")
+    path: str = setting(
+        "",
+        "local folder of .txt, .jsonl or .parquet files, or of a token store; needed when source is folder or tokens",
+    )
     text_field: str = setting(
         "text", "column of jsonl and parquet files that holds the text; most data sets use this name"
     )

@@ -192,7 +192,7 @@ def _then(mirror: Mirror, record: RunRecord, memory: Memory, wish: Relaunch) -> 
 
 def data_note(before: RunSpec, after: RunSpec) -> str:
     """Returns what another number of groups means for the data of those that train on; else empty."""
-    if before.groups.count == after.groups.count or before.trainer.command:
+    if before.groups.count == after.groups.count or before.trainer.command or before.titan.data.source == "tokens":
         return ""
     return (
         f"groups that train on read the shares of {before.groups.count} groups until they start again, and new ones those of "

@@ -198,6 +198,10 @@ def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
         )
     if spec.titan.data.source == "folder" and not spec.titan.data.path:
         found.append('titan.data.path = "": source = "folder" needs the path of a folder of text, jsonl or parquet')
+    if spec.titan.data.source == "tokens" and not spec.titan.data.path:
+        found.append(
+            'titan.data.path = "": source = "tokens" needs the folder of a store, which `supervisor data build` makes'
+        )
     return found + _own_script(spec) + registry.problems(allocation)
 
 

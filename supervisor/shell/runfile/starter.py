@@ -62,7 +62,8 @@ def _values(answers: Answers, file: Path) -> dict[str, Any]:
     if answers.data not in ("recipe", "python-stdlib"):
         # the file is read relative to its own folder, the answer is meant from here
         path = answers.data if Path(answers.data).is_absolute() else os.path.relpath(answers.data, file.parent)
-        data = {"source": "folder", "path": path, "text_field": "text"}
+        store = (Path(answers.data) / "manifest.json").is_file()
+        data = {"source": "tokens", "path": path} if store else {"source": "folder", "path": path, "text_field": "text"}
     return {
         "name": answers.name,
         "titan.recipe": answers.recipe,

@@ -77,6 +77,14 @@ def test_a_folder_is_meant_from_here_wherever_the_file_is() -> None:
     assert parse.load(Path("files/run.toml")).titan.data.path == str(Path("texts").resolve())
 
 
+def test_a_folder_that_holds_a_token_store() -> None:
+    Path("tokens").mkdir()
+    Path("tokens/manifest.json").touch()
+    assert init("run.toml", "--data", "tokens").exit_code == 0
+    spec = parse.load(Path("run.toml"))
+    assert (spec.titan.data.source, spec.titan.data.path) == ("tokens", str(Path("tokens").resolve()))
+
+
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [

@@ -94,7 +94,7 @@ def test_an_unknown_key_names_the_nearest(body: dict[str, Any], expected: str) -
         ({"titan": {"overrides": [1]}}, ("titan.overrides = [1] (list)",)),
         (
             {"titan": {"data": {"source": "foldr"}}},
-            ("titan.data.source = 'foldr'", "'python-stdlib' or 'folder'", "nearest: 'folder'"),
+            ("titan.data.source = 'foldr'", "'folder' or 'tokens'", "nearest: 'folder'"),
         ),
         ({"policy": {"kind_budget": {"crash": "two"}}}, ("policy.kind_budget.crash = 'two' (str)", "integer")),
         (
@@ -218,6 +218,7 @@ def _default(key: str) -> Any:
             ("policy.hang.at_least_s = 50", "policy.hang.at_most_s = 40"),
         ),
         ({"titan": {"data": {"source": "folder"}}}, ('titan.data.path = ""', "needs the path")),
+        ({"titan": {"data": {"source": "tokens"}}}, ('titan.data.path = ""', "needs the folder of a store, which")),
     ],
 )
 def test_what_cannot_work_together_is_refused(body: dict[str, Any], parts: tuple[str, ...]) -> None:

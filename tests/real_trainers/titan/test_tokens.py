@@ -1,0 +1,360 @@
+"""Runs on a token store: each sample once and in order, through kills, heals, failed commits and resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.core.model.spec import DataSpec, GroupsSpec, TitanSpec, TorchFTSpec
+from supervisor.wire.records import MISCONFIGURED
+from tests.real_trainers.titan.groups import Groups, Rank, assert_equal_digests, complete
+from tests.real_trainers.titan.test_parallelism import KINDS
+from tests.real_trainers.titan.test_twin import history_of, parity
+from titan_actor import check, data, mends, samples
+from titan_actor.tokens.build import build
+from titan_actor.tokens.loader import Draw, TokenLoader
+from titan_actor.tokens.reader import TokenStore
+from titan_actor.tokens.sources import Corpus
+from titan_actor.tokens.stream import Order, Shape, positions, share
+from titan_actor.tokens.tokenizer import ASSETS
+
+SEQ_LEN, LOCAL = 64, 2
+"""Tokens and samples of llama3-debug-small."""
+
+SEED = TitanSpec().seed
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents that TorchTitan reads whole: shorter than those that titan_actor/data.py cuts."""
+    folder = tmp_path_factory.mktemp("corpus")
+    files = [Path(path) for path in data.stdlib_files()]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in files if path.stat().st_size < 8000]
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:150] if text))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("store")
+    build(Corpus(source=str(corpus)), ASSETS, out)
+    return out
+
+
+def source(folder: Path) -> DataSpec:
+    return DataSpec(source="tokens", path=str(folder))
+
+
+def test_windows_are_those_that_torchtitan_packs(corpus: Path, store: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mends.apply()
+        from torchtitan.components.tokenizer import HuggingFaceTokenizer
+        from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataset
+
+        name = data.register(DataSpec(source="folder", path=str(corpus)))
+        theirs = HuggingFaceTextDataset(name, None, HuggingFaceTokenizer(tokenizer_path=str(ASSETS)), seq_len=300)
+        mine = TokenStore(store)
+        count = 0
+        for number, (inputs, labels) in enumerate(theirs):
+            window = mine.window(number, 300)
+            assert window.inputs.tolist() == inputs["input"].tolist()
+            assert window.labels.tolist() == labels.tolist()
+            assert window.positions.tolist() == inputs["positions"].tolist()
+            count += 1
+    assert count == mine.windows(300) > 200
+
+
+def loader(folder: Path, **ranks: int) -> TokenLoader:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchtitan.components.tokenizer import HuggingFaceTokenizer
+
+        tokenizer = HuggingFaceTokenizer(tokenizer_path=str(ASSETS))
+    values = {"dp_world_size": 1, "dp_rank": 0, **ranks}
+    made = TokenLoader.Config(dataset_path=str(folder), seed=SEED)
+    return TokenLoader(made, tokenizer=tokenizer, seq_len=SEQ_LEN, local_batch_size=LOCAL, **values)
+
+
+def test_ranks_that_draw_in_turn_draw_each_sample_once(store: Path) -> None:
+    alone, *pair = (iter(loader(store, dp_world_size=n, dp_rank=rank)) for n, rank in ((1, 0), (2, 0), (2, 1)))
+    by_two = [samples.names(next(each)) for _ in range(3) for each in pair]
+    assert by_two == [samples.names(next(alone)) for _ in range(6)]
+    batch, labels = next(alone)
+    assert {name: tuple(part.shape) for name, part in batch.items()} == {"input": (2, 64), "positions": (2, 64)}
+    assert (tuple(labels.shape), str(labels.dtype)) == ((2, 64), "torch.int64")
+
+
+def test_what_was_read_ahead_counts_only_for_the_share_that_was_likely(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, plain = loader(store), loader(store)
+    draws = iter([Draw([0, 1], [4, 5]), Draw([4, 5], [8, 9]), Draw([6, 7], [])])
+    made.draw = lambda: next(draws)
+    plain_draws = iter([Draw([4, 5], []), Draw([6, 7], [])])
+    plain.draw = lambda: next(plain_draws)
+    read: list[int] = []
+    window = made.store.window
+    monkeypatch.setattr(made.store, "window", lambda number, seq_len: read.append(number) or window(number, seq_len))
+    found = iter(made)
+    next(found)
+    for expected in iter(plain):
+        assert samples.names(next(found)) == samples.names(expected)
+        assert made.first == plain.first
+        if plain.first == 6:
+            break
+    assert len(read) == 8, "0, 1, and ahead 4, 5 and 8, 9, of which the latter were thrown away for 6, 7"
+
+
+def attempts(rank: Rank) -> list[tuple[dict[str, Any], list[int], list[str]]]:
+    """Each attempt of a rank: its line, and the positions and names of the samples that it drew."""
+    found, drawn, names = [], [], []
+    for line in rank.lines("batch", "step"):
+        if line["event"] == "batch":
+            drawn += range(line["position"], line["position"] + len(line["samples"]))
+            names += line["samples"]
+        else:
+            found.append((line, drawn, names))
+            drawn, names = [], []
+    return found
+
+
+def assert_each_sample_once(ranks: list[Rank], shape: Shape, store: Path, begin: int = 0) -> int:
+    """Checks each attempt of all ranks against the arithmetic, and that their committed steps follow each other; returns
+    the samples after the last. A rank that was killed may lack its last line."""
+    participants: dict[int, int] = {}
+    for rank in ranks:
+        for line, _, _ in attempts(rank):
+            if line["committed"]:
+                assert participants.setdefault(line["step"], line["participants"]) == line["participants"]
+    steps = sorted(participants)
+    assert steps == list(range(steps[0], steps[-1] + 1))
+    at, committed = {}, begin
+    for step in steps:
+        at[step] = committed
+        committed += shape.samples(participants[step], "shrinks")
+    trained: dict[int, list[int]] = {step: [] for step in steps}
+    names: dict[int, str] = {}
+    for rank in ranks:
+        for line, drawn, called in attempts(rank):
+            place, count = line["participating_rank"], line["participants"]
+            step = line["step"] if line["committed"] else line["step"] + 1
+            if place is None or step not in at:
+                continue
+            mine = share(shape.rounds(count, "shrinks"), place, count)
+            assert drawn == positions(at[step], shape, mine, rank.launch.rank), (line, at[step])
+            names.update(zip(drawn, called, strict=True))
+            if line["committed"]:
+                trained[step] += drawn
+    whole = [sorted(trained[step]) for step in steps[:-1]]
+    expected = [list(range(at[step], at[step] + shape.samples(participants[step], "shrinks"))) for step in steps[:-1]]
+    lacking = [step for step, one, other in zip(steps, whole, expected, strict=False) if one != other]
+    assert len(lacking) <= 1, f"steps {lacking}: {[trained[step] for step in lacking]}"
+    assert_are_the_windows(names, store)
+    return committed
+
+
+def assert_are_the_windows(names: dict[int, str], folder: Path) -> None:
+    import torch
+
+    read = TokenStore(folder)
+    order = Order(SEED, read.windows(SEQ_LEN))
+    for position, name in list(names.items())[::5]:
+        window = read.window(order.window(position), SEQ_LEN)
+        inputs = {"input": torch.tensor(window.inputs[None]), "positions": torch.tensor(window.positions[None])}
+        assert samples.names((inputs, torch.tensor(window.labels[None]))) == [name]
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize("compared", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_each_sample_once_through_a_kill_and_a_heal(groups: Groups, store: Path, compared: bool) -> None:
+    """`compared`: with the fault-free twin too."""
+    fields = {"data": source(store), "steps": 30}
+    first, second = (groups.start(group, **fields) for group in (0, 1))
+    for rank in (first, second):
+        rank.reached(5, commits=3)
+    second.kill()
+    first.reached(first.step + 3)
+    back = groups.start(1, generation=2, **fields)
+    assert [rank.exit_code() for rank in (first, back)] == [0, 0], first.log()[-2000:] + back.log()[-2000:]
+    assert back.lines("heal"), "it came back by a peer"
+    assert_equal_digests(first, back)
+    ranks = [first, second, back]
+    both = [line for line, _, _ in attempts(first) if line["committed"] and line["participants"] == 2]
+    alone = [line for line, _, _ in attempts(first) if line["committed"] and line["participants"] == 1]
+    assert len(both) > 5
+    assert len(alone) >= 2
+    shape = Shape(groups=2, ranks=1, local=LOCAL)
+    assert assert_each_sample_once(ranks, shape, store) == LOCAL * (2 * len(both) + len(alone))
+    assert not (groups.run_dir / "data").exists(), "nothing is written to the run's folder for it"
+    if compared:
+        body = parity(history_of(*ranks))
+        assert (body["answer"], body["steps"]) == ("pass", 30), body["why"]
+
+
+@pytest.mark.trainers
+def test_a_group_that_falls_behind_and_heals_without_a_restart(groups: Groups, store: Path) -> None:
+    fields = {"data": source(store), "steps": 24, "torchft": TorchFTSpec(process_group_timeout_ms=3000)}
+    first, second = (groups.start(group, **fields) for group in (0, 1))
+    for rank in (first, second):
+        rank.reached(4, commits=3)
+    second.signal(signal.SIGSTOP)
+    first.reached(first.step + 4)
+    second.signal(signal.SIGCONT)
+    assert [rank.exit_code() for rank in (first, second)] == [0, 0], first.log()[-2000:] + second.log()[-2000:]
+    healing = [line for line, _, _ in attempts(second) if line["participating_rank"] is None]
+    assert healing, "it took part in a quorum without adding to the sum"
+    assert_equal_digests(first, second)
+    assert_each_sample_once([first, second], Shape(groups=2, ranks=1, local=LOCAL), store)
+
+
+@pytest.mark.trainers
+def test_groups_whose_streams_differ_do_not_train_together(groups: Groups, store: Path, tmp_path: Path) -> None:
+    """Their shares of a step would overlap, or leave samples out."""
+    first = groups.start(0, data=source(store))
+    first.reached(2)
+    overrides = {"training.global_batch_size": 4 * LOCAL}
+    second = groups.start(1, data=source(store), overrides=overrides, resume="peers")
+    assert second.exit_code() == 1
+    assert second.progress is not None
+    assert (
+        "a step of this group has 4 samples, and one of the other groups 2: after a change of" in second.progress.error
+    )
+    manifest = json.loads((store / "manifest.json").read_text())
+    manifest["shards"][0]["bin_sha256"] = "0" * 64
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    for path in store.glob("shard-*"):
+        shutil.copy(path, tmp_path)
+    third = groups.start(1, generation=2, data=source(tmp_path), resume="peers")
+    assert third.exit_code() == 1
+    assert third.progress is not None
+    assert f"{tmp_path} on this node is store " in third.progress.error
+    steps = first.step
+    first.reached(steps + 3)
+
+
+@pytest.mark.trainers
+def test_a_step_that_is_not_committed_draws_the_same_again(groups: Groups, store: Path) -> None:
+    fields = {"data": source(store), "steps": 14, "min_groups": 2}
+    first, second = (groups.start_obeying(group, **fields) for group in (0, 1))
+    for rank in (first, second):
+        rank.reached(3, commits=2)
+    second.kill()
+    back = groups.start(1, generation=2, **fields)
+    assert [rank.exit_code() for rank in (first, back)] == [0, 0], first.log()[-2000:] + back.log()[-2000:]
+    failed = [line for line, _, _ in attempts(first) if not line["committed"]]
+    assert failed, "a group that is alone commits nothing here"
+    assert (
+        assert_each_sample_once([first, second, back], Shape(groups=2, ranks=1, local=LOCAL), store) == 14 * 2 * LOCAL
+    )
+
+
+@pytest.mark.trainers
+def test_a_resume_from_disk_goes_on_with_the_next_sample(groups: Groups, store: Path) -> None:
+    fields = {"data": source(store), "groups": 1, "checkpoint_interval_steps": 3, "writer": True}
+    shape = Shape(groups=1, ranks=1, local=LOCAL)
+    first = groups.start(0, steps=8, **fields)
+    assert first.exit_code() == 0, first.log()[-2000:]
+    mark = next(mark for mark in complete(groups.run_dir) if mark.step == 6)
+    kept = json.loads((Path(mark.path) / "stream.json").read_text())
+    assert (kept["samples"], kept["seq_len"], kept["seed"]) == (12, SEQ_LEN, SEED)
+    shutil.rmtree(complete(groups.run_dir)[-1].path)
+    second = groups.start(0, generation=2, checkpoint=mark, steps=9, **fields)
+    assert second.exit_code() == 0, second.log()[-2000:]
+    assert assert_each_sample_once([second], shape, store, begin=12) == 18
+    assert second.lines("resumed")[0]["data"] == "sample 12"
+    again, before = (dict(zip(*found[0][1:], strict=True)) for found in (attempts(second), attempts(first)[6:]))
+    assert again == before, "the repeated step has the same samples"
+    (Path(complete(groups.run_dir)[-1].path) / "stream.json").write_text(json.dumps({**kept, "store": "other"}))
+    third = groups.start(0, generation=3, steps=11, **fields)
+    assert third.exit_code() == 0
+    assert "was trained on another store, seed or seq_len: the stream begins at its first sample" in third.log()
+    assert attempts(third)[0][1] == [0, 1]
+
+
+@pytest.mark.trainers
+def test_ranks_of_a_group_and_their_rounds(groups: Groups, store: Path) -> None:
+    fields = {"data": source(store), "steps": 4, "groups": 1, "overrides": {"training.global_batch_size": 8}}
+    ranks = groups.start_group(0, 2, **fields)
+    assert [rank.exit_code() for rank in ranks] == [0, 0], ranks[0].log()[-2000:]
+    assert assert_each_sample_once(ranks, Shape(groups=1, ranks=2, local=LOCAL, accumulation=2), store) == 32
+    assert attempts(ranks[1])[0][1] == [2, 3, 6, 7]
+
+
+@pytest.mark.trainers
+def test_a_shard_that_shrinks_under_the_run_is_named(groups: Groups, store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    shutil.copytree(store, folder)
+    rank = groups.start(0, groups=1, data=source(folder))
+    rank.reached(2)
+    os.truncate(folder / "shard-00000.bin", 100)
+    assert rank.exit_code() == 1
+    assert rank.progress is not None
+    assert f"shard {folder}/shard-00000.bin is shorter than its manifest says: it has changed" in rank.progress.error
+    assert "Traceback" not in rank.log()
+
+
+@pytest.mark.trainers
+def test_a_store_of_another_tokenizer_halts_before_the_quorum(groups: Groups, store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    shutil.copytree(store, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["tokenizer"]["sha256"] = "0" * 64
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    rank = groups.start(0, data=source(folder))
+    assert rank.exit_code() == MISCONFIGURED
+    assert rank.progress is not None
+    assert "was made with another tokenizer" in rank.progress.error
+
+
+def refused(folder: Path, groups: int = 2, **fields: Any) -> tuple[str, str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (problem,) = check.problems(
+            TitanSpec(**{"recipe": "llama3-debug-small", "data": source(folder), **fields}), GroupsSpec(count=groups)
+        )
+    return str(problem["key"]), str(problem["message"])
+
+
+def test_what_does_not_fit_is_refused_before_a_node_is_asked_for(store: Path, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert not check.problems(TitanSpec(recipe="llama3-debug-small", data=source(store)), GroupsSpec())
+    path = "titan.data.path"
+    assert refused(tmp_path) == (path, f"{tmp_path} is no token store: there is no manifest.json in it; make one with "
+                                 f"`supervisor data build SOURCE --tokenizer T --out {tmp_path}`")  # fmt: skip
+    windows = TokenStore(store).windows(SEQ_LEN)
+    key, message = refused(store, groups=windows)
+    assert key == path
+    assert f"holds {windows} samples of 64 tokens, and a step of all groups takes {2 * windows}: add text" in message
+    key, message = refused(store, overrides={"training.seq_len": 10**7})
+    assert f"{store} holds 0 samples of 10000000 tokens" in message
+    key, message = refused(store, overrides={"dataloader.infinite": False})
+    assert (key, message) == (
+        "titan.overrides.dataloader.infinite",
+        'it has no effect with titan.data.source = "tokens": remove it',
+    )
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(ASSETS, tokenizer)
+    assert not json.loads((tokenizer / "tokenizer.json").read_text()).get("truncation")
+    with (tokenizer / "tokenizer.json").open("a") as file:
+        file.write("\n")
+    key, message = refused(store, overrides={"hf_assets_path": str(tokenizer)})
+    assert f"{store} was made with another tokenizer ({ASSETS.resolve()}, 2048 tokens) than that of the run" in message
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize("name", ["pipeline", pytest.param("tensor", marks=pytest.mark.long)])
+def test_ranks_that_share_a_model_share_its_samples(groups: Groups, store: Path, name: str) -> None:
+    overrides = {**KINDS[name].fields()["overrides"], "training.local_batch_size": 4, "training.seq_len": SEQ_LEN}
+    ranks = groups.start_group(0, 2, groups=1, steps=4, data=source(store), overrides=overrides)
+    assert [rank.exit_code() for rank in ranks] == [0, 0], ranks[0].log()[-2000:] + ranks[1].log()[-2000:]
+    assert assert_each_sample_once(ranks[:1], Shape(groups=1, ranks=1, local=4), store) == 16
+    assert not ranks[1].lines("batch")

@@ -1,0 +1,135 @@
+"""The place in a token store, which all groups share: the number of committed samples (ADR 26).
+
+It takes the part of `titan_actor.cursor.Cursor`, whose places are each rank's own. It writes nothing but a file in each
+checkpoint: a healing group has it from its peer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from titan_actor import torchft_names
+from titan_actor.tokens.format import TokensError
+from titan_actor.tokens.loader import Draw, TokenLoader
+from titan_actor.tokens.stream import Batch, Shape, positions, share
+
+log = logging.getLogger(__name__)
+
+FILE = "stream.json"
+"""In a checkpoint's folder."""
+
+SAME = ("store", "seed", "seq_len")
+"""Parts of the state that give a position its meaning."""
+
+BATCH: Batch = "shrinks"
+
+
+class SharedPlace:
+    """Draws a rank's samples of each step, once its quorum is known."""
+
+    def __init__(self, trainer: Any, keeps: bool) -> None:
+        """`keeps`: true on one of the ranks that read the same data; it notes their samples."""
+        loader: TokenLoader = trainer.dataloader
+        groups = trainer.launch.groups
+        ranks = loader.dp_world_size // groups
+        self.keeps = keeps
+        self.committed = 0
+        """Samples."""
+        self._loader, self._manager = loader, trainer.manager
+        self._rank = loader.dp_rank % ranks
+        self._shape = Shape(
+            groups=groups,
+            ranks=ranks,
+            local=trainer.config.training.local_batch_size,
+            accumulation=trainer.gradient_accumulation_steps,
+        )
+        self._participants = groups
+        loader.draw = self._draw
+
+    def advance(self) -> None:
+        """Moves on behind the samples of the step that was committed."""
+        self.committed += self._shape.samples(self._participants, BATCH)
+
+    def about(self) -> dict[str, int]:
+        """Returns what a record of the newest batch says beside its samples."""
+        return {"position": self._loader.first}
+
+    def state(self) -> dict[str, Any]:
+        """Returns the place, and what it is a place in."""
+        return {
+            "samples": self.committed,
+            "store": self._loader.store.manifest.digest,
+            "seed": self._loader.seed,
+            "seq_len": self._loader.seq_len,
+            "share": self._shape.samples(1, BATCH),
+        }
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Takes a peer's place. Raises TokensError if its stream is another one."""
+        mine = self.state()
+        if state["store"] != mine["store"]:
+            raise TokensError(
+                f"{self._loader.store.folder} on this node is store {mine['store']}, and the other groups train on store "
+                f"{state['store']}: copy it to all nodes again"
+            )
+        if state["share"] != mine["share"]:
+            # each group would take another part of a step than the others leave to it
+            raise TokensError(
+                f"a step of this group has {mine['share']} samples, and one of the other groups {state['share']}: after a "
+                "change of groups.count beside training.global_batch_size, use `supervisor relaunch` for all of them"
+            )
+        self.committed = state["samples"]
+
+    def write(self, folder: Path, state: dict[str, Any]) -> None:
+        """Writes a place into a checkpoint's folder. Raises OSError."""
+        (folder / FILE).write_text(json.dumps(state), encoding="utf-8")
+
+    def restore(self, folder: Path) -> None:
+        """Takes the place of a checkpoint: `resume`."""
+        try:
+            state = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            state = {}
+        self.resume(state, str(folder))
+
+    def resume(self, state: dict[str, Any], where: str) -> None:
+        """Takes the place of an earlier start of the run, or begins the stream if it is of another store, seed or length,
+        and logs that. `where`: what has it."""
+        try:
+            mine, samples = self.state(), int(state["samples"])
+            same = all(state[name] == mine[name] for name in SAME)
+        except (ValueError, KeyError, TypeError):
+            log.warning("%s has no place in a token store: the stream begins at its first sample", where)
+            return
+        if same:
+            self.committed = samples
+        else:
+            log.warning(
+                "%s was trained on another store, seed or seq_len: the stream begins at its first sample", where
+            )
+
+    def live(self) -> None:
+        """Writes nothing: a restart has the place from its peers."""
+
+    def at(self, step: int) -> None:
+        """Writes nothing: the checkpoint itself has the place."""
+
+    def purge(self, before_step: int) -> None:
+        """Removes nothing."""
+
+    def load(self, step: int | None) -> str:
+        """Names the place that a checkpoint gave, for the record of a start."""
+        return f"sample {self.committed}" if step is not None else ""
+
+    def _draw(self) -> Draw:
+        self._manager.wait_quorum()
+        participants, place = torchft_names.place(self._manager)
+        self._participants = participants
+        rounds = self._shape.rounds(participants, BATCH)
+        # a group that only heals adds zeros to the sum: any samples will do
+        mine = share(rounds, place or 0, participants)
+        after = self.committed + self._shape.samples(participants, BATCH)
+        return Draw(*(positions(start, self._shape, mine, self._rank) for start in (self.committed, after)))
