@@ -41,7 +41,7 @@ test-torch: debian  ## nightly, with network: the tests of real trainers with an
 	$(OTHER)/bin/python $(PIP) torch==$(TORCH)
 	PATH="$(CURDIR)/$(OTHER)/bin:$$PATH" $(OTHER)/bin/python -m pytest -n 3 $(BESIDE) $(HEAVY)
 
-# Beside .venv, whose packages it sees: no lock file has Monarch, which brings 320 MB.
+# Beside .venv, whose packages it sees: no lock file has Monarch, which brings 300 MB.
 MONARCH := .venv-monarch
 test-monarch: debian  ## nightly, with network: Monarch meshes on a pool, with the extra that pyproject.toml pins, in a .venv of its own; four minutes
 	test -e $(MONARCH)/bin/python || $(BIN)/python -m venv $(MONARCH)

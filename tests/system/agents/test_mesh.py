@@ -52,21 +52,21 @@ def worker(node: Node) -> int:
     return stat.parent
 
 
-def start(nodes: Nodes, store: Store) -> Node:
-    node = nodes.cold(**{programs.SEAM: WORKER})
+def start(nodes: Nodes, store: Store, **environment: str) -> Node:
+    node = nodes.cold(**{programs.SEAM: WORKER}, **environment)
     eventually(lambda: store.get(keys.registration("n0")), 15, "it registers")
     return node
 
 
 def test_a_run_that_was_sent_here_at_the_same_moment_gets_the_node(nodes: Nodes, store: Store) -> None:
     """A pool lends no node with a mesh. An older supervisor does, and one that has not seen it yet."""
-    node = start(nodes, store)
+    node = start(nodes, store, TOY_MESH_STAYS="1")
     with meshed(store) as said:
         eventually(lambda: said and said[0].items, 30, "it listens")
         eventually(lambda: held(store) == "ann@desk", 10, "it is reported")
         pid = worker(node)
         desire(store, "n0", trainer())
-        running(store, node, 1)
+        running(store, node, 1)  # a worker that ignores TERM is there for 2 s more
         assert process.stat_of(pid) is None, "the mesh has ended before the rank began"
         eventually(lambda: said[-1].last, 10, "who asked learns why")
         assert said[-1].error == "run toy has got the node"

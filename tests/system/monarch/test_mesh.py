@@ -105,10 +105,10 @@ def test_a_mesh_keeps_its_nodes_from_runs_and_a_run_its_own_from_meshes(
     assert asyncio.run(twin()) > 0
 
 
-def test_a_client_that_is_killed_ends_its_mesh(lab: Lab) -> None:
+def test_a_client_that_is_killed_ends_its_mesh(lab: Lab, tmp_path: Path) -> None:
     w, pool = lab
     free(lab)
-    env = {**os.environ, "SUPERVISOR_ETCD": w.etcd.endpoint, "SUPERVISOR_HOME": str(w.runs)}
+    env = {**os.environ, "SUPERVISOR_ETCD": w.etcd.endpoint, "SUPERVISOR_HOME": str(w.runs), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as client:
@@ -137,6 +137,22 @@ def test_a_part_that_ends_is_lost_and_the_rest_goes_on(lab: Lab, victim: str) ->
         assert list(lost) == ["n2"]
         assert "its Monarch worker has ended (SIGKILL)" in lost["n2"] or victim == "agent"
     free(lab)
+
+
+def test_a_process_that_dies_does_not_end_the_client(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """Monarch reports it to the owner of the actors, this program, and would end it."""
+    pool = free(lab)
+    with pool.mesh() as mesh:
+        where = mesh.host_mesh.spawn_procs().spawn("where", Where)
+        pids = [pid for _, pid in where.pid.call().get(timeout=60)]
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(SupervisionError, match=r"Endpoint call where\.pid\(\) failed"):
+            where.pid.call().get(timeout=60)
+        eventually(lambda: "a failure that no actor handles" in caplog.text, 30, "Monarch reports it to the program")
+        assert where.slice(hosts=0).pid.call_one().get(timeout=60) == pids[0]
+        again = mesh.host_mesh.spawn_procs().spawn("again", Where)
+        assert len(again.pid.call().get(timeout=60)) == 2, "the node is still there"
+        assert mesh.lost == {}
 
 
 def parent(pid: int) -> int:
