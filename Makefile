@@ -102,6 +102,7 @@ bench: install-dev  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.simulate_months
 	-$(BIN)/python -m benchmarks.simulated_vs_published
 	-$(BIN)/python -m benchmarks.simulator_vs_real
+	-$(BIN)/python -m benchmarks.sync
 
 bench-detection: debian  ## break a run in some twenty ways, ten times each; then leave a healthy one alone for half an hour
 	$(BIN)/python -m benchmarks.detection; missed=$$?; $(BIN)/python -m benchmarks.healthy && exit $$missed
@@ -159,7 +160,7 @@ wheel: install-dev $(TOOLS)/installed  ## the last commit as a wheel, with its b
 	$(BIN)/python -m tests.nightly.bill_of_materials dist/*.cdx.json
 
 debian: install-dev  ## the Debian packages that the tests need, as root
-	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace faketime bindfs chromium-headless-shell \
+	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace faketime bindfs rsync chromium-headless-shell \
 		prometheus prometheus-alertmanager \
 		slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 

@@ -8,7 +8,7 @@ comes later. Compares in turn, on one machine:
 
 Every round has new files, so that nothing is known from the round before. rsync copies between local folders, without
 a network or ssh and without a check of what it wrote; ours goes over TCP, is hashed at both ends, and kept by the leader
-as well. `command_s` is the time of the command itself.
+as well. `command_s` is the time of the command itself, `load_before` what else ran on the machine.
 """
 
 from __future__ import annotations
@@ -153,15 +153,17 @@ def main() -> int:
     if shutil.which("rsync") is None:
         print("benchmarks.sync: there is no rsync (Debian: apt-get install rsync)", file=sys.stderr)
         return 2
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="ev", dir="/tmp") as folder:
         found = measure(options.rounds, Path(folder))
     median = {kind: statistics.median(each["seconds"] for each in trials) for kind, trials in found.items()}
     result = {
         "what": f"{FILES} files, {BYTES / 1e6:g} MB, to {NODES} nodes, in seconds",
         "command": f"python -m benchmarks.sync --rounds {options.rounds}",
-        **{f"{kind}_s": value for kind, value in median.items()},
+        **{f"{kind}_s": round(value, 3) for kind, value in median.items()},
         "first_ratio_to_rsync": round(median["sync_first"] / median["rsync_first"], 2),
         "edit_ratio_to_rsync": round(median["sync_edit"] / median["rsync_edit"], 2),
+        "load_before": round(load, 1),
         "trials": found,
         "commit": commit(),
         "machine": machine(),

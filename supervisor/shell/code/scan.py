@@ -126,7 +126,7 @@ def _link(root: Path, path: str) -> Link:
     end = (root / path).resolve()
     if target.startswith("/") or not is_inside(pointed) or not end.is_relative_to(root):
         raise Fatal(
-            f"the link {root / path} leads out of the folder, or is absolute ({end}): nodes do not have that. Copy it there, name the "
+            f"the link {root / path} leads out of the folder, to {end}, or is absolute: nodes do not have that. Copy it there, name the "
             f"path by a variable of [env], or leave the link out by {IGNORE_FILE}"
         )
     return Link(path, target)
