@@ -24,6 +24,7 @@ for package in "$@"; do
         openssl) command -v openssl >/dev/null || missing="$missing openssl" ;;
         chromium-headless-shell) command -v "$package" >/dev/null || missing="$missing $package" ;;
         strace) command -v strace >/dev/null || missing="$missing strace" ;;
+        rsync) command -v rsync >/dev/null || missing="$missing rsync" ;;
         bindfs) command -v bindfs >/dev/null || missing="$missing bindfs" ;;
         prometheus | prometheus-alertmanager) command -v "$package" >/dev/null || missing="$missing $package" ;;
         faketime) command -v faketime >/dev/null || missing="$missing faketime" ;;
@@ -45,6 +46,7 @@ say() {
             openssl) echo "missing: openssl (as root: apt-get install openssl): deploy/certificates.sh and tests/system/security need it" ;;
             chromium*) echo "missing: $package (as root: apt-get install $package): the page is not tested in a browser" ;;
             strace) echo "missing: strace (as root: apt-get install strace): etcd on a slow disk is not tested" ;;
+            rsync) echo "missing: rsync (as root: apt-get install rsync): a sync of code is not measured against it" ;;
             bindfs) echo "missing: bindfs (as root: apt-get install bindfs): a file system that stalls is not tested" ;;
             faketime) echo "missing: faketime (as root: apt-get install faketime): a clock that is moved is not tested" ;;
             prometheus*) echo "missing: $package (as root: apt-get install $package): dashboards and alerts are not tested against a real Prometheus" ;;
