@@ -11,7 +11,9 @@ import json
 import logging
 import os
 import select
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from supervisor.wire.records import TrainerLaunch
@@ -62,16 +64,16 @@ def keep(number: int, launch: TrainerLaunch, step: int, state: dict[str, Any]) -
     if DESCRIPTOR is None or HOLDER is None or select.select([HOLDER], [], [], 0)[0]:
         log.warning("the state is not kept in memory: this rank was not forked from the warm process that is here now")
         return False
-    size, free = _bytes_of(state), _free_bytes()
+    size, free = _bytes_of(state) * launch.local_world_size, _free_bytes()
     if free < LEAST_FREE * size:
-        log.warning("the state is not kept in memory: it has %d bytes, and %d are free", size, free)
+        log.warning("the state is not kept in memory: that of the ranks here has %d bytes, and %d are free", size, free)
         return False
     try:
         os.ftruncate(DESCRIPTOR, 0)
         with os.fdopen(os.dup(DESCRIPTOR), "wb") as file:
             file.seek(0)
             torch.save({"number": number, "world_size": launch.world_size, "step": step, "state": state}, file)
-    except (OSError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001  (whatever it is, the checkpoint takes its place)
         log.warning("the state is not kept in memory: %s", error)
         os.ftruncate(DESCRIPTOR, 0)
         return False
@@ -84,9 +86,14 @@ def take(launch: TrainerLaunch) -> Kept | None:
 
     if DESCRIPTOR is None or not launch.from_memory or os.fstat(DESCRIPTOR).st_size == 0:
         return None
-    with os.fdopen(os.dup(DESCRIPTOR), "rb") as file:
-        file.seek(0)
-        found = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        with os.fdopen(os.dup(DESCRIPTOR), "rb") as file:
+            file.seek(0)
+            found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001  (it must not end each next start too: the checkpoint takes its place)
+        log.warning("the state in memory cannot be read: %s", error)
+        drop()
+        return None
     if (found["number"], found["world_size"]) != (launch.from_memory, launch.world_size):
         return None
     return Kept(step=int(found["step"]), state=found["state"])
@@ -109,4 +116,18 @@ def _bytes_of(value: Any) -> int:
 
 def _free_bytes() -> int:
     with open("/proc/meminfo", encoding="ascii") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return min([free, *_left_by_cgroups()])
+
+
+def _left_by_cgroups() -> Iterator[int]:
+    """Yields what is left of the limits on this process, as a scheduler sets them; nothing without version 2."""
+    of = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), "")
+    top = Path("/sys/fs/cgroup")
+    for folder in (top / of.lstrip("/"), *(top / of.lstrip("/")).parents):
+        try:
+            most, now = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        except OSError:
+            continue
+        if most != "max":
+            yield max(0, int(most) - int(now))

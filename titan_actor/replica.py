@@ -321,15 +321,19 @@ class ReplicaTrainer(Trainer):
         before = self.report.progress.phase
         self.report.update(phase="checkpoint")
         self.cursor.at(step)
-        if self.agreement.any(not self.heal.finite()):
-            # the gradient that made them so had a finite loss: only the loss after this checkpoint would show it
-            raise NotFinite(f"parameters are not finite at step {step}", "parameters")
+        self._refuse_spoilt(step)
         with self.activity.during("checkpoint"):
             self.checkpoints.save(step)
             self.ledger.event("checkpoint_start", step=step)
         if last:
             self._written(step)
         self.report.update(phase=before)
+
+    def _refuse_spoilt(self, step: int) -> None:
+        """Raises NotFinite if parameters are not: the gradient that made them so had a finite loss, and only the loss
+        after the next start would show it."""
+        if self.agreement.any(not self.heal.finite()):
+            raise NotFinite(f"parameters are not finite at step {step}", "parameters")
 
     def _written(self, step: int) -> None:
         """Waits until the checkpoint is on disk. That takes longer than any copy between two steps did."""
@@ -345,6 +349,8 @@ class ReplicaTrainer(Trainer):
         hasty = self.agreement.any(self.control.in_haste)
         if wishes.keep and not hasty and self._commits and self._keep(wishes.keep, step):
             self.ledger.event("kept", step=step)
+            if self.checkpoints.busy:  # the one before, which is the last resort now
+                self._written(step)
         elif wishes.writer and not hasty and self._commits and self.checkpoints.saved_step != step:
             self._checkpoint(step, last=True)
         elif self.checkpoints.busy and not hasty:
@@ -359,6 +365,7 @@ class ReplicaTrainer(Trainer):
 
     def _keep(self, number: int, step: int) -> bool:
         """Keeps the state in memory; returns false if one of the group's ranks could not."""
+        self._refuse_spoilt(step)
         self.heal.snapshot()
         state = {**self.heal.save(), "manager": self.manager.state_dict(), "settings": self.checkpoints.settings}
         return not self.agreement.any(not kept_state.keep(number, self.launch, step, state))

@@ -492,7 +492,8 @@ class Agent:
         node = max(lies, key=lambda each: len(each.trainers), default=None)
         if node is None or any(trainer.trainer.command for trainer in node.trainers):
             return
-        of = (node.trainers[0].env if node.trainers else EnvSpec(), node.code)
+        # a record without a group says nothing of its environment
+        of = (node.trainers[0].env if node.trainers else self._warm_of[0], node.code)
         if of != self._warm_of and not self._view.announced:
             self._warm_of = of
             self._in_background(self._warm_up(*of))

@@ -51,7 +51,8 @@ class RankCommands:
         self._writer: tuple[bool, CheckpointMark | None] | None = (
             (launch.writer, launch.checkpoint) if launch is not None else None
         )
-        self._stop_at: int | None = None
+        self._stop_at: tuple[int | None, int] = (None, 0)
+        """Step of the drain, and the relaunch for which it keeps its state."""
         self._aborted: tuple[tuple[int, ...], int] | None = None
         self._task: asyncio.Task[None] | None = None
         self._next_try = 0.0
@@ -66,9 +67,9 @@ class RankCommands:
         lost = (desired.lost, progress.newest.step)
         if desired.lost and stuck and self._aborted != lost:
             self._send({"do": "abort"}, now, aborted=lost)
-        elif desired.stop_at_step is not None and self._stop_at != desired.stop_at_step:
+        elif desired.stop_at_step is not None and self._stop_at != (desired.stop_at_step, desired.from_memory):
             drain = {"do": "drain", "at_step": desired.stop_at_step, "keep": desired.from_memory}
-            self._send(drain, now, stop_at=desired.stop_at_step)
+            self._send(drain, now, stop_at=(desired.stop_at_step, desired.from_memory))
         elif self._writer != (desired.writer, desired.checkpoint):
             mark = desired.checkpoint
             pointer = None if mark is None else json.loads(encode(mark))

@@ -107,7 +107,7 @@ def _relaunch(r: Round, asked: NextSpec) -> None:
     says nothing of it. The lighthouse stays, unless it needs other settings, which one reads at its start."""
     step = r.draft.checkpoint.step if r.draft.checkpoint is not None else None
     why = Reason.of(Code.RELAUNCHED, number=asked.number, step=step)
-    kept = r.before.from_memory if asked.from_memory else 0
+    kept = r.before.from_memory
     if kept:
         why = Reason.of(Code.AND, reason=why, note=Reason.of(Code.STATE_IN_MEMORY, number=kept))
     r.act("relaunch", f"relaunch:{asked.number}", why)

@@ -38,7 +38,8 @@ def wind_down(r: Round) -> None:
         r.draft = replace(r.draft, phase="stopping", stop_at_step=None, stop_by=None, from_memory=0)
         r.act("stop", f"stop:{r.spec.name}", Reason.of(Code.ASKED_FOR))
     elif r.phase in ("new", "running") and asked is not None and not r.paused and not asked.scales:
-        number = asked.number if asked.from_memory else 0
+        # states that no group has trained on since stay where they are
+        number = r.draft.from_memory or (asked.number if asked.from_memory else 0)
         r.draft = replace(
             r.draft, phase="stopping", stop_at_step=None, stop_by=None, relaunching=True, from_memory=number
         )

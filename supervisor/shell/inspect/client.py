@@ -284,9 +284,11 @@ def stopping(mirror: Mirror, record: RunRecord) -> str:
     memory = mirror.record(keys.memory(record.spec.name, "run"), Memory) or Memory()
     drain_s, longest_s = (f(record.spec, memory.measured) for f in (shutdown.drain_s, shutdown.longest_s))
     leads = "" if leader(mirror) is not None else "; no supervisor leads, so it begins when one does"
+    step = memory.checkpoint.step if memory.checkpoint is not None else 0
+    lost = f"; what ranks have kept in memory since step {step} is lost" if memory.from_memory else ""
     return (
         f"stopping: groups that train end after one common step, the others at once; what has not ended in {drain_s:.0f} s "
-        f"is terminated, and the run ends within {longest_s:.0f} s{leads}"
+        f"is terminated, and the run ends within {longest_s:.0f} s{leads}{lost}"
     )
 
 

@@ -14,7 +14,7 @@ from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import Expect, Store
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.inspect import client, codes, pool_fit
+from supervisor.shell.inspect import client, codes, pool_fit, status
 from supervisor.shell.runfile import changes, parse
 from supervisor.wire import keys
 from supervisor.wire.records import Control, PolicySet, Registration, Relaunch, RunRecord, decode, encode
@@ -58,6 +58,10 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
         raise Fatal(f"run {run} has this spec already: a relaunch would change nothing (supervisor restart GROUP)")
     if control.paused:
         raise Fatal(f"run {run} is paused: `supervisor resume {run}` first, or it would not start again")
+    if memory.relaunching and memory.from_memory:
+        raise Fatal(
+            f"run {run} is relaunched from memory just now: repeat this once it trains (supervisor status {run})"
+        )
     if memory.phase == "stopping" and not memory.relaunching:
         raise Fatal(f"run {run} is still stopping: repeat this when `supervisor status {run}` shows how it ended")
     if after.allocation.engine != before.allocation.engine:
@@ -90,13 +94,16 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
             )
 
 
+AHEAD = 20
+"""Most steps until the common last one (shutdown._drain)."""
 FITS_IN_MEMORY = (
     "titan.steps", "titan.checkpoint", "titan.digest", "titan.data.", "titan.overrides.optimizer.",
     "titan.overrides.lr_scheduler.", "titan.overrides.training.", "titan.overrides.dataloader.",
     "titan.overrides.validator.", "titan.overrides.metrics.", "titan.overrides.profiler.", "titan.overrides.comm.",
-    "policy.", "torchft.", "network.", "env.", "hooks.", "allocation.",
+    "policy.", "torchft.", "hooks.", "allocation.",
 )  # fmt: skip
-"""Beginnings of the keys that may differ where states stay in memory: models and ranks are the same then."""
+"""Beginnings of the keys that may differ where states stay in memory: models and ranks are the same then, and so are the
+warm processes, which have the states."""
 
 
 def refuse_from_memory(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
@@ -106,6 +113,13 @@ def refuse_from_memory(mirror: Mirror, record: RunRecord, after: RunSpec) -> Non
         raise Fatal(f"run {run} has ended, so no rank has a state in memory: {instead}")
     if after.trainer.command:
         raise Fatal(f"a command of yours ([trainer]) keeps no state in memory: {instead}")
+    if new_code(mirror, run):
+        raise Fatal(f"the next start of run {run} has other code, and other warm processes: {instead}")
+    reached = max((g.step for g in status.run_status(mirror, record).groups), default=0) + AHEAD
+    if after.titan.steps <= reached:
+        raise Fatal(
+            f"titan.steps = {after.titan.steps}: the groups may end at step {reached}; raise that, or {instead}"
+        )
     wrong = [key for key in changes.keys_that_differ(record.spec, after) if not key.startswith(FITS_IN_MEMORY)]
     if wrong:
         raise Fatal(f"{', '.join(wrong)}: a state in memory fits the same model and ranks alone: {instead}")

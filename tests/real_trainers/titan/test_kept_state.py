@@ -50,6 +50,9 @@ def test_the_next_start_takes_what_was_kept_for_it_and_no_other_one_does(forked:
     for other in (launch(), launch(from_memory=3), launch(from_memory=2, world_size=1)):
         assert kept_state.take(other) is None
     assert kept_state.DESCRIPTOR is not None
+    os.pwrite(kept_state.DESCRIPTOR, b"torn", 0)
+    assert kept_state.take(launch(from_memory=2)) is None, "what cannot be read gives way to the checkpoint"
+    assert kept_state.keep(2, launch(), 40, {"parameters": [[weights]]})
     kept_state.drop()
     assert os.fstat(kept_state.DESCRIPTOR).st_size == 0
     assert kept_state.take(launch(from_memory=2)) is None
@@ -61,10 +64,10 @@ def test_nothing_is_kept_without_a_warm_process_or_room(
     import torch
 
     state = {"parameters": [[torch.zeros(1000)]]}
-    monkeypatch.setattr(kept_state, "_free_bytes", lambda: 7999)
+    monkeypatch.setattr(kept_state, "_free_bytes", lambda: 15999)
     assert not kept_state.keep(2, launch(), 40, state)
-    assert "it has 4000 bytes, and 7999 are free" in caplog.text
-    monkeypatch.setattr(kept_state, "_free_bytes", lambda: 8000)
+    assert "that of the ranks here has 8000 bytes, and 15999 are free" in caplog.text
+    monkeypatch.setattr(kept_state, "_free_bytes", lambda: 16000)
     assert kept_state.keep(2, launch(), 40, state)
     with subprocess.Popen(["true"]) as ended:
         gone = os.pidfd_open(ended.pid)

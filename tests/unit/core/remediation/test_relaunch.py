@@ -185,7 +185,7 @@ def test_states_stay_in_memory_until_a_group_trains_again() -> None:
     assert w.memory.from_memory == 0, "a state that is left on a node is older than the training now"
 
 
-def test_no_state_is_kept_for_a_run_that_ends_or_is_relaunched_otherwise() -> None:
+def test_no_state_is_kept_for_a_run_that_ends() -> None:
     w = World(groups=2).bring_up()
     from_memory(w)
     w.round()
@@ -193,9 +193,19 @@ def test_no_state_is_kept_for_a_run_that_ends_or_is_relaunched_otherwise() -> No
     w.round()
     assert (w.memory.relaunching, w.memory.from_memory) == (False, 0)
 
+
+def test_a_later_wish_leaves_states_in_memory_that_no_group_has_trained_on() -> None:
+    """While they drain, some may have kept theirs and ended; and the program of the first wish may fail at its start."""
     w = World(groups=2).bring_up()
     from_memory(w)
     w.round()
     relaunch(w, longer(w), number=3)
     drained(w)
-    assert (w.memory.relaunches, w.memory.from_memory) == (3, 0)
+    assert (w.memory.relaunches, w.memory.from_memory) == (3, 2)
+    for _ in range(3):
+        w.round()
+    assert [g.phase for g in w.memory.groups.values()] == ["starting", "starting"]
+    from_memory(w, number=4)
+    w.round()
+    drained(w)
+    assert (w.memory.relaunches, w.memory.from_memory) == (4, 2)

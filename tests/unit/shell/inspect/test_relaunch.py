@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from supervisor.core.model.spec import DataSpec, GroupsSpec, RunSpec
+import pytest
+
+from fault_injection.doubles.memory_store import MemoryStore
+from supervisor.core.model.memory import Memory
+from supervisor.core.model.spec import DataSpec, EnvSpec, GroupsSpec, RunSpec, TrainerSpec
+from supervisor.ports.errors import Fatal
+from supervisor.shell.control.state_cache import Mirror
+from supervisor.shell.inspect import client, relaunch
 from supervisor.shell.inspect.relaunch import data_note
+from supervisor.wire import keys
+from supervisor.wire.records import RunRecord
+from tests.unit.shell.records import MEMORY, run_values
 
 
 def test_another_number_of_groups_is_noted_where_it_costs_samples() -> None:
@@ -15,3 +26,40 @@ def test_another_number_of_groups_is_noted_where_it_costs_samples() -> None:
     assert data_note(before, before) == ""
     titan = replace(before.titan, data=DataSpec(source="tokens", path="/tokens"))
     assert data_note(replace(before, titan=titan), replace(after, titan=titan)) == ""
+
+
+def lives(memory: Memory = MEMORY) -> tuple[Mirror, RunRecord]:
+    store = MemoryStore()
+    store.commit(run_values(memory))
+    mirror = Mirror(store.list(keys.PREFIX))
+    return mirror, client.choose_run(mirror, "run")
+
+
+def titan(record: RunRecord, **fields: Any) -> RunSpec:
+    return replace(record.spec, titan=replace(record.spec.titan, **fields))
+
+
+def test_states_in_memory_are_for_the_same_model_ranks_and_warm_processes() -> None:
+    mirror, record = lives()
+    relaunch.refuse_from_memory(mirror, record, titan(record, overrides={"optimizer.lr": 1e-3}))
+    wrong = {
+        "titan.recipe: a state in memory fits the same model and ranks alone": titan(record, recipe="llama3-debug-small"),
+        "env.set.A: a state in memory": replace(record.spec, env=EnvSpec(set={"A": "1"})),
+        r"titan.steps = 3: the groups may end at step \d+": titan(record, steps=3),
+        "a command of yours": replace(record.spec, trainer=TrainerSpec(command=("python", "train.py"))),
+    }
+    for words, after in wrong.items():
+        with pytest.raises(Fatal, match=words) as raised:
+            relaunch.refuse_from_memory(mirror, record, after)
+        assert "leave out --from-memory" in str(raised.value)
+    mirror, record = lives(replace(MEMORY, phase="stopped"))
+    with pytest.raises(Fatal, match="has ended, so no rank has a state in memory"):
+        relaunch.refuse_from_memory(mirror, record, titan(record, steps=10**6))
+
+
+def test_no_other_wish_comes_while_states_are_put_into_memory() -> None:
+    """Some ranks may have ended by then, without a checkpoint."""
+    mirror, record = lives(replace(MEMORY, phase="stopping", relaunching=True, from_memory=2))
+    with pytest.raises(Fatal, match="is relaunched from memory just now: repeat this once it trains"):
+        relaunch.refuse(mirror, record, titan(record, steps=10**6))
+    assert "what ranks have kept in memory since step" in client.stopping(mirror, record)
