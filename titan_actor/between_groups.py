@@ -71,7 +71,7 @@ class _Shared(_Component):
 class _Summed(_Component):
     def build(self, *, model_parts: list[Any]) -> Any:
         ft_manager = self._trainer.ft_manager
-        _average(model_parts, ft_manager.replicate_pg)
+        _average(model_parts, ft_manager.replicate_pg, self._trainer)
         self._trainer.experts = experts = Experts(model_parts)
         return _Optimizers(self._config, model_parts=model_parts, ft_manager=ft_manager, experts=experts)
 
@@ -94,18 +94,36 @@ class _Optimizers(TorchFTOptimizersContainer):
         return super().register_step_pre_hook(when_committed)
 
 
-def _average(model_parts: list[Any], groups: Any) -> None:
+class _Average:
+    """Averages a gradient over the groups, in the last round of a step: groups may have unequal numbers of rounds."""
+
+    def __init__(self, groups: Any, trainer: Any) -> None:
+        self._groups, self._trainer = groups, trainer
+        self._before: Any = None
+        """Sum of the step's earlier rounds."""
+
+    def __call__(self, gradient: Any) -> None:
+        """Takes a round's gradient, summed over the group's ranks. FSDP adds what this leaves in it to those before."""
+        if self._before is not None:
+            gradient.add_(self._before)
+        if not self._trainer.in_last_round:
+            self._before = gradient.clone()
+            gradient.zero_()
+            return
+        self._before = None
+        if (weight := self._trainer.cursor.weight) != 1.0:
+            gradient.mul_(weight)
+        dist.all_reduce(gradient, group=self._groups, op=ReduceOp.AVG)
+
+
+def _average(model_parts: list[Any], groups: Any, trainer: Any) -> None:
     """Has FSDP average each gradient over the groups once it has summed it over its own ranks.
 
-    Each rank averages with the ranks of its number in the other groups, which hold the same part of the model. So one
-    hook serves parameters on different meshes too (experts), for which FSDP's own setter refuses it.
+    Each rank averages with the ranks of its number in the other groups, which hold the same part of the model. So such
+    a hook serves parameters on different meshes too (experts), for which FSDP's own setter refuses it.
     """
-
-    def average(gradient: Any) -> None:
-        dist.all_reduce(gradient, group=groups, op=ReduceOp.AVG)
-
     for part in model_parts:
         for module in part.modules():
             if isinstance(module, FSDPModule):
                 for parameters in module._get_fsdp_state()._fsdp_param_groups:
-                    parameters._all_reduce_hook = average
+                    parameters._all_reduce_hook = _Average(groups, trainer)

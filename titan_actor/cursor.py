@@ -37,10 +37,17 @@ class Cursor:
         self._last = 0.0
         self._full = False
 
+    weight = lr_factor = 1.0
+    """Groups have equal parts in a step, whatever its size."""
+
+    def begin(self) -> int | None:
+        """Leaves the rounds of a step as they are: None."""
+        return None
+
     def advance(self) -> None:
         """Does nothing: the loader itself has moved on."""
 
-    def about(self) -> dict[str, int]:
+    def about(self) -> dict[str, Any]:
         """Returns what a record of the newest batch says beside its samples."""
         return {}
 

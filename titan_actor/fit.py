@@ -63,6 +63,7 @@ def problems(config: Any, titan: TitanSpec, groups: GroupsSpec, files: Collectio
     ]
     if not found:
         found += _batch(config, groups)
+        found += filter(None, (_too_few_rounds(config, titan, groups),))
         found += filter(None, (empty_share(config, titan.data, groups.count, groups.ranks_per_group),))
     if not found:
         found += _model(config)
@@ -269,6 +270,17 @@ def too_many_tokens(tokenizer: Any, model: Any) -> str:
     if rows is None or (size := tokenizer.get_vocab_size()) <= rows:
         return ""
     return f"the tokenizer has {size} tokens, the model {rows} rows"
+
+
+def _too_few_rounds(config: Any, titan: TitanSpec, groups: GroupsSpec) -> Problem | None:
+    """Returns a problem if no step could be as large as planned, even with all groups."""
+    training = config.training
+    round_of_all = groups.count * data_parallel(config.parallelism, groups.ranks_per_group) * training.local_batch_size
+    rounds, most = max(1, training.global_batch_size // round_of_all), titan.max_accumulation
+    if not 0 < most < rounds:
+        return None
+    why = f"a step of all groups has {rounds} rounds in each: give at least that, or 0 for no limit"
+    return Problem("titan.max_accumulation", most, why)
 
 
 def empty_share(config: Any, spec: DataSpec, groups: int, ranks_per_group: int) -> Problem | None:

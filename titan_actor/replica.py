@@ -100,6 +100,8 @@ class ReplicaTrainer(Trainer):
         self._spikes = Spikes()
         self._lr = 0.0
         self._taken = (0, 0)
+        self._round = 0
+        """Round of the step in progress; 0 outside of one."""
         between_groups.split(config, self)
         if config.metrics.enable_wandb:
             _name_wandb_run(launch)
@@ -205,7 +207,7 @@ class ReplicaTrainer(Trainer):
         self._attempts += 1
         self.seconds.begin()
         self._committed, self._mean_loss, self._gradient_norm, self._loss, self._taken = False, None, None, None, (0, 0)
-        self._gradients = []
+        self._gradients, self._round = [], 0
         self.step = self.manager.current_step() + 1
         self.heal.snapshot()
         self.gc_handler.run(self._attempts)
@@ -226,12 +228,18 @@ class ReplicaTrainer(Trainer):
 
     def forward_backward_step(self, **batch: Any) -> Any:
         """Runs TorchTitan's step, and keeps the loss for averaging over the replicas."""
+        self._round += 1
         loss = super().forward_backward_step(**batch)
         own = loss.detach()
         if isinstance(own, DTensor):
             own = own.full_tensor()
         self._loss = own.clone() if self._loss is None else self._loss + own
         return loss
+
+    @property
+    def in_last_round(self) -> bool:
+        """True in the pass after which the gradients are averaged over the groups, and outside of a step."""
+        return self._round in (0, self.gradient_accumulation_steps)
 
     def _record(self) -> None:
         manager, healed = self.manager, self.quorum.take_healed()
@@ -393,6 +401,10 @@ class ReplicaTrainer(Trainer):
             if self._commits == 0:
                 torchft_names.load_now(self.manager, begins=lambda: self.report.phase("healing"))
                 self.report.phase("step")
+            if (rounds := self.cursor.begin()) is not None:
+                self.gradient_accumulation_steps = rounds
+            if self.report.progress.rounds != self.gradient_accumulation_steps:
+                self.report.update(rounds=self.gradient_accumulation_steps)
 
         return start_quorum
 
@@ -400,6 +412,8 @@ class ReplicaTrainer(Trainer):
         def should_commit(*args: Any, **kwargs: Any) -> bool:
             loss = self._share_and_check()
             self._committed = commit(*args, **kwargs)
+            if self._committed and (factor := self.cursor.lr_factor) != 1.0:
+                self._scale_lr(factor)
             self._lr = float(self.optimizers.optimizers[0].param_groups[0]["lr"])
             if self._committed:
                 self._commits += 1
@@ -412,6 +426,12 @@ class ReplicaTrainer(Trainer):
             return self._committed
 
         return should_commit
+
+    def _scale_lr(self, factor: float) -> None:
+        """Scales the learning rate of the step that is being made; the schedule sets the next one's."""
+        for optimizer in self.optimizers.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] *= factor
 
     def _looking(self, allreduce: Callable[..., Any]) -> Callable[..., Any]:
         """Notes the gradient's norm before averaging over the groups, which hides whose was not finite."""
@@ -438,7 +458,7 @@ class ReplicaTrainer(Trainer):
         norms = torch.stack(self._gradients) if self._gradients else torch.zeros(1, device=loss.device)
         spoilt = (~torch.isfinite(norms)).any().float()
         # a healing replica adds zeros to all; a lost peer fails this step's commit like any other collective
-        every = torch.stack((loss, torch.ones((), device=loss.device), spoilt))
+        every = torch.stack((loss * self.cursor.weight, torch.ones((), device=loss.device), spoilt))
         self.manager.allreduce(every, reduce_op=ReduceOp.SUM).wait()
         found = torch.stack((every[0] / every[1].clamp(min=1.0), loss, every[2], spoilt))
         if not self._counts_loss():

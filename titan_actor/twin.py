@@ -5,7 +5,8 @@ Reads a Plan as JSON on stdin. Prints a JSON line for each step: {"loss", "norm"
 EVERYBODY's). Or prints {"unknown": why, "no_twin": NoTwin}, and ends.
 
 A group's gradient is the sum over its ranks. A step's is the sum over the groups that took part, divided by their
-number. TorchFT's manager does the same: groups that only heal add zeros to its sum.
+number; one with more samples than the others weighs more. TorchFT's manager does the same: groups that only heal add
+zeros to its sum.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class NoTwin(StrEnum):
     DEVICE = "device"
     """The run was not trained on CPUs."""
     PARALLELISM = "parallelism"
-    """Its groups train in a way that the twin does not support."""
+    """Its groups train in a way that the twin does not support: parallelism, or a learning rate scaled by the batch."""
     ELSEWHERE = "elsewhere"
     """A live run's recipe or data is not on this machine."""
     DISK_FULL = "disk_full"
@@ -279,8 +280,10 @@ class Twin:
         import torch
 
         losses, total = [], None
-        for of_ranks, gradients in self._parts(step, others):
-            losses.append(of_ranks)
+        for weight, (of_ranks, gradients) in zip(_weights(step), self._parts(step, others), strict=True):
+            losses.append(torch.tensor(of_ranks) * weight)
+            if weight != 1.0:
+                gradients = [gradient * weight for gradient in gradients]
             total = gradients if total is None else [a.add_(b) for a, b in zip(total, gradients, strict=True)]
         assert total is not None
         mean = [gradient / len(losses) for gradient in total]
@@ -289,7 +292,7 @@ class Twin:
                 self._step(mean)
         norm = self._step(mean)
         # in the run's order: over the groups for each rank, then over the ranks
-        return float((torch.tensor(losses).sum(0) / len(losses)).sum()), norm
+        return float((torch.stack(losses).sum(0) / len(losses)).sum()), norm
 
     def _step(self, gradients: Sequence[Any]) -> float:
         """Makes the optimizer's step; returns the norm of the gradient."""
@@ -387,6 +390,12 @@ class Twin:
         return copy.deepcopy(self._state.save())
 
 
+def _weights(step: Step) -> list[float]:
+    """Returns the weight of each group that took part, in their order: its share of the samples, times their number."""
+    sizes = [sum(len(batch) for batches in ranks for batch in batches) for _, ranks in sorted(step.parts.items())]
+    return [len(sizes) * size / sum(sizes) for size in sizes]
+
+
 def _local(value: Any) -> Any:
     from titan_actor.heal import local
 
@@ -417,6 +426,8 @@ def _config(titan: TitanSpec, ranks: int = 1, whole: bool = False) -> Any:
         made = config.from_spec(titan, ranks)
     except config.ConfigError as error:
         raise Unlike(str(error)) from error
+    if titan.shrunk_lr == "scaled":
+        raise Unlike("its learning rate follows its batch: the twin does not do that", NoTwin.PARALLELISM)
     for name in (
         "tensor_parallel",
         "context_parallel",

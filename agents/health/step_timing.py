@@ -49,7 +49,7 @@ STEPPING = frozenset({"quorum", "healing", "step", "checkpoint"})
 
 
 class Own(NamedTuple):
-    """Seconds of a step that a rank takes itself, without its waits for others."""
+    """Seconds of a step's round that a rank takes itself, without its waits for others."""
 
     compute_s: float = 0.0
     data_s: float = 0.0
@@ -60,6 +60,8 @@ class Pace:
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=KEPT)
+        """Seconds of a round: a step has more of them while groups are away."""
+        self._rounds = 1
         self._own: deque[Own] = deque(maxlen=KEPT)
         self.past = Own()
         """Medians over the first KEPT steps; all 0 until then."""
@@ -79,7 +81,7 @@ class Pace:
         self._began: float | None = None
         self._seen_starting = False
         self._told_step_s = 0.0
-        """Step time that the rank itself reported before it was taken over: its pace until that is learned."""
+        """Time of a round that the rank itself reported before it was taken over: its pace until that is learned."""
         self._start_s = 0.0
         self._commits = 0
         self._quorum_id = -1
@@ -121,7 +123,7 @@ class Pace:
             # an agent that takes over a rank which already steps knows nothing of its start
             self._seen_starting = progress is None or progress.commits == 0
             if progress is not None and progress.commits > WARM_UP_COMMITS:
-                self._told_step_s = progress.step_s
+                self._told_step_s = progress.step_s / progress.rounds
         if self._began is None or not reaches:
             self._began = now
         blind, self._unseen = self._unseen, False
@@ -132,6 +134,7 @@ class Pace:
         self._looked_at = now
         if progress is None:
             return
+        self._rounds = progress.rounds
         if activity != self._mark:
             self._end_of(now, activity)
             self._forgive(now, activity)
@@ -159,10 +162,10 @@ class Pace:
         if not (learned or self._told_step_s) or unlike or self._apart.keys() - self._longest_apart.keys():
             return limits.at_most_s
         ordinary = max(median(self._steps), median(list(self._steps)[-NEWEST:])) if learned else self._told_step_s
-        usual = ordinary + sum(self._longest_apart[name] for name in self._apart)
         # one step does not show the spread, so it is assumed to be as large as the step
         spread = median(abs(step - ordinary) for step in self._steps) if learned else ordinary
-        return min(limits.at_most_s, max(limits.at_least_s, limits.factor * (usual + spread)))
+        usual = (ordinary + spread) * self._rounds + sum(self._longest_apart[name] for name in self._apart)
+        return min(limits.at_most_s, max(limits.at_least_s, limits.factor * usual))
 
     def stands(self, now: float) -> tuple[int, Activity] | None:
         """Returns the current activity once it has lasted for a while."""
@@ -180,8 +183,8 @@ class Pace:
         """Measured times that timeouts must leave room for; those of the gate and of etcd are not known here."""
         learned = len(self._steps) >= LEARNED_AT_LEAST
         return Measured(
-            step_s=round(median(self._steps), 3) if learned else 0.0,
-            longest_step_s=round(max(self._steps), 3) if learned else 0.0,
+            step_s=round(median(self._steps) * self._rounds, 3) if learned else 0.0,
+            longest_step_s=round(max(self._steps) * self._rounds, 3) if learned else 0.0,
             collective_s=round(self._longest_collective, 1),
             apart_s=self._longest_of("checkpoint", "heal"),
             pause_s=self._longest_of("evaluate", "compile"),
@@ -209,7 +212,7 @@ class Pace:
             activity_s=round(now - self._mark_since, 1),
             bound_s=round(bound_s, 1),
             lasted_s=round(still_s, 2),
-            usual_s=round(median(self._steps), 3) if self._steps else 0.0,
+            usual_s=round(median(self._steps) * self._rounds, 3) if self._steps else 0.0,
         )
 
     def _in_vain(self, still_s: float, now: float, moves_on_s: float, longest_s: float) -> bool:
@@ -234,8 +237,9 @@ class Pace:
             and not self._in_part
         )
         if ordinary and progress.step_s > 0:
-            self._steps.append(progress.step_s)
-            self._own.append(Own(progress.compute_s, progress.data_s))
+            self._steps.append(progress.step_s / progress.rounds)
+            # a group with one round more than another is no slower
+            self._own.append(Own(progress.compute_s / progress.rounds, progress.data_s / progress.rounds))
             if len(self._own) == KEPT and self.past == Own():
                 self.past = self.own
         self._commits, self._quorum_id, self._apart = progress.commits, progress.quorum_id, {}

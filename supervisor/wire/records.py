@@ -276,6 +276,8 @@ class Progress:
     """Part of it that this rank computed itself: without its data, quorum, heal, commit, and its waits for peers."""
     data_s: float = 0.0
     """Part of it for which the rank waited for its data."""
+    rounds: int = 1
+    """Forward and backward passes of a step, as of the newest quorum: a step of fewer groups may have more."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of its process so far, by cause of the ledger (supervisor.core.goodput.causes); rank 0 only."""
     healed: bool = False

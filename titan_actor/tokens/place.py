@@ -14,7 +14,7 @@ from typing import Any
 from titan_actor import torchft_names
 from titan_actor.tokens.format import TokensError
 from titan_actor.tokens.loader import Draw, TokenLoader
-from titan_actor.tokens.stream import Batch, Shape, positions, share
+from titan_actor.tokens.stream import Shape, positions, share
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +23,6 @@ FILE = "stream.json"
 
 SAME = ("store", "seed", "seq_len")
 """Parts of the state that give a position its meaning."""
-
-BATCH: Batch = "shrinks"
 
 
 class SharedPlace:
@@ -38,33 +36,69 @@ class SharedPlace:
         self.keeps = keeps
         self.committed = 0
         """Samples."""
+        titan = trainer.launch.titan
         self._loader, self._manager = loader, trainer.manager
         self._rank = loader.dp_rank % ranks
         self._shape = Shape(
-            groups=groups,
             ranks=ranks,
             local=trainer.config.training.local_batch_size,
             accumulation=trainer.gradient_accumulation_steps,
+            batch=titan.global_batch,
+            most=titan.max_accumulation,
         )
-        self._participants = groups
+        self._planned = groups * self._shape.accumulation
+        """Rounds of a whole step. All groups share it: peers that heal take it, and all count the same quorums."""
+        self._scaled = titan.shrunk_lr == "scaled"
+        self._participants, self._mine = groups, range(0)
         loader.draw = self._draw
+
+    @property
+    def weight(self) -> float:
+        """Weight of this group's mean over its samples in the mean over the groups; 1: all have as many."""
+        return self._participants * len(self._mine) / self._shape.rounds(self._planned, self._participants)
+
+    @property
+    def lr_factor(self) -> float:
+        """Factor of the learning rate of this step; below 1 if the step is smaller than a whole one."""
+        if not self._scaled:
+            return 1.0
+        rounds = self._shape.rounds(self._planned, self._participants)
+        return rounds / self._shape.whole(self._planned, self._participants)
+
+    def begin(self) -> int:
+        """Waits for the step's quorum, and returns the rounds of this group in it."""
+        self._manager.wait_quorum()
+        self._participants, place = torchft_names.place(self._manager)
+        # a group that only heals adds zeros to the sum: it draws what the last one draws, and keeps pace with it
+        place = self._participants - 1 if place is None else place
+        rounds = self._shape.rounds(self._planned, self._participants)
+        self._mine = share(rounds, place, self._participants)
+        return len(self._mine)
 
     def advance(self) -> None:
         """Moves on behind the samples of the step that was committed."""
-        self.committed += self._shape.samples(self._participants, BATCH)
+        self.committed += self._shape.samples(self._planned, self._participants)
+        self._planned = self._shape.whole(self._planned, self._participants)
 
-    def about(self) -> dict[str, int]:
-        """Returns what a record of the newest batch says beside its samples."""
-        return {"position": self._loader.first}
+    def about(self) -> dict[str, Any]:
+        """Returns what a record of the newest batch says beside its samples: of which attempt it is, and its place."""
+        return {
+            "position": self._loader.first,
+            "step": self._manager.current_step() + 1,
+            "quorum_id": torchft_names.quorum_id(self._manager),
+            "heals": torchft_names.place(self._manager)[1] is None,
+        }
 
     def state(self) -> dict[str, Any]:
         """Returns the place, and what it is a place in."""
+        shrinks = self._shape.batch == "shrinks"
         return {
             "samples": self.committed,
+            "rounds": self._planned,
             "store": self._loader.store.manifest.digest,
             "seed": self._loader.seed,
             "seq_len": self._loader.seq_len,
-            "share": self._shape.samples(1, BATCH),
+            "share": self._shape.round * (self._shape.accumulation if shrinks else 1),
         }
 
     def take(self, state: dict[str, Any]) -> None:
@@ -78,10 +112,10 @@ class SharedPlace:
         if state["share"] != mine["share"]:
             # each group would take another part of a step than the others leave to it
             raise TokensError(
-                f"a step of this group has {mine['share']} samples, and one of the other groups {state['share']}: after a "
-                "change of groups.count beside training.global_batch_size, use `supervisor relaunch` for all of them"
+                f"this group takes {mine['share']} samples at a time, and the other groups {state['share']}: after a change "
+                "of groups.count beside training.global_batch_size, use `supervisor relaunch` for all of them"
             )
-        self.committed = state["samples"]
+        self.committed, self._planned = state["samples"], state["rounds"]
 
     def write(self, folder: Path, state: dict[str, Any]) -> None:
         """Writes a place into a checkpoint's folder. Raises OSError."""
@@ -125,11 +159,5 @@ class SharedPlace:
         return f"sample {self.committed}" if step is not None else ""
 
     def _draw(self) -> Draw:
-        self._manager.wait_quorum()
-        participants, place = torchft_names.place(self._manager)
-        self._participants = participants
-        rounds = self._shape.rounds(participants, BATCH)
-        # a group that only heals adds zeros to the sum: any samples will do
-        mine = share(rounds, place or 0, participants)
-        after = self.committed + self._shape.samples(participants, BATCH)
-        return Draw(*(positions(start, self._shape, mine, self._rank) for start in (self.committed, after)))
+        after = self.committed + self._shape.samples(self._planned, self._participants)
+        return Draw(*(positions(start, self._shape, self._mine, self._rank) for start in (self.committed, after)))

@@ -10,8 +10,8 @@ from typing import Literal
 
 from titan_actor.tokens.permutation import MASK, mix, permute
 
-Batch = Literal["shrinks", "constant"]
-"""Size of a step that fewer groups than planned take part in: smaller, or the same."""
+Batch = Literal["constant", "shrinks"]
+"""Size of a step that fewer groups than planned take part in: the same, or smaller."""
 
 
 @dataclass(frozen=True)
@@ -29,28 +29,37 @@ class Order:
 
 @dataclass(frozen=True)
 class Shape:
-    """The planned size of a step."""
+    """Causes of a step's size, beside the groups that take part in it."""
 
-    groups: int
     ranks: int
     """Ranks of a group that read data of their own."""
     local: int
     """Samples of such a rank in a round (TorchTitan's local_batch_size)."""
     accumulation: int = 1
     """Rounds of a group in a step, with all groups there."""
+    batch: Batch = "constant"
+    most: int = 0
+    """Most rounds of a group in a constant step; 0: no limit."""
 
     @property
     def round(self) -> int:
         """Samples of a round: all ranks of one group."""
         return self.ranks * self.local
 
-    def rounds(self, participants: int, batch: Batch) -> int:
-        """Returns the rounds of a step."""
-        return (participants if batch == "shrinks" else self.groups) * self.accumulation
+    def whole(self, planned: int, participants: int) -> int:
+        """Returns the rounds of a whole step: those planned, or more if more groups than planned take part, since each
+        needs one of its own."""
+        return max(planned, participants * (self.accumulation if self.batch == "shrinks" else 1))
 
-    def samples(self, participants: int, batch: Batch) -> int:
+    def rounds(self, planned: int, participants: int) -> int:
+        """Returns the rounds of a step."""
+        most = self.accumulation if self.batch == "shrinks" else self.most
+        whole = self.whole(planned, participants)
+        return min(whole, participants * most) if most else whole
+
+    def samples(self, planned: int, participants: int) -> int:
         """Returns the samples of a step, by which a commit moves the stream on."""
-        return self.rounds(participants, batch) * self.round
+        return self.rounds(planned, participants) * self.round
 
 
 def share(rounds: int, place: int, participants: int) -> range:

@@ -54,6 +54,18 @@ class TitanSpec:
         dict, "path.to.field = value; checked against the fields and types of TorchTitan's config"
     )
     data: DataSpec = setting(DataSpec, "see [titan.data]")
+    global_batch: Literal["constant", "shrinks"] = setting(
+        "constant",
+        'with data.source = "tokens", size of a step that lacks groups. constant: those that are there take its samples too, so that loss and schedule do not depend on failures. With other sources each group reads its own text, and a step shrinks',
+    )
+    max_accumulation: int = setting(
+        0,
+        "most forward and backward passes of a group in a constant step; beyond them the step shrinks. 0: no limit, since groups.min_groups bounds it already",
+    )
+    shrunk_lr: Literal["left", "scaled"] = setting(
+        "left",
+        'learning rate of a step that is smaller than planned, with data.source = "tokens"; scaled: by its share of the samples. Which is better depends on the optimizer, so nothing is changed unasked',
+    )
     checkpoint_interval_steps: int = setting(
         50, "losing all groups at once costs at most this many steps; peers heal each other, so disk is the last resort"
     )

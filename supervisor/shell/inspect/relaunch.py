@@ -97,7 +97,8 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
 AHEAD = 20
 """Most steps until the common last one (shutdown._drain)."""
 FITS_IN_MEMORY = (
-    "titan.steps", "titan.checkpoint", "titan.digest", "titan.data.", "titan.overrides.optimizer.",
+    "titan.steps", "titan.checkpoint", "titan.digest", "titan.data.", "titan.global_batch", "titan.max_accumulation",
+    "titan.shrunk_lr", "titan.overrides.optimizer.",
     "titan.overrides.lr_scheduler.", "titan.overrides.training.", "titan.overrides.dataloader.",
     "titan.overrides.validator.", "titan.overrides.metrics.", "titan.overrides.profiler.", "titan.overrides.comm.",
     "policy.", "torchft.", "hooks.", "allocation.",

@@ -202,10 +202,18 @@ def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
         found.append(
             'titan.data.path = "": source = "tokens" needs the folder of a store, which `supervisor data build` makes'
         )
+    if spec.titan.data.source != "tokens" and not spec.trainer.command:
+        found += [
+            f'titan.{key}: has no effect without titan.data.source = "tokens": remove it'
+            for key in _OF_TOKENS
+            if getattr(spec.titan, key) != getattr(TitanSpec(), key)
+        ]
     return found + _own_script(spec) + registry.problems(allocation)
 
 
-_TITANS_OWN = ("recipe", "overrides", "data", "digest_interval_steps", "checkpoints_kept")
+_OF_TOKENS = ("global_batch", "max_accumulation", "shrunk_lr")
+
+_TITANS_OWN = ("recipe", "overrides", "data", *_OF_TOKENS, "digest_interval_steps", "checkpoints_kept")
 """Keys of [titan] that only TorchTitan's trainer reads. The others reach a command of the user's own too."""
 
 
@@ -238,6 +246,7 @@ _AT_LEAST: dict[str, float] = {
     "titan.checkpoint_interval_steps": 1,
     "titan.checkpoints_kept": 1,
     "titan.digest_interval_steps": 0,
+    "titan.max_accumulation": 0,
     "groups.count": 1,
     "groups.ranks_per_group": 1,
     "groups.nodes_per_group": 1,

@@ -253,7 +253,8 @@ class Groups:
         folder = self.top / f"run.{group}.{generation}.{rank}"
         folder.mkdir(exist_ok=True)
         names = ("recipe", "steps", "overrides", "data", "checkpoint_interval_steps", "digest_interval_steps")
-        titan = {name: fields.pop(name) for name in (*names, "checkpoints_kept") if name in fields}
+        batch = ("global_batch", "max_accumulation", "shrunk_lr")
+        titan = {name: fields.pop(name) for name in (*names, *batch, "checkpoints_kept") if name in fields}
         titan = {"recipe": "llama3-debug-small", "steps": 1000, "digest_interval_steps": 1, **titan}
         values: dict[str, Any] = {
             "world_size": 1,

@@ -30,6 +30,8 @@ SEQ_LEN, LOCAL = 64, 2
 
 SEED = TitanSpec().seed
 
+SHAPE = Shape(ranks=1, local=LOCAL)
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -126,9 +128,9 @@ def attempts(rank: Rank) -> list[tuple[dict[str, Any], list[int], list[str]]]:
     return found
 
 
-def assert_each_sample_once(ranks: list[Rank], shape: Shape, store: Path, begin: int = 0) -> int:
+def assert_each_sample_once(ranks: list[Rank], shape: Shape, store: Path, begin: int = 0, planned: int = 2) -> int:
     """Checks each attempt of all ranks against the arithmetic, and that their committed steps follow each other; returns
-    the samples after the last. A rank that was killed may lack its last line."""
+    the samples after the last. A rank that was killed may lack its last line. `planned`: rounds of a whole step."""
     participants: dict[int, int] = {}
     for rank in ranks:
         for line, _, _ in attempts(rank):
@@ -136,10 +138,11 @@ def assert_each_sample_once(ranks: list[Rank], shape: Shape, store: Path, begin:
                 assert participants.setdefault(line["step"], line["participants"]) == line["participants"]
     steps = sorted(participants)
     assert steps == list(range(steps[0], steps[-1] + 1))
-    at, committed = {}, begin
+    at, whole, committed = {}, {}, begin
     for step in steps:
-        at[step] = committed
-        committed += shape.samples(participants[step], "shrinks")
+        at[step], whole[step] = committed, planned
+        committed += shape.samples(planned, participants[step])
+        planned = shape.whole(planned, participants[step])
     trained: dict[int, list[int]] = {step: [] for step in steps}
     names: dict[int, str] = {}
     for rank in ranks:
@@ -148,14 +151,17 @@ def assert_each_sample_once(ranks: list[Rank], shape: Shape, store: Path, begin:
             step = line["step"] if line["committed"] else line["step"] + 1
             if place is None or step not in at:
                 continue
-            mine = share(shape.rounds(count, "shrinks"), place, count)
+            mine = share(shape.rounds(whole[step], count), place, count)
             assert drawn == positions(at[step], shape, mine, rank.launch.rank), (line, at[step])
             names.update(zip(drawn, called, strict=True))
             if line["committed"]:
                 trained[step] += drawn
-    whole = [sorted(trained[step]) for step in steps[:-1]]
-    expected = [list(range(at[step], at[step] + shape.samples(participants[step], "shrinks"))) for step in steps[:-1]]
-    lacking = [step for step, one, other in zip(steps, whole, expected, strict=False) if one != other]
+    ends = [*list(at.values())[1:], committed]
+    lacking = [
+        step
+        for step, end in list(zip(steps, ends, strict=True))[:-1]
+        if sorted(trained[step]) != list(range(at[step], end))
+    ]
     assert len(lacking) <= 1, f"steps {lacking}: {[trained[step] for step in lacking]}"
     assert_are_the_windows(names, store)
     return committed
@@ -191,12 +197,68 @@ def test_each_sample_once_through_a_kill_and_a_heal(groups: Groups, store: Path,
     alone = [line for line, _, _ in attempts(first) if line["committed"] and line["participants"] == 1]
     assert len(both) > 5
     assert len(alone) >= 2
-    shape = Shape(groups=2, ranks=1, local=LOCAL)
-    assert assert_each_sample_once(ranks, shape, store) == LOCAL * (2 * len(both) + len(alone))
+    assert assert_each_sample_once(ranks, SHAPE, store) == 30 * 2 * LOCAL
     assert not (groups.run_dir / "data").exists(), "nothing is written to the run's folder for it"
     if compared:
         body = parity(history_of(*ranks))
         assert (body["answer"], body["steps"]) == ("pass", 30), body["why"]
+
+
+def losses(rank: Rank) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line, _, _ in attempts(rank) if line["committed"]}
+
+
+@pytest.mark.trainers
+def test_a_step_that_lacks_groups_has_all_samples_and_the_same_loss(groups: Groups, store: Path) -> None:
+    """Three groups, of which one is lost, and one group alone in the place of three."""
+    fields = {"data": source(store), "steps": 16, "groups": 3, "min_groups": 2}
+    three = [groups.start(group, **fields) for group in range(3)]
+    for rank in three:
+        rank.reached(4, commits=2)
+    three[2].kill()
+    assert [rank.exit_code() for rank in three[:2]] == [0, 0], three[0].log()[-2000:] + three[1].log()[-2000:]
+    assert_equal_digests(*three[:2])
+    assert assert_each_sample_once(three, SHAPE, store, planned=3) == 16 * 3 * LOCAL
+    shares = {(line["participants"], len(drawn)) for line, drawn, _ in attempts(three[0]) if line["committed"]}
+    assert shares >= {(3, LOCAL), (2, 2 * LOCAL)}
+    body = parity(history_of(*three))
+    assert (body["answer"], body["steps"]) == ("pass", 16), body["why"]
+    alone = groups.start(0, generation=2, **{**fields, "min_groups": 1})
+    assert alone.exit_code() == 0, alone.log()[-2000:]
+    assert losses(alone) == pytest.approx(losses(three[0]), rel=1e-5)
+    assert {line["rounds"] for line in (json.loads((alone.folder / "progress.json").read_text()),)} == {3}
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize(("shrunk_lr", "part"), [("scaled", 2 / 3), ("left", 1.0)])
+def test_beyond_the_limit_the_batch_shrinks(groups: Groups, store: Path, shrunk_lr: str, part: float) -> None:
+    fields = {"data": source(store), "steps": 4, "groups": 3, "max_accumulation": 2, "shrunk_lr": shrunk_lr}
+    alone = groups.start(0, **fields)
+    assert alone.exit_code() == 0, alone.log()[-2000:]
+    assert assert_each_sample_once([alone], Shape(ranks=1, local=LOCAL, most=2), store, planned=3) == 4 * 2 * LOCAL
+    whole = groups.start(0, generation=2, data=source(store), steps=4, groups=1)
+    assert whole.exit_code() == 0
+    rates, usual = ([line["lr"] for line, _, _ in attempts(rank)] for rank in (alone, whole))
+    assert rates == pytest.approx([part * rate for rate in usual])
+
+
+@pytest.mark.trainers
+def test_a_group_is_added_and_lost_while_the_others_train(groups: Groups, store: Path) -> None:
+    """As `supervisor scale` does it: only the new one knows of three groups."""
+    fields = {"data": source(store), "steps": 30}
+    first, second = (groups.start(group, **fields) for group in (0, 1))
+    first.reached(4)
+    third = groups.start(2, groups=3, **fields)
+    third.reached(5, commits=3)
+    third.kill()
+    ranks = [first, second, third]
+    assert [rank.exit_code() for rank in ranks[:2]] == [0, 0], first.log()[-2000:] + second.log()[-2000:]
+    assert_equal_digests(first, second)
+    steps = [line for line, _, _ in attempts(first) if line["committed"]]
+    sizes = {count: [line["step"] for line in steps if line["participants"] == count] for count in (2, 3)}
+    begin = sizes[3][0]
+    assert sizes[2][-1] > sizes[3][-1], "it was lost before the end"
+    assert assert_each_sample_once(ranks, SHAPE, store) == LOCAL * (2 * (begin - 1) + 3 * (30 - begin + 1))
 
 
 @pytest.mark.trainers
@@ -212,7 +274,7 @@ def test_a_group_that_falls_behind_and_heals_without_a_restart(groups: Groups, s
     healing = [line for line, _, _ in attempts(second) if line["participating_rank"] is None]
     assert healing, "it took part in a quorum without adding to the sum"
     assert_equal_digests(first, second)
-    assert_each_sample_once([first, second], Shape(groups=2, ranks=1, local=LOCAL), store)
+    assert_each_sample_once([first, second], SHAPE, store)
 
 
 @pytest.mark.trainers
@@ -240,13 +302,11 @@ def test_groups_whose_streams_differ_do_not_train_together(groups: Groups, store
     """Their shares of a step would overlap, or leave samples out."""
     first = groups.start(0, data=source(store))
     first.reached(2)
-    overrides = {"training.global_batch_size": 4 * LOCAL}
+    overrides = {"training.local_batch_size": 2 * LOCAL}
     second = groups.start(1, data=source(store), overrides=overrides, resume="peers")
     assert second.exit_code() == 1
     assert second.progress is not None
-    assert (
-        "a step of this group has 4 samples, and one of the other groups 2: after a change of" in second.progress.error
-    )
+    assert "this group takes 4 samples at a time, and the other groups 2: after a change of" in second.progress.error
     manifest = json.loads((store / "manifest.json").read_text())
     manifest["shards"][0]["bin_sha256"] = "0" * 64
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
@@ -271,15 +331,12 @@ def test_a_step_that_is_not_committed_draws_the_same_again(groups: Groups, store
     assert [rank.exit_code() for rank in (first, back)] == [0, 0], first.log()[-2000:] + back.log()[-2000:]
     failed = [line for line, _, _ in attempts(first) if not line["committed"]]
     assert failed, "a group that is alone commits nothing here"
-    assert (
-        assert_each_sample_once([first, second, back], Shape(groups=2, ranks=1, local=LOCAL), store) == 14 * 2 * LOCAL
-    )
+    assert assert_each_sample_once([first, second, back], SHAPE, store) == 14 * 2 * LOCAL
 
 
 @pytest.mark.trainers
 def test_a_resume_from_disk_goes_on_with_the_next_sample(groups: Groups, store: Path) -> None:
     fields = {"data": source(store), "groups": 1, "checkpoint_interval_steps": 3, "writer": True}
-    shape = Shape(groups=1, ranks=1, local=LOCAL)
     first = groups.start(0, steps=8, **fields)
     assert first.exit_code() == 0, first.log()[-2000:]
     mark = next(mark for mark in complete(groups.run_dir) if mark.step == 6)
@@ -288,7 +345,7 @@ def test_a_resume_from_disk_goes_on_with_the_next_sample(groups: Groups, store: 
     shutil.rmtree(complete(groups.run_dir)[-1].path)
     second = groups.start(0, generation=2, checkpoint=mark, steps=9, **fields)
     assert second.exit_code() == 0, second.log()[-2000:]
-    assert assert_each_sample_once([second], shape, store, begin=12) == 18
+    assert assert_each_sample_once([second], SHAPE, store, begin=12, planned=1) == 18
     assert second.lines("resumed")[0]["data"] == "sample 12"
     again, before = (dict(zip(*found[0][1:], strict=True)) for found in (attempts(second), attempts(first)[6:]))
     assert again == before, "the repeated step has the same samples"
@@ -304,7 +361,7 @@ def test_ranks_of_a_group_and_their_rounds(groups: Groups, store: Path) -> None:
     fields = {"data": source(store), "steps": 4, "groups": 1, "overrides": {"training.global_batch_size": 8}}
     ranks = groups.start_group(0, 2, **fields)
     assert [rank.exit_code() for rank in ranks] == [0, 0], ranks[0].log()[-2000:]
-    assert assert_each_sample_once(ranks, Shape(groups=1, ranks=2, local=LOCAL, accumulation=2), store) == 32
+    assert assert_each_sample_once(ranks, Shape(ranks=2, local=LOCAL, accumulation=2), store) == 32
     assert attempts(ranks[1])[0][1] == [2, 3, 6, 7]
 
 
@@ -361,6 +418,11 @@ def test_what_does_not_fit_is_refused_before_a_node_is_asked_for(store: Path, tm
         "titan.overrides.dataloader.infinite",
         'it has no effect with titan.data.source = "tokens": remove it',
     )
+    key, message = refused(store, max_accumulation=2, overrides={"training.global_batch_size": 6 * LOCAL})
+    assert (key, message) == (
+        "titan.max_accumulation",
+        "a step of all groups has 3 rounds in each: give at least that, or 0 for no limit",
+    )
     tokenizer = tmp_path / "tokenizer"
     shutil.copytree(ASSETS, tokenizer)
     assert not json.loads((tokenizer / "tokenizer.json").read_text()).get("truncation")
@@ -376,5 +438,5 @@ def test_ranks_that_share_a_model_share_its_samples(groups: Groups, store: Path,
     overrides = {**KINDS[name].fields()["overrides"], "training.local_batch_size": 4, "training.seq_len": SEQ_LEN}
     ranks = groups.start_group(0, 2, groups=1, steps=4, data=source(store), overrides=overrides)
     assert [rank.exit_code() for rank in ranks] == [0, 0], ranks[0].log()[-2000:] + ranks[1].log()[-2000:]
-    assert assert_each_sample_once(ranks[:1], Shape(groups=1, ranks=1, local=4), store) == 16
+    assert assert_each_sample_once(ranks[:1], Shape(ranks=1, local=4), store, planned=1) == 16
     assert not ranks[1].lines("batch")

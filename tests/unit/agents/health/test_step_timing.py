@@ -25,6 +25,7 @@ class Rank:
         self.pace, self.now, self.commits, self.changes, self.quorum = Pace(), 0.0, 0, 0, 1
         self.failed = 0
         self.step_s = 0.0
+        self.rounds = 1
         self.doing: Activity = "other"
         self.reaches = True
         self.untold = False
@@ -35,7 +36,7 @@ class Rank:
         progress = Progress(
             run="r", group=0, generation=1, rank=0, pid=1, sequence=self.changes, phase=phase,  # type: ignore[arg-type]
             step=self.commits, commits=self.commits, step_s=self.step_s, quorum_id=self.quorum,
-            compute_s=own.compute_s, data_s=own.data_s,
+            compute_s=own.compute_s, data_s=own.data_s, rounds=self.rounds,
             failed_commits=self.failed,
         )  # fmt: skip
         self.pace.look(self.now, progress, (self.changes, self.doing), self.reaches, self.untold, self.starved_s)
@@ -70,6 +71,22 @@ def learned() -> Rank:
     for _ in range(WARM_UP_COMMITS + LEARNED_AT_LEAST + 10):
         assert rank.step(1.0) is None
     return rank
+
+
+def test_a_step_of_more_rounds_may_take_longer_and_is_no_slower(learned: Rank) -> None:
+    """A group alone in the place of many: its step takes as many times as long."""
+    learned.rounds, learned.quorum = 20, 2
+    for _ in range(KEPT):
+        assert learned.step(20.0, own=Own(16.0, 2.0)) is None
+    assert learned.pace.own == Own(0.8, 0.1)
+    assert learned.pace.measured.step_s == 20.0
+    assert learned.does("compute", 200.0) is None
+    found = learned.stays(1.0)
+    assert found is not None
+    assert (found.bound_s, found.usual_s) == (200.0, 20.0)
+    learned.rounds = 1
+    learned.step(1.0)
+    assert learned.pace.bound_s(LIMITS) == 10.0, "all are back"
 
 
 def test_a_step_of_ten_times_the_usual_hangs(learned: Rank) -> None:

@@ -43,7 +43,9 @@ def test_states_in_memory_are_for_the_same_model_ranks_and_warm_processes() -> N
     mirror, record = lives()
     relaunch.refuse_from_memory(mirror, record, titan(record, overrides={"optimizer.lr": 1e-3}))
     wrong = {
-        "titan.recipe: a state in memory fits the same model and ranks alone": titan(record, recipe="llama3-debug-small"),
+        "titan.recipe: a state in memory fits the same model and ranks alone": titan(
+            record, recipe="llama3-debug-small"
+        ),
         "env.set.A: a state in memory": replace(record.spec, env=EnvSpec(set={"A": "1"})),
         r"titan.steps = 3: the groups may end at step \d+": titan(record, steps=3),
         "a command of yours": replace(record.spec, trainer=TrainerSpec(command=("python", "train.py"))),

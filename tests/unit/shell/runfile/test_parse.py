@@ -219,6 +219,11 @@ def _default(key: str) -> Any:
         ),
         ({"titan": {"data": {"source": "folder"}}}, ('titan.data.path = ""', "needs the path")),
         ({"titan": {"data": {"source": "tokens"}}}, ('titan.data.path = ""', "needs the folder of a store, which")),
+        ({"titan": {"shrunk_lr": "scaled"}}, ("titan.shrunk_lr: has no effect without titan.data.source =",)),
+        (
+            {"titan": {"max_accumulation": -1, "data": {"source": "tokens", "path": "/s"}}},
+            ("titan.max_accumulation = -1",),
+        ),
     ],
 )
 def test_what_cannot_work_together_is_refused(body: dict[str, Any], parts: tuple[str, ...]) -> None:

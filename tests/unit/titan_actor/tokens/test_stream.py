@@ -9,15 +9,20 @@ from hypothesis import strategies as st
 
 from titan_actor.tokens.stream import Batch, Order, Shape, positions, share
 
-SHAPES = st.builds(
-    Shape, groups=st.integers(1, 6), ranks=st.integers(1, 3), local=st.integers(1, 4), accumulation=st.integers(1, 3)
-)
 BATCHES: st.SearchStrategy[Batch] = st.sampled_from(["shrinks", "constant"])
+SHAPES = st.builds(
+    Shape,
+    ranks=st.integers(1, 3),
+    local=st.integers(1, 4),
+    accumulation=st.integers(1, 3),
+    batch=BATCHES,
+    most=st.sampled_from([0, 3, 5]),
+)
 
 
-def drawn(committed: int, shape: Shape, participants: int, batch: Batch) -> list[int]:
+def drawn(committed: int, shape: Shape, planned: int, participants: int) -> list[int]:
     """All that a step draws, by participant and rank."""
-    rounds = shape.rounds(participants, batch)
+    rounds = shape.rounds(planned, participants)
     return [
         position
         for place in range(participants)
@@ -26,15 +31,30 @@ def drawn(committed: int, shape: Shape, participants: int, batch: Batch) -> list
     ]
 
 
-@given(shape=SHAPES, participants=st.integers(1, 9), batch=BATCHES, committed=st.integers(0, 10**15))
-def test_a_step_is_the_next_samples_each_once(shape: Shape, participants: int, batch: Batch, committed: int) -> None:
-    found = drawn(committed, shape, participants, batch)
-    assert sorted(found) == list(range(committed, committed + shape.samples(participants, batch)))
+@given(shape=SHAPES, planned=st.integers(1, 9), participants=st.integers(1, 9), committed=st.integers(0, 10**15))
+def test_a_step_is_the_next_samples_each_once(shape: Shape, planned: int, participants: int, committed: int) -> None:
+    found = drawn(committed, shape, planned, participants)
+    assert sorted(found) == list(range(committed, committed + shape.samples(planned, participants)))
+    assert len(found) >= participants * shape.round, "each has a round"
 
 
-@given(shape=SHAPES, participants=st.integers(1, 9))
-def test_a_constant_step_has_the_same_samples_whoever_is_there(shape: Shape, participants: int) -> None:
-    assert sorted(drawn(5, shape, participants, "constant")) == sorted(drawn(5, shape, shape.groups, "constant"))
+@given(shape=SHAPES, planned=st.integers(1, 9), participants=st.integers(1, 9))
+def test_a_constant_step_has_the_same_samples_whoever_is_there(shape: Shape, planned: int, participants: int) -> None:
+    constant = replace(shape, batch="constant", most=0)
+    here = min(planned, participants)
+    assert sorted(drawn(5, constant, planned, here)) == list(range(5, 5 + planned * shape.round))
+
+
+def test_the_size_of_a_step() -> None:
+    shape = Shape(ranks=1, local=2, accumulation=2, batch="constant")
+    assert [shape.rounds(8, groups) for groups in (1, 2, 3, 4)] == [8, 8, 8, 8]
+    limited = replace(shape, most=3)
+    assert [limited.rounds(8, groups) for groups in (1, 2, 3, 4)] == [3, 6, 8, 8]
+    shrinks = replace(shape, batch="shrinks")
+    assert [shrinks.rounds(8, groups) for groups in (1, 2, 3, 4)] == [2, 4, 6, 8]
+    more = Shape(ranks=1, local=2, batch="constant")
+    assert [more.rounds(2, groups) for groups in (1, 2, 3)] == [2, 2, 3]
+    assert more.whole(more.whole(2, 3), 2) == 3, "a step keeps the size that it had with more groups"
 
 
 @given(rounds=st.integers(0, 100), participants=st.integers(1, 20))
@@ -51,6 +71,7 @@ class Group:
     """A group's own copy of the stream's state."""
 
     committed: int = 0
+    planned: int = 0
 
 
 EVENTS = st.one_of(
@@ -62,23 +83,25 @@ EVENTS = st.one_of(
 )
 
 
-@given(shape=SHAPES, batch=BATCHES, events=st.lists(EVENTS, max_size=40))
-def test_exactly_once_and_in_order_through_everything(shape: Shape, batch: Batch, events: list[tuple]) -> None:  # type: ignore[type-arg]
+@given(shape=SHAPES, count=st.integers(1, 6), events=st.lists(EVENTS, max_size=40))
+def test_exactly_once_and_in_order_through_everything(shape: Shape, count: int, events: list[tuple]) -> None:  # type: ignore[type-arg]
     """Members come and go, commits fail, groups heal, all is lost and resumed from a checkpoint, sizes change."""
     groups: dict[int, Group] = {}
     trained: list[int] = []
     saved = 0
     for event in events:
         if event[0] == "step":
-            newest = max((group.committed for group in groups.values()), default=saved)
+            start = Group(saved, count * shape.accumulation)
+            newest = max(groups.values(), key=lambda group: group.committed, default=start)
             members = sorted(event[1])
             for number in members:
-                groups.setdefault(number, Group()).committed = newest  # heals before it takes part
-            found = drawn(newest, shape, len(members), batch)
+                groups[number] = replace(newest)  # heals before it takes part
+            found = drawn(newest.committed, shape, newest.planned, len(members))
             if event[2]:
                 trained += sorted(found)
                 for number in members:
-                    groups[number].committed += shape.samples(len(members), batch)
+                    groups[number].committed += shape.samples(newest.planned, len(members))
+                    groups[number].planned = shape.whole(newest.planned, len(members))
             # who was not there is out, and heals from one that was
             groups = {number: groups[number] for number in members}
         elif event[0] == "lose":
@@ -90,7 +113,7 @@ def test_exactly_once_and_in_order_through_everything(shape: Shape, batch: Batch
             del trained[saved:]
             groups = {}
         elif event[0] == "scale":
-            shape = replace(shape, groups=event[1])
+            count = event[1]
         else:
             shape = replace(shape, local=event[1])
         assert trained == list(range(len(trained)))
