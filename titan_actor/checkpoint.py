@@ -201,7 +201,9 @@ class Checkpoints:
     def _load(self, mark: CheckpointMark) -> Exception | None:
         import torch.distributed.checkpoint as dcp
 
-        state = self._state()
+        state, place = self._state(), self._place_in(Path(mark.path))
+        if isinstance(place, Exception):
+            return place
         try:
             dcp.load(state, storage_reader=dcp.FileSystemReader(mark.path), process_group=self._group)
         except (OSError, RuntimeError, ValueError, dcp.api.CheckpointException) as error:
@@ -213,12 +215,21 @@ class Checkpoints:
         _live_optimizers().load_state_dict(trainer.optimizers, state["optimizer"])
         for changed in optimizer_settings.restore(trainer, Path(mark.path), self.settings):
             log.info("%s", changed)
-        trainer.cursor.restore(Path(mark.path))
+        trainer.cursor.resume(place, mark.path)
         trainer.lr_schedulers.load_state_dict(state["lr_schedulers"])
         optimizer_settings.set_rates(trainer)
         trainer.ntokens_seen = state["train"]["ntokens_seen"]
         self._manager.load_state_dict({name: state["train"][name] for name in ("step", "batches_committed")})
         return None
+
+    def _place_in(self, folder: Path) -> dict[str, Any] | Exception:
+        """Returns the place in the data that a checkpoint has, or why it cannot be read: the same on all ranks."""
+        try:
+            found: dict[str, Any] | Exception = self._trainer.cursor.read(folder) if self._launch.rank == 0 else {}
+        except (OSError, ValueError) as error:
+            found = error
+        chosen: dict[str, Any] | Exception = self._agreement.choose(found)
+        return chosen
 
     def _state(self) -> dict[str, Any]:
         trainer = self._trainer

@@ -61,8 +61,16 @@ class Cursor:
     def write(self, folder: Path, state: dict[str, Any]) -> None:
         """Writes nothing into a checkpoint's folder."""
 
-    def restore(self, folder: Path) -> None:
-        """Reads nothing there."""
+    sign = 0
+    """Groups have streams of their own."""
+
+    def described(self) -> str:
+        """Returns nothing."""
+        return ""
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        """Reads nothing from a checkpoint's folder."""
+        return {}
 
     def resume(self, state: dict[str, Any], where: str) -> None:
         """Takes nothing: `load` does."""

@@ -448,8 +448,8 @@ class ReplicaTrainer(Trainer):
         """Returns the mean loss of the participants, and notes this group's. TorchTitan's own is local at one rank a
         group and a sum at more.
 
-        Raises NotFinite before the commit if the loss or a gradient is not finite, while all replicas' weights are
-        still good. All see the same values, and end alike.
+        Raises before the commit, while all replicas' weights are still good: NotFinite if the loss or a gradient is not
+        finite, NoData if the groups do not train on one stream of a token store. All see the same values, and end alike.
         """
         if self._loss is None:
             return None
@@ -458,19 +458,24 @@ class ReplicaTrainer(Trainer):
         norms = torch.stack(self._gradients) if self._gradients else torch.zeros(1, device=loss.device)
         spoilt = (~torch.isfinite(norms)).any().float()
         # a healing replica adds zeros to all; a lost peer fails this step's commit like any other collective
-        every = torch.stack((loss * self.cursor.weight, torch.ones((), device=loss.device), spoilt))
+        one, sign = torch.ones((), device=loss.device), float(self.cursor.sign)
+        every = torch.stack((loss * self.cursor.weight, one, spoilt, one * sign))
         self.manager.allreduce(every, reduce_op=ReduceOp.SUM).wait()
-        found = torch.stack((every[0] / every[1].clamp(min=1.0), loss, every[2], spoilt))
+        takes_part = torchft_names.place(self.manager)[1] is not None
+        apart = ((every[3] - every[1] * sign).abs() > 0.5).float() * takes_part
+        found = torch.stack((every[0] / every[1].clamp(min=1.0), loss, every[2], spoilt, apart))
         if not self._counts_loss():
             found[:2] = 0.0
         if self.launch.world_size > 1:
             # over all ranks, because each holds other gradients
             dist.all_reduce(found)
-        mean, self._groups_loss, anybodys, groups = found.tolist()
+        mean, self._groups_loss, anybodys, groups, any_apart = found.tolist()
         if (
             self.manager.errored() is None
         ):  # values from a failed collective mean nothing, and its step is not committed
             step = self.manager.current_step() + 1
+            if any_apart:
+                raise NoData(f"the groups do not train on one stream at step {step}: {self.cursor.described()}")
             if not math.isfinite(mean):
                 whose = _whose(math.isfinite(float(loss)), math.isfinite(self._groups_loss))
                 raise NotFinite(f"loss is {mean} at step {step}", whose)

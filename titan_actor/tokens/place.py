@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,21 @@ class SharedPlace:
         rounds = self._shape.rounds(self._planned, self._participants)
         return rounds / self._shape.whole(self._planned, self._participants)
 
+    @property
+    def sign(self) -> int:
+        """A number that is the same for all groups at one place of one stream, below 4096: so many groups can be summed in
+        single precision."""
+        same = [self.committed, self._planned, *(self.state()[name] for name in SAME)]
+        return zlib.crc32(repr(same).encode()) % 4096
+
+    def described(self) -> str:
+        """Returns what a person compares, where groups are not at one place of one stream."""
+        store = self._loader.store
+        return (
+            f"here it is sample {self.committed} of store {store.manifest.digest} in {store.folder}, seed {self._loader.seed}; copy "
+            "one store to all nodes, and `supervisor relaunch`"
+        )
+
     def begin(self) -> int:
         """Waits for the step's quorum, and returns the rounds of this group in it."""
         self._manager.wait_quorum()
@@ -118,16 +135,22 @@ class SharedPlace:
         self.committed, self._planned = state["samples"], state["rounds"]
 
     def write(self, folder: Path, state: dict[str, Any]) -> None:
-        """Writes a place into a checkpoint's folder. Raises OSError."""
-        (folder / FILE).write_text(json.dumps(state), encoding="utf-8")
+        """Writes a place into a checkpoint's folder, on disk when it returns. Raises OSError."""
+        with open(folder / FILE, "w", encoding="utf-8") as file:
+            file.write(json.dumps(state))
+            file.flush()
+            os.fsync(file.fileno())
 
-    def restore(self, folder: Path) -> None:
-        """Takes the place of a checkpoint: `resume`."""
+    def read(self, folder: Path) -> dict[str, Any]:
+        """Reads the place from a checkpoint's folder; empty if the checkpoint was made without a token store. Raises OSError
+        or ValueError if it cannot be read: to begin the stream again would train all samples twice."""
         try:
             state = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            state = {}
-        self.resume(state, str(folder))
+        except FileNotFoundError:
+            return {}
+        if not isinstance(state, dict):
+            raise ValueError(f"{folder / FILE} holds no place in a token store")
+        return state
 
     def resume(self, state: dict[str, Any], where: str) -> None:
         """Takes the place of an earlier start of the run, or begins the stream if it is of another store, seed or length,

@@ -354,6 +354,38 @@ def test_a_resume_from_disk_goes_on_with_the_next_sample(groups: Groups, store: 
     assert third.exit_code() == 0
     assert "was trained on another store, seed or seq_len: the stream begins at its first sample" in third.log()
     assert attempts(third)[0][1] == [0, 1]
+    newest, older = complete(groups.run_dir)[-1], complete(groups.run_dir)[-2]
+    (Path(newest.path) / "stream.json").write_text("")
+    fourth = groups.start(0, generation=4, steps=newest.step, **fields)
+    assert fourth.exit_code() == 0
+    assert fourth.lines("resumed")[0]["step"] == older.step, "a place that is torn is no place: not the first sample"
+
+
+@pytest.mark.trainers
+@pytest.mark.long
+def test_groups_that_resume_at_one_step_with_other_stores_do_not_train(
+    groups: Groups, store: Path, tmp_path: Path
+) -> None:
+    """No group heals, so none meets the other's store, but in the sum of their first step."""
+    fields = {"groups": 2, "checkpoint_interval_steps": 3}
+    ranks = [groups.start(g, steps=3, data=source(store), writer=g == 0, **fields) for g in (0, 1)]
+    assert [rank.exit_code() for rank in ranks] == [0, 0]
+    (mark,) = complete(groups.run_dir)
+    other = tmp_path / "other"
+    shutil.copytree(store, other)
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["shards"][0]["bin_sha256"] = "0" * 64  # other tokens, as its hash says
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    assert TokenStore(other).manifest.digest != TokenStore(store).manifest.digest
+    again = [
+        groups.start(g, generation=2, steps=6, checkpoint=mark, data=source(at), **fields)
+        for g, at in enumerate((store, other))
+    ]
+    assert [rank.exit_code() for rank in again] == [MISCONFIGURED] * 2
+    for rank in again:
+        assert rank.progress is not None
+        assert "the groups do not train on one stream at step 4: here it is sample" in rank.progress.error
+        assert rank.lines("digest") == []
 
 
 @pytest.mark.trainers
