@@ -69,13 +69,13 @@ class SharedPlace:
 
     @property
     def sign(self) -> int:
-        """A number that is the same for all groups at one place of one stream, below 4096: so many groups can be summed in
-        single precision."""
+        """Number that is the same for all groups at one place of one stream, below 4096: the sum of 4096 groups is exact
+        in single precision."""
         same = [self.committed, self._planned, *(self.state()[name] for name in SAME)]
         return zlib.crc32(repr(same).encode()) % 4096
 
     def described(self) -> str:
-        """Returns what a person compares, where groups are not at one place of one stream."""
+        """Returns the place in words, for a person who compares those of groups that differ."""
         store = self._loader.store
         return (
             f"here it is sample {self.committed} of store {store.manifest.digest} in {store.folder}, seed {self._loader.seed}; copy "

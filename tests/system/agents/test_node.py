@@ -123,7 +123,7 @@ def test_commands_reach_the_trainer(cold: Node, store: Store) -> None:
     eventually(lambda: {"do": "abort"} in commands(), 10)
     assert cold.progress(FIRST).step == 30
     desire(store, "n0", trainer(toy_stop_at=30, writer=True, checkpoint=mark, stop_at_step=40))
-    eventually(lambda: {"do": "drain", "at_step": 40} in commands(), 5)
+    eventually(lambda: {"do": "drain", "at_step": 40, "keep": 0} in commands(), 5)
     found = eventually(lambda: (r := rank(store, "n0", 1)) and r.state == "exited" and r, 5)
     assert (found.exit.exit_code, found.progress.phase) == (0, "finished")
     assert [command["do"] for command in commands()] == ["writer", "abort", "drain"]
