@@ -17,6 +17,7 @@ from monarch.actor import Actor, ProcMesh, current_rank, endpoint
 from monarch.spmd import setup_torch_elastic_env
 
 from supervisor.core.model.spec import TitanSpec
+from supervisor.wire import tables
 from supervisor.wire.address import free_port
 
 ADDRESS = "EVERSTEP_NODE_ADDRESS"
@@ -39,6 +40,13 @@ def setup_env_for_distributed(procs: ProcMesh) -> None:
     setup_torch_elastic_env(procs, *first.free.call_one().get())
 
 
+def _spec(keys: Mapping[str, Any]) -> TitanSpec:
+    found, problems = tables.read(keys, TitanSpec, "titan.")
+    if found is None or problems:
+        raise ValueError("\n".join(problems))
+    return found
+
+
 class TitanTrainerWrapper(Actor):
     """One rank of a training by TorchTitan."""
 
@@ -58,7 +66,7 @@ class TitanTrainerWrapper(Actor):
         if os.environ.get(ADDRESS):
             address.use(os.environ[ADDRESS])  # for gloo, which would take what the host's name resolves to
         mends.apply()
-        titan = TitanSpec(**self.job_config) if isinstance(self.job_config, Mapping) else self.job_config
+        titan = _spec(self.job_config) if isinstance(self.job_config, Mapping) else self.job_config
         if isinstance(titan, TitanSpec):
             titan = config.from_spec(titan, int(os.environ.get("WORLD_SIZE", "1")))
             titan.dump_folder = os.path.join(os.getcwd(), "titan")  # in the node's own folder

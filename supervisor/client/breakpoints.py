@@ -31,7 +31,15 @@ class Breakpoint:
         from supervisor.client.pool import mirror_of
         from supervisor.shell.inspect import debugging
 
-        reply = debugging.tell(self._store, mirror_of(self._store), self.at, line)
+        mirror = mirror_of(self._store)
+        now = debugging.stopped(mirror, self.at.run)
+        names = [(each.name, each.generation) for each in now]
+        if (self.at.name, self.at.generation) not in names:
+            self.stands = False  # its group may have started again, and stopped elsewhere
+            raise EverstepError(
+                f"rank {self.at.name} does not stand any more: run.breakpoints() returns those that stand now"
+            )
+        reply = debugging.tell(self._store, mirror, self.at, line)
         if reply.error:
             raise EverstepError(f"rank {self.at.name}: {reply.error}")
         self.stands = reply.stopped

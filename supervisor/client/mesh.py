@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import os
 import threading
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from supervisor.client.errors import EverstepError
 from supervisor.ports.errors import PortError
@@ -193,31 +192,53 @@ def _towards(address: str) -> str:
 class _Client:
     """This process as Monarch's client. Monarch binds its transport and its certificates once in a process."""
 
+    _lock = threading.Lock()
+    _made: ClassVar[_Client | None] = None
+
     def __init__(self, address: str) -> None:
+        """Raises EverstepError, and leaves environment and settings as they were."""
         import tempfile
         from pathlib import Path
 
         from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
         from monarch.actor import enable_transport
 
+        self.address = address
         self.authority = Authority()
         self._folder = tempfile.TemporaryDirectory(prefix="everstep-mesh-")
-        os.environ.update(monarch.settle(Path(self._folder.name), self.authority.pems("client", address)))
-        for name, value in monarch.TUNED.items():
-            os.environ.setdefault(name, value)
-        reload_config_from_env()
+        before = {name: os.environ.get(name) for name in (*monarch.PEMS.values(), *monarch.TUNED)}
         try:
+            os.environ.update(monarch.settle(Path(self._folder.name), self.authority.pems("client", address)))
+            for name, value in monarch.TUNED.items():
+                os.environ.setdefault(name, value)
+            reload_config_from_env()
             enable_transport(monarch.url(address, 0))
-        except RuntimeError as error:
-            raise EverstepError(
-                "this program has used Monarch already, which binds its transport once: call pool.mesh() before anything "
-                "else of Monarch"
-            ) from error
+        except BaseException as error:
+            for name, was in before.items():
+                os.environ.pop(name, None)
+                if was is not None:
+                    os.environ[name] = was
+            reload_config_from_env()
+            self._folder.cleanup()
+            if isinstance(error, RuntimeError):
+                raise EverstepError(
+                    "this program has used Monarch already, which binds its transport once: call pool.mesh() before "
+                    "anything else of Monarch"
+                ) from error
+            raise
 
     @classmethod
-    @functools.cache
     def of_this_process(cls, address: str) -> _Client:
-        return cls(address)
+        """Returns the one client of this process. Raises EverstepError if it has another address."""
+        with cls._lock:
+            if cls._made is None:
+                cls._made = cls(address)
+            if cls._made.address != address:
+                raise EverstepError(
+                    f"this program's first mesh goes by its address {cls._made.address}, and these nodes are reached from "
+                    f"{address}: Monarch binds one address in a program, so make this mesh in another one"
+                )
+            return cls._made
 
     def attached(self, workers: list[str]) -> Any:
         """Returns the HostMesh of these workers. Raises EverstepError if they are not reached."""

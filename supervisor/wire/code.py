@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import posixpath
 import struct
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,9 +155,10 @@ def write_content(
 ) -> None:
     """Writes the content of a frame to a file, whole or not at all. `finish` gets the open descriptor before the file gets
     its name. Raises Torn if it ends early or has another digest, OSError."""
-    temporary = to.with_name(f".{to.name[:100]}.{os.getpid()}.tmp")
+    handle, name = tempfile.mkstemp(dir=to.parent, prefix=f".{to.name[:100]}.", suffix=".tmp")
+    temporary = Path(name)
     try:
-        with temporary.open("wb") as file:
+        with open(handle, "wb") as file:
             copy_content(source, digest, size, file.write)
             file.flush()
             if finish is not None:

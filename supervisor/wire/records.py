@@ -705,7 +705,7 @@ class Relaunch:
     from_memory: bool = False
     """True if ranks keep their state in their nodes' memory, instead of writing a checkpoint."""
     restarts: bool = False
-    """True if all groups start again though the spec does not ask for it: with new code."""
+    """True if all groups start again though the spec does not ask for it: with new code, or another share of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)

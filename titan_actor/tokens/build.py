@@ -82,10 +82,13 @@ def build(
     ended."""
     mark = Encoder(tokenizer).mark
     read = sources.marks(sources.files(corpus))
-    plan = {"tokenizer": mark.sha256, "text_field": corpus.text_field, "sources": sources.as_json(read)}
-    with _alone(out), _no_space(out):
-        if (out / MANIFEST).exists():
-            raise TokensError(f"{out} holds a token store already: give another --out, or remove it")
+    plan = {
+        # bos and eos are not in tokenizer.json
+        "tokenizer": f"{mark.sha256} {mark.bos} {mark.eos}",
+        "text_field": corpus.text_field,
+        "sources": sources.as_json(read),
+    }
+    with alone(out), _no_space(out):
         _begin(out, plan)
         jobs = [
             _Job(folder=str(out), name=f"shard-{number:05}", chunk=chunk, number=number)
@@ -120,8 +123,9 @@ def cores() -> int:
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Keeps other builds out of the folder. Raises TokensError while one is there."""
+def alone(out: Path) -> Iterator[None]:
+    """Makes the folder of a store, and keeps other builds out of it. Raises TokensError while one is there, and for a
+    store that is finished."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         handle = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
@@ -135,6 +139,8 @@ def _alone(out: Path) -> Iterator[None]:
     except OSError:
         pass  # a file system without locks
     try:
+        if (out / MANIFEST).exists():
+            raise TokensError(f"{out} holds a token store already: give another --out, or remove it")
         yield
     finally:
         os.close(handle)
@@ -160,16 +166,25 @@ def _begin(out: Path, plan: dict[str, str]) -> None:
     _sweep(out)
     at = out / BUILDING / "plan.json"
     if not at.exists():
-        if strange := [each.name for each in out.iterdir() if each.name != BUILDING]:
-            raise TokensError(f"{out} is not empty ({sorted(strange)[0]}): give another --out")
+        refuse_full(out, but=BUILDING)
         at.parent.mkdir(exist_ok=True)
         write_json(at, plan)
         return
     before = json.loads(at.read_text(encoding="utf-8"))
-    differ = {"tokenizer": "tokenizer", "text_field": "text field", "sources": "source, or its files have changed"}
+    differ = {
+        "tokenizer": "tokenizer, or its bos_token and eos_token have changed",
+        "text_field": "text field",
+        "sources": "source, or its files have changed",
+    }
     for key, what in differ.items():
         if before.get(key) != plan[key]:
             raise TokensError(f"{out} holds an unfinished build of another {what}: give another --out, or remove it")
+
+
+def refuse_full(out: Path, but: str = "") -> None:
+    """Raises TokensError for a folder that holds something else than `but`."""
+    if strange := [each.name for each in out.iterdir() if each.name != but]:
+        raise TokensError(f"{out} is not empty ({min(strange)}): give another --out")
 
 
 def _sweep(out: Path) -> None:

@@ -13,6 +13,7 @@ import numpy
 
 from titan_actor.data import SUFFIXES
 from titan_actor.tokens import sources
+from titan_actor.tokens.build import BUILDING, alone, refuse_full
 from titan_actor.tokens.format import (
     BLOCK,
     HEADER,
@@ -20,6 +21,7 @@ from titan_actor.tokens.format import (
     Index,
     Manifest,
     Shard,
+    TokenizerMark,
     TokensError,
     index_header,
     load,
@@ -69,13 +71,33 @@ def is_megatrons(source: str) -> bool:
     return True
 
 
+def refuse_inside(source: str, out: Path) -> None:
+    """Raises TokensError for a store in its own source, whose files the next look at that would find."""
+    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(source)):
+        raise TokensError(f"{out} is in the source {source}: give an --out outside of it")
+
+
 def adopt(folder: Path, tokenizer: Path, out: Path) -> Manifest:
     """Writes a manifest for a folder of Megatron's files, which stay where they are. Raises TokensError for files that are
-    torn, or hold tokens that the tokenizer does not have."""
+    torn or of a store, or hold tokens that the tokenizer does not have."""
     mark = Encoder(tokenizer).mark
-    if (out / MANIFEST).exists():
-        raise TokensError(f"{out} holds a token store already: give another --out, or remove it")
-    prefixes = sorted(str(path.resolve().with_suffix("")) for path in folder.rglob("*.idx"))
+    files = sorted(folder.rglob("*.idx"))
+    for store in sorted({path.parent for path in files}):
+        if (store / BUILDING).is_dir():
+            raise TokensError(f"{store} is an unfinished build: finish it by the command that began it")
+        if (store / MANIFEST).exists():
+            raise TokensError(f"{store} is a token store already: train on it as it is")
+    with alone(out):
+        refuse_full(out)
+        made = _read(folder, [str(path.resolve().with_suffix("")) for path in files], mark)
+        try:
+            write_json(out / MANIFEST, asdict(made))
+        except OSError as error:
+            raise TokensError(f"{out} cannot be written: {error.strerror}") from None
+    return made
+
+
+def _read(folder: Path, prefixes: list[str], mark: TokenizerMark) -> Manifest:
     read = [_adopted(prefix, mark.vocabulary) for prefix in prefixes]
     dtypes = {dtype for dtype, _ in read}
     if len(dtypes) > 1:
@@ -85,19 +107,13 @@ def adopt(folder: Path, tokenizer: Path, out: Path) -> Manifest:
     shards = tuple(shard for _, shard in read if shard.documents)
     if not shards:
         raise TokensError(f"{folder} holds no document: there is nothing to train on")
-    made = Manifest(
+    return Manifest(
         dtype=dtypes.pop(),
         tokenizer=mark,
         text_field="",
         shards=shards,
         sources=sources.marks([f"{prefix}{ending}" for prefix in prefixes for ending in (".bin", ".idx")]),
     )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / MANIFEST, asdict(made))
-    except OSError as error:
-        raise TokensError(f"{out} cannot be written: {error.strerror}") from None
-    return made
 
 
 def _adopted(prefix: str, vocabulary: int) -> tuple[str, Shard]:

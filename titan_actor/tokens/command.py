@@ -78,6 +78,7 @@ def build(
         from titan_actor.tokens.tokenizer import folder_of
 
         folder = folder_of(tokenizer)
+        check.refuse_inside(source, out)
         if check.is_megatrons(source):
             made = check.adopt(Path(source), folder, out)
         else:

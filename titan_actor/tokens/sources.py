@@ -84,12 +84,13 @@ class Reading:
 
     def _cut(self, documents: Iterator[str]) -> Iterator[tuple[str, bool]]:
         for text in documents:
-            while len(text) > PIECE:
-                end = _end(text, PIECE)
-                yield text[:end], False
-                text = text[end:]
+            start = 0
+            while len(text) - start > PIECE:
+                end = _end(text, start, start + PIECE)
+                yield text[start:end], False
+                start = end
             if text:
-                yield text, True
+                yield text[start:], True
 
     def _text(self, span: Span) -> Iterator[tuple[str, bool]]:
         """Reads a file that is one document, without holding it all."""
@@ -97,7 +98,7 @@ class Reading:
         with open(span.path, encoding="utf-8", errors="replace", newline=None) as file:
             while more := file.read(PIECE):
                 if left:
-                    end = _end(left, len(left))
+                    end = _end(left, 0, len(left))
                     yield left[:end], False
                     more = left[end:] + more
                 left = more
@@ -138,11 +139,11 @@ def _line_start(file: IO[bytes], start: int) -> int:
     return 0
 
 
-def _end(text: str, most: int) -> int:
-    """Returns where to cut a long text: before the last single blank between two words, where no tokenizer has a token
-    across it; else where it is full."""
+def _end(text: str, start: int, most: int) -> int:
+    """Returns where to cut a long text after `start`: before the last single blank between two words, where no tokenizer
+    has a token across it; else where it is full."""
     at = most
-    while (at := text.rfind(" ", 1, at)) > 0:
+    while (at := text.rfind(" ", start + 1, at)) > 0:
         if text[at + 1 : at + 2].isalpha() and not text[at - 1].isspace():
             return at
     return most
@@ -216,7 +217,14 @@ def _of_dataset(source: str, split: str, saved: bool) -> list[str]:
         if split not in found:
             raise TokensError(f"{source} has no split {split!r}: it has {', '.join(found)}; name one by --split")
         found = found[split]
-    return [str(Path(each["filename"]).resolve()) for each in found.cache_files]
+    paths = [str(Path(each["filename"]).resolve()) for each in found.cache_files]
+    if (rows := sum(map(_row_count, paths))) != len(found):
+        # a slice, as train[:10%], is of the same files
+        raise TokensError(
+            f"{source}: {split} has {len(found):,} of the {rows:,} rows in its files, and whole files alone are built: "
+            "name a whole split by --split"
+        )
+    return paths
 
 
 def marks(paths: list[str]) -> tuple[Source, ...]:
@@ -284,13 +292,17 @@ def _row_groups(path: str, whole: int, size: int) -> Iterator[tuple[int, int, fl
         yield start, len(parts), taken / total
 
 
-def _row_ranges(path: str, whole: int, size: int) -> Iterator[tuple[int, int, float]]:
+def _row_count(path: str) -> int:
     import pyarrow
 
     try:
-        rows = int(_arrow(path).num_rows)
+        return int(_arrow(path).num_rows)
     except (OSError, pyarrow.ArrowException) as error:
         raise TokensError(f"{path} is no readable file of datasets: {str(error).splitlines()[0]}") from None
+
+
+def _row_ranges(path: str, whole: int, size: int) -> Iterator[tuple[int, int, float]]:
+    rows = _row_count(path)
     each = max(1, rows * size // max(1, whole))
     for start in range(0, rows, each):
         end = min(rows, start + each)

@@ -128,14 +128,29 @@ def refuse_from_memory(mirror: Mirror, record: RunRecord, after: RunSpec) -> Non
 
 def sized(now: RunSpec, groups: int | None, spares: int | None) -> RunSpec:
     """Returns the spec with another number of groups, and of nodes for them, or of spares. None: as now. Raises Fatal if
-    that changes nothing, RunFileError if it contradicts something."""
+    that changes nothing or needs a relaunch, RunFileError if it contradicts something."""
     count = now.groups.count if groups is None else groups
     nodes = now.allocation.nodes + (count - now.groups.count) * now.groups.nodes_per_group
+    if other_shares(now, count):
+        raise Fatal(
+            f"groups.count: {now.groups.count} -> {count}: each group's share of training.global_batch_size changes, so all "
+            f"groups must start again: supervisor relaunch {now.name} --set groups.count={count} --set "
+            f"allocation.nodes={nodes}"
+        )
     given = [f"groups.count={count}", f"allocation.nodes={nodes}"]
     after = changes.changed(now, given + ([f"allocation.spares={spares}"] if spares is not None else []))
     if after == now:
         raise Fatal(f"run {now.name} has this spec already: nothing would change")
     return after
+
+
+def other_shares(before: RunSpec, count: int) -> bool:
+    """Returns true if another number of groups changes the samples that each takes of a token store in a step: groups of
+    both numbers cannot train together then."""
+    titan = before.titan
+    batch = changes.flat(titan.overrides).get("training.global_batch_size", 0)
+    shrinks = titan.data.source == "tokens" and titan.global_batch == "shrinks"
+    return shrinks and isinstance(batch, int) and batch > 0 and count != before.groups.count
 
 
 def keeps_nodes(mirror: Mirror, run: str) -> bool:
@@ -163,6 +178,7 @@ def relaunch(
     number = max(record.number, asked) + 1
     # while another spec is asked for, the one in force takes that wish back
     restarts = after == record.spec and observe.asked_relaunch(mirror, run) is None and new_code(mirror, run)
+    restarts = restarts or other_shares(record.spec, after.groups.count)
     wish = Relaunch(
         number=number, spec=after, because=because, asked_unix_s=time.time(), restarts=restarts, from_memory=from_memory
     )

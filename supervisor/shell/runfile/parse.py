@@ -4,18 +4,14 @@ nearest right one."""
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
 import math
 import os
 import re
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from supervisor.core.model.measured import NOTHING, Measured
@@ -24,6 +20,7 @@ from supervisor.core.timeouts import solver as timeouts
 from supervisor.core.timeouts.bound import Row
 from supervisor.shell.engines import registry
 from supervisor.shell.runfile import validate_environment, validate_policy
+from supervisor.wire import tables
 
 
 class RunFileError(ValueError):
@@ -71,13 +68,9 @@ def parse(
 ) -> RunSpec:
     """Builds a RunSpec from a TOML document; relative data paths are taken from `base`. `before`: the spec that it
     changes, whose own contradictions are not reported again. `seen`: measured durations of that run."""
-    unknown = _unknown_keys(body, RunSpec, "")
-    try:
-        # As JSON, for which strict mode builds dataclasses from tables, and accepts only numbers as numbers.
-        text = json.dumps(_prune(body, RunSpec), default=str)
-        spec = TypeAdapter(RunSpec).validate_json(text, strict=True)
-    except ValidationError as error:
-        raise RunFileError(unknown + [_sentence(e) for e in error.errors()]) from error
+    spec, unknown = tables.read(body, RunSpec, fixed=validate_policy.fixed)
+    if spec is None:
+        raise RunFileError(unknown)
     spec = dataclasses.replace(spec, groups=_with_ranks(spec.groups, body.get("groups", {})))
     known = contradictions(before, seen) if before is not None else []
     problems = unknown + [problem for problem in contradictions(spec, seen) if problem not in known]
@@ -307,71 +300,3 @@ def _ranges(spec: RunSpec) -> list[str]:
 def nearest_name(name: str) -> str:
     """Returns a name of a run that resembles any text."""
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:63] or "my-run"
-
-
-def _fields(kind: Any) -> dict[str, Any]:
-    hints: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        default = field.default_factory if field.default_factory is not dataclasses.MISSING else None
-        hints[KEYS.get(field.name, field.name)] = default if dataclasses.is_dataclass(default) else None
-    return hints
-
-
-def _unknown_keys(body: dict[str, Any], kind: Any, where: str) -> list[str]:
-    known = _fields(kind)
-    found = []
-    for key, value in body.items():
-        path = f"{where}{key}"
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-            elsewhere = [p for p in all_keys() if p.rsplit(".", 1)[-1] == key]
-            hint = elsewhere or [f"{where}{n}" for n in near]
-            nearest = f"; nearest: {hint[0]}" if hint else f"; known here: {', '.join(sorted(known))}"
-            why = validate_policy.fixed(where, key) or f"there is no such key{nearest}"
-            found.append(f"{path} = {_short(value)}: {why}")
-        elif known[key] is not None and isinstance(value, dict):
-            found += _unknown_keys(value, known[key], f"{path}.")
-    return found
-
-
-def _prune(body: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """Returns the body without unknown keys: they are reported with a better hint than pydantic's."""
-    known = _fields(kind)
-    names = {key: name for name, key in KEYS.items()}
-    return {
-        names.get(key, key): _prune(value, known[key]) if known[key] is not None and isinstance(value, dict) else value
-        for key, value in body.items()
-        if key in known
-    }
-
-
-@cache
-def all_keys() -> tuple[str, ...]:
-    """Returns every key of the run file, dotted."""
-
-    def walk(kind: Any, where: str) -> list[str]:
-        keys = []
-        for name, inner in _fields(kind).items():
-            keys.append(where + name)
-            if inner is not None:
-                keys += walk(inner, f"{where}{name}.")
-        return keys
-
-    return tuple(walk(RunSpec, ""))
-
-
-def _sentence(error: Any) -> str:
-    path = ".".join(KEYS.get(str(part), str(part)) for part in error["loc"])
-    if error["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return f"{path}: missing, and it has no default"
-    if error["type"] == "literal_error":
-        expected = error["ctx"]["expected"]
-        near = difflib.get_close_matches(str(error["input"]), re.findall(r"'([^']*)'", expected), n=1)
-        return f"{path} = {_short(error['input'])}: must be {expected}" + (f"; nearest: {near[0]!r}" if near else "")
-    said = error["msg"].replace("Input should be", "must be")
-    return f"{path} = {_short(error['input'])} ({type(error['input']).__name__}): {said}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

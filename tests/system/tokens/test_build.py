@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,14 +173,19 @@ def begun(out: Path, **changes: object) -> None:
     (out / "building").mkdir(parents=True)
     mark = Encoder(ASSETS).mark
     read = sources.marks([str(out.parent / "a.txt")])
-    plan = {"tokenizer": mark.sha256, "text_field": "text", "sources": sources.as_json(read), **changes}
+    plan = {
+        "tokenizer": f"{mark.sha256} {mark.bos} {mark.eos}",
+        "text_field": "text",
+        "sources": sources.as_json(read),
+        **changes,
+    }
     (out / "building" / "plan.json").write_text(json.dumps(plan))
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"tokenizer": "other"}, "tokenizer"),
+        ({"tokenizer": "other"}, "tokenizer, or its bos_token and eos_token have changed"),
         ({"text_field": "content"}, "text field"),
         ({"sources": "[]"}, "source, or its files have changed"),
     ],
@@ -191,6 +197,19 @@ def test_an_unfinished_build_of_something_else(tmp_path: Path, change: dict[str,
     assert told == (
         f"{tmp_path / 'store'} holds an unfinished build of another {what}: give another --out, or remove it"
     )
+
+
+def test_an_unfinished_build_with_another_end_of_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    begun(tmp_path / "store")
+    other = tmp_path / "tokenizer"
+    shutil.copytree(ASSETS, other)
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    config["eos_token"] = config["bos_token"]
+    (other / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(TokensError, match="of another tokenizer, or its bos_token and eos_token have changed"):
+        build(Corpus(source=str(tmp_path / "a.txt")), other, tmp_path / "store", processes=1)
+    assert build(Corpus(source=str(tmp_path / "a.txt")), ASSETS, tmp_path / "store", processes=1).documents == 1
 
 
 def test_a_folder_with_something_in_it(tmp_path: Path, whole: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
@@ -70,6 +72,28 @@ def test_too_few_nodes_are_a_sentence(nodes: tuple[tuple[str, str, str], ...], c
     with pytest.raises(everstep.EverstepError) as refused:
         mesh.made(MemoryStore(), MIRROR, pool(*nodes), count)
     assert str(refused.value) == why
+
+
+def test_a_program_has_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def init(self: Any, address: str) -> None:
+        made.append(address)
+        time.sleep(0.05)  # long enough for the others to come
+        self.address = address
+
+    monkeypatch.setattr(mesh._Client, "__init__", init)
+    monkeypatch.setattr(mesh._Client, "_made", None)
+    with ThreadPoolExecutor(4) as pool_of_threads:
+        found = list(pool_of_threads.map(mesh._Client.of_this_process, ["10.0.0.1"] * 4))
+    assert len(set(map(id, found))) == 1
+    with pytest.raises(everstep.EverstepError) as refused:
+        mesh._Client.of_this_process("10.1.0.1")
+    assert str(refused.value) == (
+        "this program's first mesh goes by its address 10.0.0.1, and these nodes are reached from 10.1.0.1: Monarch binds "
+        "one address in a program, so make this mesh in another one"
+    )
+    assert made == ["10.0.0.1"]
 
 
 class Agents:

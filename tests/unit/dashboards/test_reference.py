@@ -8,7 +8,7 @@ import pytest
 
 from dashboards import reference
 from supervisor.shell.metrics.catalogue import CATALOGUE, Metric
-from supervisor.shell.runfile import parse
+from supervisor.wire import tables
 
 
 @pytest.mark.parametrize("name", reference.PAGES)
@@ -37,7 +37,7 @@ def test_every_key_of_a_run_file_is_told_once() -> None:
         for key, *_ in table
     )
     sections = {section for section in rows(reference.run_file()) if section not in ("", "top level")}
-    assert set(found) | sections == set(parse.all_keys())
+    assert set(found) | sections == set(tables.all_keys())
     assert set(found.values()) == {1}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,22 @@ def test_a_content_with_other_bytes_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(Torn):
         code.write_content(source, *code.read_head(source), tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("second_is_whole", [True, False])
+def test_two_transfers_of_one_content_at_a_time(tmp_path: Path, second_is_whole: bool) -> None:
+    content = b"x" * (code.CHUNK + 7)
+    size, digest = len(content), code.digest_of(content)
+    second = framed(content if second_is_whole else content[:-1], digest)
+    second.read(len(code.head(digest, size)))
+
+    class First(io.BytesIO):
+        def read(self, most: int | None = -1, /) -> bytes:
+            if self.tell() == code.CHUNK:  # the other one comes and goes in the middle
+                with nullcontext() if second_is_whole else pytest.raises(Torn):
+                    code.write_content(second, digest, size, tmp_path / "x")
+            return super().read(most)
+
+    code.write_content(First(content), digest, size, tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]

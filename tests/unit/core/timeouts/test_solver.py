@@ -17,6 +17,7 @@ from supervisor.core.model.spec import AllocationSpec, GroupsSpec, RunSpec
 from supervisor.core.timeouts import solver
 from supervisor.core.timeouts.bound import Row
 from supervisor.shell.runfile import parse
+from supervisor.wire import tables
 from tests.unit.core.world import World
 
 SPEC = RunSpec(name="run")
@@ -195,7 +196,7 @@ def test_every_row_has_a_reason_and_is_a_key_of_the_run_file() -> None:
     for each in solver.rows(SLURM, SEEN):
         assert each.best.why
         assert each.measured or each.best.why.startswith("a choice") or each.key == "policy.cut_off_stop_s"
-        assert not each.settable or each.key in parse.all_keys()
+        assert not each.settable or each.key in tables.all_keys()
 
 
 # --- the solver against itself ---

@@ -9,14 +9,17 @@ import pytest
 
 from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.memory import Memory
-from supervisor.core.model.spec import DataSpec, EnvSpec, GroupsSpec, RunSpec, TrainerSpec
+from supervisor.core.model.spec import DataSpec, EnvSpec, GroupsSpec, RunSpec, TitanSpec, TrainerSpec
 from supervisor.ports.errors import Fatal
+from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import client, relaunch
-from supervisor.shell.inspect.relaunch import data_note
+from supervisor.shell.inspect.relaunch import data_note, sized
 from supervisor.wire import keys
-from supervisor.wire.records import RunRecord
-from tests.unit.shell.records import MEMORY, run_values
+from supervisor.wire.records import RunRecord, encode
+from tests.unit.shell.records import MEMORY, SPEC, run_values
+
+TOKENS = DataSpec(source="tokens", path="/tokens")
 
 
 def test_another_number_of_groups_is_noted_where_it_costs_samples() -> None:
@@ -65,3 +68,41 @@ def test_no_other_wish_comes_while_states_are_put_into_memory() -> None:
     with pytest.raises(Fatal, match="is relaunched from memory just now: repeat this once it trains"):
         relaunch.refuse(mirror, record, titan(record, steps=10**6))
     assert "what ranks have kept in memory since step" in client.stopping(mirror, record)
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"training.global_batch_size": 8}, {"training": {"global_batch_size": 8}}], ids=["dotted", "table"]
+)
+def test_groups_of_other_shares_of_a_step_do_not_train_together(overrides: dict[str, Any]) -> None:
+    spec = replace(SPEC, titan=TitanSpec(data=TOKENS, global_batch="shrinks", overrides=overrides))
+    with pytest.raises(Fatal) as error:
+        sized(spec, 4, None)
+    assert str(error.value) == (
+        "groups.count: 2 -> 4: each group's share of training.global_batch_size changes, so all groups must start again: "
+        "supervisor relaunch run --set groups.count=4 --set allocation.nodes=4"
+    )
+    assert sized(spec, None, 3).allocation.spares == 3
+    store = MemoryStore()
+    record = RunRecord(spec=spec, run_dir="/r", launched_unix_s=1.0)
+    store.commit({**run_values(), keys.spec("run"): encode(record)})
+    said = relaunch.relaunch(
+        store, Mirror(store.list(keys.PREFIX)), record, replace(spec, groups=GroupsSpec(count=1)), ""
+    )
+    assert "Then all start again" in said
+    mirror = Mirror(store.list(keys.PREFIX))
+    asked = observe.observed(mirror, "run", observe.memory(mirror, "run"), 0.0, 0.0).relaunch
+    assert asked is not None
+    assert not asked.scales
+
+
+@pytest.mark.parametrize(
+    "titan",
+    [
+        TitanSpec(data=TOKENS, global_batch="shrinks"),
+        TitanSpec(data=TOKENS, overrides={"training.global_batch_size": 8}),
+        TitanSpec(overrides={"training.global_batch_size": 8}),
+    ],
+    ids=["share", "constant", "stream"],
+)
+def test_other_groups_train_on(titan: TitanSpec) -> None:
+    assert sized(replace(SPEC, titan=titan), 4, None).groups.count == 4

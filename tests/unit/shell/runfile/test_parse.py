@@ -11,6 +11,7 @@ import pytest
 from supervisor.core.model.spec import KEYS, RunSpec
 from supervisor.shell.runfile import parse as runfile
 from supervisor.shell.runfile.parse import RunFileError, parse
+from supervisor.wire import tables
 
 
 def problems(body: dict[str, Any]) -> list[str]:
@@ -153,7 +154,7 @@ def test_every_number_has_a_range() -> None:
     """A key that is added without one would let a typo start a run."""
     numbers = {
         key
-        for key in runfile.all_keys()
+        for key in tables.all_keys()
         if isinstance(_default(key), int | float) and not isinstance(_default(key), bool)
     }
     assert numbers - {"titan.seed"} == set(runfile._AT_LEAST)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.titan_actor.tokens.stores import written
 from tests.unit.titan_actor.tokens.test_reader import expected, read
+from titan_actor.tokens.build import alone
 from titan_actor.tokens.check import adopt, corrupt, is_megatrons
 from titan_actor.tokens.format import TokensError
 from titan_actor.tokens.tokenizer import ASSETS
@@ -47,7 +48,7 @@ def test_what_megatron_wrote(megatron: Path, tmp_path: Path, seq_len: int) -> No
 def refused(folder: Path, out: Path) -> str:
     with pytest.raises(TokensError) as error:
         adopt(folder, ASSETS, out)
-    assert not out.exists()
+    assert not list(out.glob("*"))
     return str(error.value)
 
 
@@ -91,6 +92,33 @@ def test_a_folder_of_both_kinds_is_refused(megatron: Path) -> None:
     with pytest.raises(TokensError, match=r"holds text \(a\.txt\) and Megatron's files \(text_document\.idx\)"):
         is_megatrons(str(megatron))
     assert not is_megatrons(str(megatron / "a.txt"))
+
+
+@pytest.mark.parametrize(
+    ("left", "sentence"),
+    [
+        ("building/plan.json", "is an unfinished build: finish it by the command that began it"),
+        ("manifest.json", "is a token store already: train on it as it is"),
+    ],
+)
+def test_a_store_is_no_folder_of_megatron(megatron: Path, tmp_path: Path, left: str, sentence: str) -> None:
+    (megatron / left).parent.mkdir(exist_ok=True)
+    (megatron / left).write_text("{}")
+    for folder in (megatron, megatron.parent):
+        assert refused(folder, tmp_path / "out" / "store") == f"{megatron} {sentence}"
+
+
+def test_a_folder_in_use_takes_no_manifest(megatron: Path, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    with alone(out):
+        assert refused(megatron, out) == f"another build is writing to {out}: wait for it, or give another --out"
+    (out / "building").mkdir()
+    with pytest.raises(TokensError, match=r"store is not empty \(building\): give another --out"):
+        adopt(megatron, ASSETS, out)
+    (out / "building").rmdir()
+    adopt(megatron, ASSETS, out)
+    with pytest.raises(TokensError, match="store holds a token store already: give another --out, or remove it"):
+        adopt(megatron, ASSETS, out)
 
 
 def test_each_corrupt_file_is_named(tmp_path: Path) -> None:

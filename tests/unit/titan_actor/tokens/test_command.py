@@ -61,6 +61,17 @@ def test_a_mistake_is_a_sentence(arguments: tuple[str, ...], sentence: str) -> N
     assert sentence in said(1, *arguments)
 
 
+@pytest.mark.parametrize("out", ["corpus/tokens", "corpus", "link/tokens"])
+def test_a_store_in_its_own_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("corpus").mkdir()
+    Path("link").symlink_to("corpus")
+    Path("corpus/a.txt").write_text("text")
+    text = said(1, "build", "corpus", "--tokenizer", "shipped", "--out", out)
+    assert text == f"supervisor: {out} is in the source corpus: give an --out outside of it\n"
+    assert [path.name for path in Path("corpus").iterdir()] == ["a.txt"]
+
+
 @pytest.mark.parametrize("package", ["numpy", "tokenizers"])
 def test_a_package_that_is_not_installed(package: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")

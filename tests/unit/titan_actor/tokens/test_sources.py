@@ -82,6 +82,27 @@ def test_a_data_set_that_is_saved(tmp_path: Path) -> None:
         files(Corpus(source=str(tmp_path / "two"), split="dev"))
 
 
+def test_a_slice_of_a_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data set comes from a file instead of the hub, by the library's own reader."""
+    import datasets
+
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    load = datasets.load_dataset
+
+    def from_file(source: str, split: str) -> Any:
+        return load("json", data_files=str(tmp_path / "a.jsonl"), split=split, cache_dir=str(tmp_path / "cache"))
+
+    monkeypatch.setattr(datasets, "load_dataset", from_file)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert documents(chunks(marks(files(Corpus(source="hub/name"))))) == TEXTS
+    with pytest.raises(TokensError) as error:
+        files(Corpus(source="hub/name", split="train[:10%]"))
+    assert str(error.value) == (
+        "hub/name: train[:10%] has 90 of the 900 rows in its files, and whole files alone are built: name a whole split by "
+        "--split"
+    )
+
+
 @settings(deadline=None)
 @given(
     texts=st.lists(st.text(max_size=30), max_size=40),
@@ -115,6 +136,21 @@ def test_a_long_document_gives_the_tokens_that_it_gives_whole(monkeypatch: pytes
         assert "".join(pieces) == text
         assert len(pieces) > 4
         assert [token for found in encoder.encode(pieces) for token in found] == whole
+
+
+def test_a_long_document_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+
+    class Text(str):
+        def __getitem__(self, key: Any) -> str:
+            found = super().__getitem__(key)
+            copied.append(len(found))
+            return Text(found)
+
+    monkeypatch.setattr(sources, "PIECE", 100)
+    text = "some words " * 1000
+    assert "".join(piece for piece, _ in Reading((), "text")._cut(iter([Text(text)]))) == text
+    assert sum(copied) < 2 * len(text)
 
 
 @pytest.mark.usefixtures("small")
