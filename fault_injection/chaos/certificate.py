@@ -24,6 +24,7 @@ from supervisor.core.model.kinds import Kind
 from supervisor.shell.history.files import FaultDone, History, Setting
 from supervisor.shell.history.goodput import Span, ledger
 from supervisor.shell.history.incidents import ridden_through
+from supervisor.shell.history.samples import audit
 
 COLUMNS = 600
 """Width of the picture of where the time went."""
@@ -235,7 +236,10 @@ def samples(history: History) -> dict[str, Any]:
     from disk threw away, or in which the group only healed.
 
     `twice_at`: the steps that used a sample again. `never_at`: the steps that read one in vain, by the number that each
-    would have had. All None where ranks do not note samples."""
+    would have had. All None where ranks do not note samples. With a token store the stream is followed: never is what
+    it skipped."""
+    if (stream := audit(history)) is not None and not stream.unnoted:
+        return {name: getattr(stream, name) for name in NOBODY_NOTED}
     read = {name: tried.key[1] for tried in tries_of(history) for batch in tried.batches for name in batch}
     used: dict[str, list[int]] = {}
     for step, batches in _trained(history):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fault_injection.checkers.each_sample import each_sample_once
 from fault_injection.checkers.kill_reasons import no_kill_without_reason
 from fault_injection.checkers.ownership import nodes_of, one_quorum_per_step, single_owner, without_life
 from supervisor.shell.history.files import History, Steps, Unknown
@@ -247,6 +248,7 @@ CHECKERS: Mapping[str, Callable[[History], list[str]]] = {
     "no_kill_without_reason": no_kill_without_reason,
     "one_quorum_per_step": one_quorum_per_step,
     "steps_not_lost": steps_not_lost,
+    "each_sample_once": each_sample_once,
 }
 
 

@@ -1,7 +1,7 @@
 """Judges what a seed would have left by the checkers of a real run: those of its files, and the promises that apply
 here.
 
-Left out are checkers of numbers, which the model lacks (digests, badput). `every_fault_happened` is left out as a
+Left out are checkers of numbers, which the model lacks (digests, badput, samples). `every_fault_happened` is left out as a
 planned fault may find no victim, and `nothing_left` as leftovers have ended the seed before. The model replaces
 `steps_not_lost`, as it knows more (`Checks._lost`). To that checker, a step that one group alone had is lost when it is
 trained again because that group is frozen."""
@@ -54,7 +54,11 @@ UNTOUCHED = (*CONTROL, "agent_cut")
 NOBODY = -1
 """The group of a fault that belongs to no single group."""
 
-OF_FILES = {name: checker for name, checker in consistency.CHECKERS.items() if name != "steps_not_lost"}
+OF_FILES = {
+    name: checker
+    for name, checker in consistency.CHECKERS.items()
+    if name not in ("steps_not_lost", "each_sample_once")
+}
 ALWAYS: Mapping[str, Callable[[History], list[str]]] = {
     **OF_FILES,
     "within_budgets": within_budgets,

@@ -1,4 +1,4 @@
-"""The commands `supervisor data build` and `supervisor data show`."""
+"""The commands `supervisor data build` and `supervisor data show`, and the list of `data`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from supervisor.wire.command_line import commands
+from supervisor.wire.command_line import commands, later
 from supervisor.wire.printer import print_line
 
 if TYPE_CHECKING:
     from titan_actor.tokens.build import Progress
     from titan_actor.tokens.format import Manifest
 
-data = commands("data", "Tokenize a corpus into a store, show and verify one.")
+data = commands("data", "Tokenize a corpus into a store, show and verify one, and audit its use.")
 
 EVERY_S = 10.0
 """Seconds between lines of progress where the output is no terminal."""
@@ -109,6 +109,16 @@ def show(
             raise typer.Exit(1)
         if verify and not as_json:
             print_line(f"all files of {len(made.shards):,} shards are as the manifest says")
+
+
+# it reads a run's records, which only the supervisor knows
+later(
+    data,
+    "",
+    "audit",
+    "supervisor.cli.samples",
+    "Count the samples of a token store that a run used once, twice and never.",
+)
 
 
 def _facts(made: Manifest) -> dict[str, object]:

@@ -278,26 +278,6 @@ def test_a_group_that_falls_behind_and_heals_without_a_restart(groups: Groups, s
 
 
 @pytest.mark.trainers
-def test_a_group_that_is_added_and_one_that_ends(groups: Groups, store: Path) -> None:
-    """The others were started for the old number of groups, and go on."""
-    first, second = (groups.start(group, data=source(store)) for group in (0, 1))
-    for rank in (first, second):
-        rank.reached(4, commits=3)
-    third = groups.start(2, groups=3, data=source(store), resume="peers")
-    third.reached(8, commits=4)
-    second.ask("drain")
-    assert second.exit_code() == 0
-    first.reached(first.step + 3)
-    for rank in (first, third):
-        rank.ask("drain")
-    assert [first.exit_code(), third.exit_code()] == [0, 0], first.log()[-2000:] + third.log()[-2000:]
-    ranks = [first, second, third]
-    counts = {line["participants"] for line, _, _ in attempts(first) if line["committed"]}
-    assert counts >= {2, 3}
-    assert_each_sample_once(ranks, Shape(groups=3, ranks=1, local=LOCAL), store)
-
-
-@pytest.mark.trainers
 def test_groups_whose_streams_differ_do_not_train_together(groups: Groups, store: Path, tmp_path: Path) -> None:
     """Their shares of a step would overlap, or leave samples out."""
     first = groups.start(0, data=source(store))

@@ -100,6 +100,11 @@ def older_generation_commits(f: Files) -> None:
     f.steps["n2", 1, 2].append(step(22.0, 22.5, 17, healed=True))
 
 
+def a_sample_in_two_groups(f: Files) -> None:
+    for steps in (f.steps["n1", 0, 1], f.steps["n2", 1, 2]):
+        steps.append(note("batch", 15.5, samples=["a"], position=0, quorum_id=3, step=12, heals=False))
+
+
 def step_goes_back(f: Files) -> None:
     """Group 1 resumed from disk while group 0 trained on."""
     f.steps["n3", 1, 3][3] = step(22.2, 22.8, 3)
@@ -371,6 +376,7 @@ PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
     (left_out_by_all, "steps_not_lost", "group 0 generation 1 committed step 13 after step 11, and did not heal"),
     (left_out_by_one_that_lives, "steps_not_lost", "group 1 generation 2 committed step 13 after step 11, and did not"),
     (resumed_behind_the_newest_checkpoint, "steps_not_lost", "step 11 was committed after a resume, and step 15 was"),
+    (a_sample_in_two_groups, "each_sample_once", "step 12 has samples 0 to 0 again"),
     (moved_without_a_fence, "single_owner", "generation 2 still ran on n2, and it was not fenced before"),
     (moved_before_the_fence, "single_owner", "generation 2 still ran on n2, and it was not fenced before"),
     (fenced_because_it_was_gone, "single_owner", "generation 2 still ran on n2, and it was not fenced before"),

@@ -1,0 +1,160 @@
+"""Audits the samples of a run on a token store: each position of the stream belongs to exactly one step of the model.
+
+Each rank notes the positions that it draws, with the step and the quorum, before its gradient can reach the others. So a
+step that one group committed has the samples of all that took part, also of those that were killed in it. Steps that a
+resume threw away do not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from supervisor.shell.history.files import History
+
+Key = tuple[int, int]
+"""Quorum and step."""
+
+Range = tuple[int, int]
+"""First position, and the one after the last."""
+
+
+@dataclass(frozen=True)
+class Unnoted:
+    """A committed step of which not all samples are known."""
+
+    t: float
+    missing: int
+    """Groups that took part and noted nothing."""
+    sentence: str
+
+
+@dataclass
+class Audit:
+    """Counts of positions of the stream, up to the last committed step."""
+
+    steps: int = 0
+    begin: int | None = None
+    end: int = 0
+    """The stream from its first position here up to this one, which comes next."""
+    once: int = 0
+    twice: int = 0
+    never: int = 0
+    """Positions that were skipped."""
+    again: int = 0
+    """Positions drawn in attempts that failed, or that a resume threw away: the stream came back to them."""
+    twice_at: list[int] = field(default_factory=list)
+    never_at: list[int] = field(default_factory=list)
+    """Steps."""
+    wrong: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unnoted: list[Unnoted] = field(default_factory=list)
+
+
+@dataclass
+class _Step:
+    t: float
+    participants: int
+
+
+def audit(history: History) -> Audit | None:
+    """Returns the counts, or None for a run whose ranks note no positions: its data is no token store."""
+    drawn = _drawn(history)
+    if not drawn:
+        return None
+    committed = _committed(history)
+    counting = _Counting()
+    kept = _kept(committed)
+    for key in kept:
+        counting.step(key[1], committed[key], drawn.get(key, {}))
+    others = (ranges for key in drawn.keys() - set(kept) for ranges in drawn[key].values())
+    counting.found.again = sum(end - first for ranges in others for first, end in ranges)
+    return counting.found
+
+
+def _drawn(history: History) -> dict[Key, dict[tuple[int, int], list[Range]]]:
+    """Returns the positions of each attempt, by group and rank, without those of groups that only healed."""
+    found: dict[Key, dict[tuple[int, int], list[Range]]] = {}
+    for steps in history.steps:
+        for line in steps.lines:
+            if line.get("event") == "batch" and isinstance(line.get("position"), int) and not line.get("heals"):
+                key, first = (int(line["quorum_id"]), int(line["step"])), int(line["position"])
+                ranges = found.setdefault(key, {}).setdefault((steps.group, steps.rank), [])
+                ranges.append((first, first + len(line["samples"])))
+    return found
+
+
+def _committed(history: History) -> dict[Key, _Step]:
+    found: dict[Key, _Step] = {}
+    for steps in history.steps:
+        for line in steps.committed():
+            if isinstance(line.get("quorum_id"), int):
+                key = int(line["quorum_id"]), int(line["step"])
+                one = found.setdefault(key, _Step(line["t"], int(line["participants"])))
+                one.t = min(one.t, line["t"])
+    return found
+
+
+def _kept(committed: dict[Key, _Step]) -> list[Key]:
+    """Returns the steps that made the newest state, in order. Of a step that was made again the newest counts; what
+    followed the older one was thrown away."""
+    found: list[Key] = []
+    for key in sorted(committed, key=lambda key: (committed[key].t, key[1]), reverse=True):
+        if not found or key[1] < found[-1][1]:
+            found.append(key)
+    return found[::-1]
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+class _Counting:
+    """Follows the stream from step to step."""
+
+    def __init__(self) -> None:
+        self.found = Audit()
+        self._last: int | None = None
+        self._hole = False
+        """True after positions that no record has: where the stream goes on is not known."""
+
+    def step(self, number: int, step: _Step, of: dict[tuple[int, int], list[Range]]) -> None:
+        """Takes in the next step of the model."""
+        found, groups = self.found, {group for group, _ in of}
+        found.steps += 1
+        if self._last is not None and number > self._last + 1:
+            self._lacks(step, 1, f"no record of {_steps(self._last + 1, number - 1)} is here")
+        self._last = number
+        ranges = sorted(each for ranges in of.values() for each in ranges)
+        missing = step.participants - len(groups)
+        if missing:
+            self._lacks(
+                step, missing, f"step {number}: {step.participants} groups took part, {len(groups)} noted samples"
+            )
+        if ranges and found.begin is None:
+            found.begin = found.end = ranges[0][0]
+        elif ranges and ranges[0][0] == 0 < found.end:
+            found.notes.append(
+                f"step {number} begins the stream again at its first sample, after sample {found.end - 1:,}"
+            )
+            found.end = 0
+        for first, end in ranges:
+            self._add(number, first, end)
+        self._hole = missing > 0 or not ranges
+
+    def _lacks(self, step: _Step, missing: int, sentence: str) -> None:
+        self._hole = True
+        self.found.unnoted.append(Unnoted(step.t, missing, sentence))
+
+    def _add(self, number: int, first: int, end: int) -> None:
+        found = self.found
+        if first > found.end and not self._hole:
+            found.never += first - found.end
+            found.never_at.append(number)
+            found.wrong.append(f"step {number} skips samples {found.end:,} to {first - 1:,}")
+        if again := min(found.end, end) - first if first < found.end else 0:
+            found.twice += again
+            found.once -= again  # they were counted as used once
+            found.twice_at.append(number)
+            found.wrong.append(f"step {number} has samples {first:,} to {first + again - 1:,} again")
+        found.once += end - first - again
+        found.end = max(found.end, end)
