@@ -85,6 +85,7 @@ def held(w: World, folder: Path, nodes: int) -> None:
     eventually(lambda: [n.state for n in pool(w).nodes] == ["granted"] * nodes, 60, "its nodes are there")
 
 
+@pytest.mark.long
 def test_code_that_was_edited_is_seen_by_the_next_start_of_each_group(empty: World, tmp_path: Path) -> None:
     w, crash, folder = empty, tmp_path / "crash", code(tmp_path / "code", "one")
     file = run_file(folder, crash)
@@ -156,6 +157,7 @@ def test_a_node_that_comes_later_gets_it_and_a_relaunch_starts_all_groups_with_i
     w.check(record, stepped=False)
 
 
+@pytest.mark.long
 def test_a_client_that_is_killed_at_any_moment_loses_nothing(empty: World, tmp_path: Path) -> None:
     w, folder = empty, code(tmp_path / "code", "one")
     run_file(folder, tmp_path / "crash")

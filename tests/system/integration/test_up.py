@@ -47,6 +47,7 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
         made.close()
 
 
+@pytest.mark.long
 def test_a_closed_terminal_ends_nothing_and_down_does(ground: Ground) -> None:
     second = cli("up", home=ground.runs)
     assert (second.returncode, second.stdout) == (1, "")

@@ -93,6 +93,7 @@ def _steps_on(w: World, before: dict[tuple[int, int], tuple[int, int]]) -> bool:
     return same and all(now[k][1] > before[k][1] for k in before)
 
 
+@pytest.mark.long
 @pytest.mark.etcd
 def test_the_next_version_takes_over_and_this_one_leads_no_more(
     toy_run: tuple[World, RunRecord], tmp_path: Path
