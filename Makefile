@@ -17,7 +17,7 @@ HEAVY := tests/real_trainers
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo help test test-nightly test-bare test-torch test-monarch check chaos gpu configs chaos-long killpoints upgrade ground sim bench bench-detection bench-slurm bench-nodes install install-dev lock audit wheel debian docs clean
+.PHONY: demo help test test-nightly test-bare test-torch test-monarch check chaos parity gpu configs chaos-long killpoints upgrade ground sim bench bench-detection bench-slurm bench-nodes install install-dev lock audit wheel debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -63,6 +63,9 @@ check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 chaos: debian  ## every fault that can be made here, once, with real trainers: a certificate in runs/chaos
 	rm -rf runs/chaos
 	$(BIN)/supervisor chaos run fault_injection/schedules/every.toml
+
+parity: install-dev  ## 300 steps on a token store with 14 faults, beside the same without: loss, parameters, samples; a quarter of an hour
+	$(BIN)/python -m benchmarks.parity
 
 gpu: install  ## what one CUDA device shows: two groups that share it, a kill, a compiled config, one with flash attention, step time beside TorchTitan's own trainer; at most eight minutes
 	$(BIN)/python -m benchmarks.gpu

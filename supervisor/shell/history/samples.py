@@ -153,7 +153,7 @@ class _Counting:
             found.wrong.append(f"step {number} skips samples {found.end:,} to {first - 1:,}")
         if again := min(found.end, end) - first if first < found.end else 0:
             found.twice += again
-            found.once -= again  # they were counted as used once
+            found.once -= again  # they counted as used once
             found.twice_at.append(number)
             found.wrong.append(f"step {number} has samples {first:,} to {first + again - 1:,} again")
         found.once += end - first - again
