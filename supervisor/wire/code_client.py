@@ -73,7 +73,7 @@ class CodeClient:
             with contextlib.closing(self._connection()) as connection:
                 try:
                     connection.request("POST", path, body, {"Content-Length": str(size)})
-                except (BrokenPipeError, ConnectionResetError):
+                except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
                     pass  # it refuses before it has read all: the answer says why
                 answer = connection.getresponse()
                 if answer.status != HTTPStatus.OK:
