@@ -44,12 +44,15 @@ class Files:
         self.holder = os.pidfd_open(os.getpid())
         self._files: dict[tuple[str, int, int], int] = {}
 
-    def of(self, launch: str) -> int:
-        """Returns the file of the rank with this launch file; those of other runs are given up. Raises OSError,
-        ValueError or KeyError for a bad launch file."""
-        with open(launch, encoding="utf-8") as file:
-            record = json.load(file)
-        key = str(record["run"]), int(record["group"]), int(record["rank"])
+    def of(self, launch: str) -> int | None:
+        """Returns the file of the rank with this launch file; those of other runs are given up. None: the launch file cannot
+        be read, as the rank itself will say."""
+        try:
+            with open(launch, encoding="utf-8") as file:
+                record = json.load(file)
+            key = str(record["run"]), int(record["group"]), int(record["rank"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
         for other in [known for known in self._files if known[0] != key[0]]:
             os.close(self._files.pop(other))
         if key not in self._files:
