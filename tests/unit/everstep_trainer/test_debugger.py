@@ -166,7 +166,8 @@ def test_a_second_thread_waits_until_the_first_goes_on(script: Start) -> None:
     text = STOPS.replace(
         "import everstep_trainer", "import everstep_trainer\ndef g():\n    breakpoint()\n    return 1", 1
     )
-    ran = script(text.format(stop=both, then="pass"), steps=4)
+    # it must not end before it has answered
+    ran = script(text.format(stop=both, then="import time; time.sleep(0.5)"), steps=4)
     eventually(lambda: (ran.folder / "progress.json").exists() and ran.progress.debugging, 30, "one is stopped")
     tell(ran, "c")
     eventually(lambda: ran.progress.debugging and len(ran.lines("debugging")) >= 3, 30, "the other is stopped")
