@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from titan_actor.tokens.build import Progress
     from titan_actor.tokens.format import Manifest
 
-data = commands("data", "Tokenize a corpus into a store; show, verify and audit one.")
+data = commands("data", "Tokenize a corpus into a store; show and audit one.")
 
 EVERY_S = 10.0
 """Seconds between lines of progress where the output is no terminal."""

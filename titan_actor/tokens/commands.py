@@ -6,7 +6,7 @@ import typer
 
 from supervisor.wire.command_line import START, later
 
-COMMANDS = ((START, "data", "command", "Tokenize a corpus into a store; show, verify and audit one."),)
+COMMANDS = ((START, "data", "command", "Tokenize a corpus into a store; show and audit one."),)
 """Heading, name, module here, and the first sentence of the command's help."""
 
 
