@@ -1,7 +1,7 @@
 """Keeps each rank's place in its own data.
 
 A group that heals takes the model from a peer. Its place in the data is its own, kept in small files in the run's
-folder. `live` is at most LIVE_EVERY_S old and serves a restart. Another place is kept for each checkpoint's step.
+folder. The live one is at most LIVE_EVERY_S old and serves a restart. Another is kept for each checkpoint's step.
 """
 
 from __future__ import annotations
@@ -12,28 +12,53 @@ import logging
 import os
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from supervisor.core.model.spec import LostPlace
+from supervisor.wire.checkpoints import places_of
 from titan_actor import pickles
 
 log = logging.getLogger(__name__)
 
+LIVE = "live"
+"""Folder of the newest places."""
+
 LIVE_EVERY_S = 1.0
 """Seconds of data that a restart repeats at most. Writing more often would load a shared file system."""
+
+
+class NoPlace(ValueError):
+    """A rank's place in the data is lost, and `titan.data.lost_place` does not say how to go on without."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A rank, as one that reads data."""
+
+    run_dir: str
+    group: int
+    rank: int
+    reads_for: int
+    """The first of the ranks that read the same data as this one. It alone keeps the place, for all of them: places of
+    their own could be of different steps."""
+    source: str = ""
+    """Name of the data, of whatever path."""
+    batches: int = 1
+    """Batches that it takes in a step."""
+    lost_place: LostPlace = "error"
 
 
 class Cursor:
     """One rank's place in the data: its own with data parallelism, a shared one with tensor, context or pipeline
     parallelism."""
 
-    def __init__(self, run_dir: str, group: int, rank: int, reader: int, dataloader: Any) -> None:
-        """`reader`: the first of the ranks that read the same data as this one. It alone keeps the place, for all of
-        them: places of their own could be of different steps."""
-        self._top = Path(run_dir) / "data"
-        self._name = f"g{group}.r{reader}.json"
-        self.keeps = rank == reader
-        self._loader = dataloader
+    def __init__(self, reader: Reader, dataloader: Any) -> None:
+        self._top = places_of(reader.run_dir)
+        self._name = f"g{reader.group}.r{reader.reads_for}.json"
+        self.keeps = reader.rank == reader.reads_for
+        self._reader, self._loader = reader, dataloader
         self._last = 0.0
         self._full = False
 
@@ -75,39 +100,87 @@ class Cursor:
     def resume(self, state: dict[str, Any], where: str) -> None:
         """Takes nothing: `load` does."""
 
-    def live(self) -> None:
-        """Keeps the place for a restart, unless it was kept a moment ago."""
+    def live(self, step: int) -> None:
+        """Keeps the place behind a committed step for a restart, unless one was kept a moment ago."""
         now = time.monotonic()
         if now - self._last >= LIVE_EVERY_S:
             self._last = now
-            self._write(self._top / "live")
+            self._write(self._top / LIVE, step)
 
     def at(self, step: int) -> None:
         """Keeps the place that belongs to the checkpoint of a step."""
-        self._write(self._top / f"step-{step}")
+        self._write(self._top / f"step-{step}", step)
 
     def load(self, step: int | None) -> str:
-        """Moves to the place at a step's checkpoint, or (None) to the last place. Returns the one found, or "". Raises
-        pickles.Refused."""
-        found = self._top / (f"step-{step}" if step is not None else "live") / self._name
-        try:
-            state = json.loads(found.read_text(encoding="utf-8"))
-            places = {name: base64.b64decode(place) for name, place in state["places"].items()}
-        except FileNotFoundError:
-            return ""
-        except (OSError, ValueError, KeyError) as error:
-            log.warning("the place in the data is lost: %s: %s", found, error)
-            return ""
-        if state["world_size"] != self._loader.dp_world_size:
-            log.warning(
-                "the place in the data is for another number of ranks (%s): starting again", state["world_size"]
-            )
-            return ""
+        """Moves to the place at a step's checkpoint, or (None) to the last place. Returns the one found, or "": the share
+        begins at its first document. Raises NoPlace where a place is lost, and pickles.Refused.
+
+        A group that was away at the checkpoint has none of that step: its last place before is that of its last commit.
+        """
+        found, unread = self._kept(step)
+        if step is not None:
+            wanted = self._top / f"step-{step}" / self._name
+            if wanted in unread:
+                return self._without(step, f"{wanted} cannot be read ({unread[wanted]})")
+            if not any(wanted.parent.glob("g*.json")):
+                return self._without(step, f"{wanted} is missing")
+        if not found:
+            if unread:
+                return self._without(step or 0, f"{next(iter(unread))} cannot be read")
+            return ""  # it has committed no step
+        path, state = found[0]
+        for name, mine in (("world_size", self._loader.dp_world_size), ("source", self._reader.source)):
+            if state.get(name, mine) != mine:
+                log.warning(
+                    "%s is a place in other data (%s %s, and %s): the share begins at its first document",
+                    path, name, state[name], mine,
+                )  # fmt: skip
+                return ""
+        places = {name: base64.b64decode(place) for name, place in state["places"].items()}
         try:
             self._loader.load_state_dict({**places, "world_size": state["world_size"]})
         except pickles.Refused as error:
-            raise pickles.Refused(f"{found}: {error}") from None
-        return found.parent.name
+            raise pickles.Refused(f"{path}: {error}") from None
+        return path.parent.name
+
+    def _kept(self, step: int | None) -> tuple[list[tuple[Path, dict[str, Any]]], dict[Path, str]]:
+        """Returns this rank's places, the best for the step (or for now) first, and the files that cannot be read."""
+        found: list[tuple[int, Path, dict[str, Any]]] = []
+        unread: dict[Path, str] = {}
+        for path in self._top.glob(f"*/{self._name}"):
+            number = path.parent.name.removeprefix("step-")
+            try:
+                state = json.loads(path.read_text(encoding="utf-8"))
+                at = int(number) if number.isdecimal() else int(state.get("step", 0))
+                found.append((at, path, {**state, "places": dict(state["places"])}))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                log.warning("%s cannot be read: %s", path, error)
+                unread[path] = str(error)
+
+        def distance(kept: tuple[int, Path, dict[str, Any]]) -> tuple[bool, int]:
+            at, path, _ = kept
+            if step is None:
+                return path.parent.name != LIVE, -at
+            # a place behind the step leaves samples out, one before it repeats some
+            return at > step, abs(at - step)
+
+        return [(path, state) for _, path, state in sorted(found, key=distance)], unread
+
+    def _without(self, step: int, why: str) -> str:
+        if self._reader.lost_place == "error":
+            raise NoPlace(
+                f"the place in the data at step {step} is lost: {why}. Put it back from where the checkpoint is from, or "
+                "`supervisor relaunch` the run with --set titan.data.lost_place=skip (as many batches as the steps have "
+                "taken are read and left out) or =start (the share begins at its first document)"
+            )
+        log.warning("%s: titan.data.lost_place = %s", why, self._reader.lost_place)
+        if self._reader.lost_place == "start":
+            return ""
+        reading = iter(self._loader)
+        for _ in range(step * self._reader.batches):
+            next(reading)
+        self._loader.load_state_dict(self._loader.state_dict())
+        return f"after {step * self._reader.batches} batches"
 
     def purge(self, before_step: int) -> None:
         """Removes the places of checkpoints older than a step."""
@@ -116,16 +189,16 @@ class Cursor:
             if number.isdecimal() and int(number) < before_step:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _write(self, folder: Path) -> None:
+    def _write(self, folder: Path, step: int) -> None:
         if not self.keeps:
             return
         state = dict(self._loader.state_dict())
-        world_size = state.pop("world_size")
-        places = {name: base64.b64encode(place).decode() for name, place in state.items()}
+        kept = {"step": step, "source": self._reader.source, "world_size": state.pop("world_size")}
+        kept["places"] = {name: base64.b64encode(place).decode() for name, place in state.items()}
         scratch = folder / f".{self._name}.{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            scratch.write_text(json.dumps({"world_size": world_size, "places": places}), encoding="utf-8")
+            scratch.write_text(json.dumps(kept), encoding="utf-8")
             os.replace(scratch, folder / self._name)
             self._full = False
         except OSError as error:

@@ -28,7 +28,7 @@ from titan_actor import address, admission, between_groups, kept_state, mends, r
 from titan_actor.checkpoint import Checkpoints, Purge, purge
 from titan_actor.compiling import Compiling
 from titan_actor.control import NEVER, Agreement, Wishes
-from titan_actor.cursor import Cursor
+from titan_actor.cursor import Cursor, Reader
 from titan_actor.fit import too_many_tokens
 from titan_actor.heal import HealState
 from titan_actor.lift import starts_from_weights
@@ -158,7 +158,17 @@ class ReplicaTrainer(Trainer):
         launch, reader = self.launch, self._reader()
         if isinstance(self.dataloader, TokenLoader):
             return SharedPlace(self, keeps=launch.rank == reader)
-        return Cursor(launch.run_dir, launch.group, launch.rank, reader, self.dataloader)
+        data, own = launch.titan.data, getattr(self.config.dataloader, "dataset", "")
+        about = Reader(
+            launch.run_dir,
+            launch.group,
+            launch.rank,
+            reads_for=reader,
+            source=f"{data.source} {own}",
+            batches=self.gradient_accumulation_steps,
+            lost_place=data.lost_place,
+        )
+        return Cursor(about, self.dataloader)
 
     def _reader(self) -> int:
         """Returns the first rank of the group that reads the same data: TorchTitan numbers ranks by stage, then by
@@ -297,7 +307,7 @@ class ReplicaTrainer(Trainer):
             return
         if (newest := self._purge.committed(self.checkpoints.complete)) is not None and self.launch.rank == 0:
             threading.Thread(target=self._remove_old, args=(newest,), name="purge", daemon=True).start()
-        self.cursor.live()
+        self.cursor.live(step)
         due = titan.checkpoint_interval_steps > 0 and step % titan.checkpoint_interval_steps == 0
         if due:
             self.cursor.at(step)

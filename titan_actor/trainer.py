@@ -16,14 +16,15 @@ from supervisor.wire.records import MISCONFIGURED, TrainerLaunch, decode
 from supervisor.wire.version import misfits
 from titan_actor import address, mends
 from titan_actor.checkpoint import CheckpointRefused
+from titan_actor.cursor import NoPlace
 from titan_actor.fit import NotOnCpu
 from titan_actor.pickles import Refused
 from titan_actor.process import RankProcess, leave
 from titan_actor.shares import NoData
 from titan_actor.tokens.format import TokensError
 
-MISTAKES = (NoData, NotOnCpu)
-"""Errors of a run file that no machine can train."""
+MISTAKES = (NoData, NoPlace, NotOnCpu)
+"""Errors of a run file or a run's folder: no other machine can train it."""
 
 
 def main(path: str, warm: bool = False) -> int:

@@ -214,6 +214,11 @@ def _validate(file: Path, spec: RunSpec, etcd: str, home: Path, security: str) -
     checked = check_all(file, spec, etcd, home, security)
     _note_what_is_short(spec)
     print_line(f"{file}: {_takes(spec)}")
+    if not spec.trainer.command and spec.titan.data.source != "tokens":
+        print_line(
+            f"{file}: data: each group reads a share of its own, and failures cost or repeat samples; from a token store each "
+            "is used once (docs/DATA.md)"
+        )
     print_line(f"{file}: run {spec.name!r} is valid{'' if checked else ', as far as it was checked'}")
 
 

@@ -123,11 +123,10 @@ def scale(
         record = client.choose_run(mirror, name)
         client.refuse_ended(mirror, record, "scale")
         with _run_file(Path("scale")):
-            after, _ = of_run.prepared(mirror, record, of_run.sized(of_run.base(mirror, record), groups, spares))
+            after, notes = of_run.prepared(mirror, record, of_run.sized(of_run.base(mirror, record), groups, spares))
         for line in differences(record.spec, after):
             print_line(line)
-        notes = of_run.data_note(record.spec, after), before_scale(record.spec, after, context_of(etcd, home, security))
-        for note in filter(None, notes):
+        for note in filter(None, [*notes, before_scale(record.spec, after, context_of(etcd, home, security))]):
             print_line(f"supervisor: {note}", err=True)
         print_line(f"{name}: {of_run.relaunch(store, mirror, record, after, because.strip())}")
 

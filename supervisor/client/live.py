@@ -345,9 +345,8 @@ class Run:
         mirror, record = self._now()
         client.refuse_ended(mirror, record, "scale")
         given = relaunch.sized(relaunch.base(mirror, record), groups, spares)
-        spec, _ = relaunch.prepared(mirror, record, given)
-        notes = relaunch.data_note(record.spec, spec), before_scale(record.spec, spec, self._context)
-        self.notes = tuple(filter(None, notes))
+        spec, notes = relaunch.prepared(mirror, record, given)
+        self.notes = tuple(filter(None, [*notes, before_scale(record.spec, spec, self._context)]))
         return relaunch.relaunch(self._store, mirror, record, spec, because)
 
     @sentences()

@@ -22,6 +22,11 @@ def folder_of(run_dir: str) -> Path:
     return Path(run_dir) / "checkpoints"
 
 
+def places_of(run_dir: str) -> Path:
+    """Returns the folder of the ranks' places in their data: one folder for each checkpoint's step, and the newest."""
+    return Path(run_dir) / "data"
+
+
 def refuse_open(run_dir: str, mark: CheckpointMark | None) -> str:
     """Returns a sentence if the folder of checkpoints or that of `mark` is a stranger's, or all may write into the latter;
     empty if not.
@@ -70,10 +75,15 @@ def name_of(mark: CheckpointMark) -> str:
 
 def lend(mark: CheckpointMark, run_dir: Path) -> None:
     """Gives a run another run's complete checkpoint to start from: hard links to its files, or copies where those cannot
-    be. The marker comes last. Raises OSError."""
+    be. So too the ranks' places in their data at that step. The marker comes last. Raises OSError."""
     of, to = Path(mark.path), folder_of(str(run_dir)) / name_of(mark)
-    if to.exists():
-        shutil.rmtree(to)  # what an interrupted launch left
+    of_run = of.parent.parent
+    data, own = (places_of(str(run)) / f"step-{mark.step}" for run in (of_run, run_dir))
+    for left in (to, own):
+        if left.exists():
+            shutil.rmtree(left)  # what an interrupted launch left
+    if data.is_dir():
+        shutil.copytree(data, own, copy_function=_link, ignore=shutil.ignore_patterns(".*"))
     shutil.copytree(of, to, copy_function=_link, ignore=shutil.ignore_patterns(MARKER))
     _link(of / MARKER, to / MARKER)
 

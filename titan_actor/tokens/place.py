@@ -168,7 +168,7 @@ class SharedPlace:
                 "%s was trained on another store, seed or seq_len: the stream begins at its first sample", where
             )
 
-    def live(self) -> None:
+    def live(self, step: int) -> None:
         """Writes nothing: a restart has the place from its peers."""
 
     def at(self, step: int) -> None:

@@ -22,6 +22,9 @@ def setting(default: Any, reason: str) -> Any:
     return field(default=default, metadata=metadata)
 
 
+LostPlace = Literal["error", "start", "skip"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
     """The source of the training text."""
@@ -36,6 +39,10 @@ class DataSpec:
     )
     text_field: str = setting(
         "text", "column of jsonl and parquet files that holds the text; most data sets use this name"
+    )
+    lost_place: LostPlace = setting(
+        "error",
+        "a resume that lacks a group's place in its data is an error; or the group begins at its first document (start), or leaves out as many batches as the steps took (skip). Not for token stores",
     )
 
 

@@ -28,7 +28,7 @@ def base(mirror: Mirror, record: RunRecord) -> RunSpec:
 
 def prepared(mirror: Mirror, record: RunRecord, given: RunSpec) -> tuple[RunSpec, list[str]]:
     """Returns the spec by which the run would go on, with what it keeps: a policy that a person has set since the launch,
-    and on a pool the pool's [allocation.slurm]. Also returns notes about what of the given one has no effect. Raises
+    and on a pool the pool's [allocation.slurm]. Also returns notes: what of the given one has no effect, and what it means for the data. Raises
     Fatal as `refuse` does, and RunFileError for contradictions with what is kept or was measured in the run."""
     run, after, notes = record.spec.name, given, []
     was_set = mirror.record(keys.policy(run), PolicySet)
@@ -45,7 +45,7 @@ def prepared(mirror: Mirror, record: RunRecord, given: RunSpec) -> tuple[RunSpec
     known = parse.contradictions(record.spec, seen)
     if wrong := [problem for problem in parse.contradictions(after, seen) if problem not in known]:
         raise parse.RunFileError(wrong)
-    return after, notes
+    return after, [*notes, *filter(None, [data_note(record.spec, after)])]
 
 
 def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
@@ -222,9 +222,12 @@ def _then(mirror: Mirror, record: RunRecord, memory: Memory, wish: Relaunch) -> 
 
 
 def data_note(before: RunSpec, after: RunSpec) -> str:
-    """Returns what another number of groups means for the data of those that train on; else empty."""
-    if before.groups.count == after.groups.count or before.trainer.command or before.titan.data.source == "tokens":
+    """Returns what other numbers of groups or ranks mean for the data; else empty."""
+    readers = [(spec.groups.count, spec.groups.ranks_per_group) for spec in (before, after)]
+    if readers[0] == readers[1] or before.trainer.command or after.titan.data.source == "tokens":
         return ""
+    if not only_scales(before, after):
+        return "each group's share of the data is another one, and begins at its first document (docs/DATA.md)"
     return (
         f"groups that train on read the shares of {before.groups.count} groups until they start again, and new ones those of "
         f"{after.groups.count}: some samples are read twice, or not (docs/RELAUNCH.md)"

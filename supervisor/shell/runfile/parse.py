@@ -195,6 +195,10 @@ def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
         found.append(
             'titan.data.path = "": source = "tokens" needs the folder of a store, which `supervisor data build` makes'
         )
+    if spec.titan.data.source == "tokens" and spec.titan.data.lost_place != "error":
+        found.append(
+            "titan.data.lost_place: has no effect on a token store, whose place is in the checkpoint: remove it"
+        )
     if spec.titan.data.source != "tokens" and not spec.trainer.command:
         found += [
             f'titan.{key}: has no effect without titan.data.source = "tokens": remove it'

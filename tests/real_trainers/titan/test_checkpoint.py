@@ -16,7 +16,7 @@ import pytest
 
 from fault_injection.testbed.waiting import eventually
 from supervisor.wire.address import free_port
-from supervisor.wire.records import PEERS_GONE, CheckpointMark, encode
+from supervisor.wire.records import MISCONFIGURED, PEERS_GONE, CheckpointMark, encode
 from tests.real_trainers.titan.groups import STEPS_WITHIN_S, Gate, Groups, Rank, complete
 from tests.real_trainers.titan.recipes import WHOLE
 from titan_actor import checkpoint
@@ -107,6 +107,15 @@ def test_resume_is_the_same_run_as_without_a_break(groups: Groups, tmp_path: Pat
     for step in (7, 8, 9):
         assert second.digests()[step] == whole.digests()[step]
 
+    lost = Path(groups.run_dir) / "data" / "step-6"
+    shutil.rmtree(lost)
+    third = groups.start(0, generation=3, checkpoint=marks[-1], **fields)
+    assert third.exit_code() == MISCONFIGURED
+    assert third.progress is not None
+    assert third.progress.error.startswith(
+        f"NoPlace: the place in the data at step 6 is lost: {lost}/g0.r0.json is missing"
+    )
+
 
 def start_on(system: Groups, nodes: int, **fields: Any) -> list[Rank]:
     """Starts group 0 on N nodes with two ranks each, which meet at the store of the first."""
@@ -151,7 +160,7 @@ def test_resume_on_more_nodes_and_on_fewer(groups: Groups) -> None:
         assert [line["step"] for line in ranks[0].lines("step")] == [steps - 2, steps - 1, steps]
         if before:
             assert whole(ranks[-1], "loaded") == {steps - 3: whole(before[0], "saved")[steps - 3]}
-            assert "for another number of ranks" in ranks[0].log(), "each rank reads other data"
+            assert "is a place in other data (world_size" in ranks[0].log(), "each rank reads other data"
         before = ranks
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from supervisor.core.model.spec import DataSpec
 from titan_actor import data, mends, recipes, shares
-from titan_actor.cursor import Cursor
+from titan_actor.cursor import Cursor, NoPlace, Reader
 
 SEQ_LEN, BATCH = 64, 2
 
@@ -77,51 +77,111 @@ def test_a_loader_starts_fast() -> None:
     assert time.monotonic() - start < 3.0
 
 
+def cursor(folder: Path, of: Any, group: int = 0, rank: int = 0, **more: Any) -> Cursor:
+    return Cursor(Reader(str(folder), group, rank, reads_for=0, **more), of)
+
+
+def place_of(folder: Path, group: int = 0, step: int | None = None) -> Path:
+    return folder / "data" / (f"step-{step}" if step is not None else "live") / f"g{group}.r0.json"
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_cursor_goes_on_where_it_was(tmp_path: Path) -> None:
     whole = batches(loader(DataSpec(), 1, 2), 12)
     broken = loader(DataSpec(), 1, 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        reading = iter(broken)
-        for _ in range(7):
-            next(reading)
-        Cursor(str(tmp_path), 1, 0, 0, broken).at(7)
-        resumed = loader(DataSpec(), 1, 2)
-        assert Cursor(str(tmp_path), 1, 0, 0, resumed).load(7) == "step-7"
+    reading = iter(broken)
+    for _ in range(7):
+        next(reading)
+    cursor(tmp_path, broken, 1).at(7)
+    resumed = loader(DataSpec(), 1, 2)
+    assert cursor(tmp_path, resumed, 1).load(7) == "step-7"
     assert batches(resumed, 5) == whole[7:]
 
 
-def test_cursor_of_another_layout_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_place_in_other_data_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = loader(DataSpec(), 0, 2)
     batches(kept, 3)
-    Cursor(str(tmp_path), 0, 0, 0, kept).at(3)
-    other = loader(DataSpec(), 0, 4)
-    assert Cursor(str(tmp_path), 0, 0, 0, other).load(3) == ""
-    assert "another number of ranks" in caplog.text
-    assert Cursor(str(tmp_path), 0, 0, 0, other).load(4) == ""
-    (tmp_path / "data" / "step-3" / "g0.r0.json").write_text("{")
-    assert Cursor(str(tmp_path), 0, 0, 0, other).load(3) == ""
-    assert "is lost" in caplog.text
+    cursor(tmp_path, kept, source="folder a").at(3)
+    assert cursor(tmp_path, loader(DataSpec(), 0, 4), source="folder a").load(3) == ""
+    assert "world_size 2, and 4" in caplog.text
+    assert cursor(tmp_path, loader(DataSpec(), 0, 2), source="folder b").load(3) == ""
+    assert "source folder a, and folder b" in caplog.text
+    assert cursor(tmp_path, loader(DataSpec(), 0, 2), source="folder a").load(3) == "step-3"
 
 
+def test_a_lost_place_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    own = loader(DataSpec(), 0, 2)
+    with pytest.raises(NoPlace, match=r"at step 3 is lost: .*step-3/g0.r0.json is missing.*lost_place=skip"):
+        cursor(tmp_path, own).load(3)
+    batches(own, 3)
+    cursor(tmp_path, own).at(3)
+    place_of(tmp_path, step=3).write_text("{")
+    with pytest.raises(NoPlace, match=r"step-3/g0.r0.json cannot be read \(Expecting"):
+        cursor(tmp_path, own).load(3)
+    place_of(tmp_path).parent.mkdir()
+    place_of(tmp_path).write_text("[]")
+    with pytest.raises(NoPlace, match=r"live/g0.r0.json cannot be read"):
+        cursor(tmp_path, own).load(None)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_without_a_place_it_starts_or_skips_where_the_run_file_says_so(tmp_path: Path) -> None:
+    whole = batches(loader(DataSpec(), 1, 2), 8)
+    first = loader(DataSpec(), 1, 2)
+    assert cursor(tmp_path, first, 1, lost_place="start").load(3) == ""
+    assert batches(first, 2) == whole[:2]
+    later = loader(DataSpec(), 1, 2)
+    assert cursor(tmp_path, later, 1, lost_place="skip", batches=2).load(3) == "after 6 batches"
+    assert batches(later, 2) == whole[6:]
+
+
+def test_a_group_that_has_committed_no_step_begins_at_its_first_document(tmp_path: Path) -> None:
+    assert cursor(tmp_path, loader(DataSpec(), 1, 2), 1).load(None) == ""
+    cursor(tmp_path, loader(DataSpec(), 0, 2)).at(3)
+    assert cursor(tmp_path, loader(DataSpec(), 1, 2), 1).load(3) == ""
+
+
+def test_a_group_that_was_away_at_the_checkpoint_has_its_last_place_before(tmp_path: Path) -> None:
+    def at(step: int, live: bool = False) -> None:
+        kept = cursor(tmp_path, loader(DataSpec(), 0, 2))
+        kept.live(step) if live else kept.at(step)
+
+    for step in (10, 20, 50):
+        at(step)
+    at(33, live=True)
+    place_of(tmp_path, 1, 40).parent.mkdir()
+    place_of(tmp_path, 1, 40).write_text("{}")  # of another group
+    assert cursor(tmp_path, loader(DataSpec(), 0, 2)).load(40) == "live"
+    at(47, live=True)
+    assert cursor(tmp_path, loader(DataSpec(), 0, 2)).load(40) == "step-20"
+    place_of(tmp_path, 1, 5).parent.mkdir()
+    place_of(tmp_path, 1, 5).write_text("{}")
+    assert cursor(tmp_path, loader(DataSpec(), 0, 2)).load(5) == "step-10"
+    with pytest.raises(NoPlace, match=r"step-45/g0.r0.json is missing"):
+        cursor(tmp_path, loader(DataSpec(), 0, 2)).load(45)
+    place_of(tmp_path).write_text("{")
+    assert cursor(tmp_path, loader(DataSpec(), 0, 2)).load(None) == "step-50"
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_ranks_that_read_the_same_data_share_one_place(tmp_path: Path) -> None:
     """Places of their own could be of different steps: a restart would give halves of one model different data."""
     first, second = (loader(DataSpec(), 0, 1) for _ in range(2))
     batches(first, 3)
     batches(second, 5)
-    Cursor(str(tmp_path), 0, 1, 0, second).live()
+    cursor(tmp_path, second, rank=1).live(5)
     assert not (tmp_path / "data").exists()
-    Cursor(str(tmp_path), 0, 0, 0, first).live()
+    cursor(tmp_path, first).live(3)
     back = [loader(DataSpec(), 0, 1) for _ in range(2)]
-    assert [Cursor(str(tmp_path), 0, rank, 0, one).load(None) for rank, one in enumerate(back)] == ["live", "live"]
+    assert [cursor(tmp_path, one, rank=rank).load(None) for rank, one in enumerate(back)] == ["live", "live"]
     assert batches(back[0], 2) == batches(back[1], 2)
 
 
 def test_cursor_purge(tmp_path: Path) -> None:
-    cursor = Cursor(str(tmp_path), 0, 0, 0, loader(DataSpec()))
+    kept = cursor(tmp_path, loader(DataSpec()))
     for step in (5, 10, 15):
-        cursor.at(step)
-    cursor.purge(before_step=10)
+        kept.at(step)
+    kept.purge(before_step=10)
     assert sorted(os.listdir(tmp_path / "data")) == ["step-10", "step-15"]
 
 

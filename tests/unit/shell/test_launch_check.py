@@ -167,10 +167,13 @@ def test_validate_asks_no_etcd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(common, "connect", lambda *_, **__: pytest.fail("etcd was asked"))
     monkeypatch.setattr(client, "check_titan", lambda spec, tree=None: ([], []))
     result = CliRunner().invoke(cli.app, ["validate", str(file)])
-    assert (result.exit_code, result.stdout) == (
-        0,
-        f"{file}: asks for 3 nodes of 1 rank each: 2 x 1 for its groups, 1 as spares\n{file}: run 'run' is valid\n",
-    )
+    asks = f"{file}: asks for 3 nodes of 1 rank each: 2 x 1 for its groups, 1 as spares\n"
+    data, valid = f"{file}: data: each group reads a share of its own", f"{file}: run 'run' is valid\n"
+    assert result.exit_code == 0
+    assert result.stdout.startswith(asks + data)
+    assert result.stdout.endswith(valid)
+    file.write_text('name = "run"\n[titan.data]\nsource = "tokens"\npath = "/tokens"\n')
+    assert CliRunner().invoke(cli.app, ["validate", str(file)]).stdout == asks + valid
     problem = "titan.recipe = 'x': no recipe 'x'"
     monkeypatch.setattr(client, "check_titan", lambda spec, tree=None: ([problem], []))
     result = CliRunner().invoke(cli.app, ["validate", str(file)])
@@ -242,7 +245,7 @@ def test_what_is_only_short_is_noted_in_a_line_and_what_fits_is_not_printed(laun
     (note,) = [line for line in result.output.splitlines() if "policy." in line]
     assert note == "supervisor: policy.silent_timeout_s = 7 is safe but short: two leases; better 10"
     result, _ = launched("", NOTHING, *more)
-    assert len(result.stdout.splitlines()) == 1 + len(more)
+    assert len(result.stdout.splitlines()) == 1 + 2 * len(more)
     assert result.stderr == "supervisor: checking the config with TorchTitan ...\n"
 
 

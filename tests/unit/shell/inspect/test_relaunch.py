@@ -27,6 +27,8 @@ def test_another_number_of_groups_is_noted_where_it_costs_samples() -> None:
     after = replace(before, groups=GroupsSpec(count=3))
     assert "read the shares of 2 groups until they start again, and new ones those of 3" in data_note(before, after)
     assert data_note(before, before) == ""
+    longer = replace(after, titan=replace(after.titan, steps=9))
+    assert "begins at its first document" in data_note(before, longer)
     titan = replace(before.titan, data=DataSpec(source="tokens", path="/tokens"))
     assert data_note(replace(before, titan=titan), replace(after, titan=titan)) == ""
 
