@@ -62,6 +62,9 @@ class Cursor:
         self._last = 0.0
         self._full = False
 
+    waits = False
+    """A step's first forward pass need not wait for its quorum: the data is this group's own."""
+
     weight = lr_factor = 1.0
     """Groups have equal parts in a step, whatever its size."""
 

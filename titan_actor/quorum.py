@@ -60,6 +60,8 @@ class Quorum:
         launch, seconds = rank.launch, rank.seconds
         self.id = -1
         """Number of the newest quorum."""
+        self.all_take_part = False
+        """True if this rank waits for each quorum before its step: groups that heal in one count in its step too."""
         self._healed = False
         self._meeting = Meeting(manager, launch.torchft.process_group_timeout_ms / 1000)
         self._groups = torchft_names.process_group(manager)
@@ -107,6 +109,8 @@ class Quorum:
                 with self._seconds.waiting(), self._activity.during("quorum"):
                     wait()
                 self._report.phase(before)
+            if self.all_take_part:
+                torchft_names.all_take_part(self._manager)
             if self.id != torchft_names.quorum_id(self._manager):
                 self._on_quorum()
 

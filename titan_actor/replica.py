@@ -111,6 +111,7 @@ class ReplicaTrainer(Trainer):
         self._watch()
         self.agreement = Agreement(launch.rank, launch.world_size)
         self.cursor = self._place()
+        self.quorum.all_take_part = self.cursor.waits
         self.heal = HealState(self, self.cursor)
         self.manager.register_state_dict_fn("supervisor", self._load_peer, self.heal.save)
         self.checkpoints = Checkpoints(launch, self, self.agreement, self._on_checkpoint)
@@ -400,7 +401,7 @@ class ReplicaTrainer(Trainer):
         self.metrics_processor.log = self._logging(self.metrics_processor.log)
 
     def _starting(self, start: Callable[..., None]) -> Callable[..., None]:
-        """Loads a peer's state before the first forward pass, not after it.
+        """Loads a peer's state before the first forward pass, not after it, where the quorum is waited for.
 
         At step 0 every replica counts as a participant, but those that heal from the first one would add zeros. The
         first gradient would be divided by too many.
@@ -408,9 +409,10 @@ class ReplicaTrainer(Trainer):
 
         def start_quorum(*args: Any, **kwargs: Any) -> None:
             start(*args, **kwargs)
-            if self._commits == 0:
+            if self._commits == 0 or self.cursor.waits:
+                self.manager.wait_quorum()
                 torchft_names.load_now(self.manager, begins=lambda: self.report.phase("healing"))
-                self.report.phase("step")
+                self.report.phase(self._stepping)
             if (rounds := self.cursor.begin()) is not None:
                 self.gradient_accumulation_steps = rounds
             if self.report.progress.rounds != self.gradient_accumulation_steps:

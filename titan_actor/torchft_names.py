@@ -119,6 +119,14 @@ def notice_heal(manager: Any, part: Callable[[], AbstractContextManager[None]], 
     manager._apply_pending_state_dict = applying
 
 
+def all_take_part(manager: Any) -> None:
+    """Has all groups of the newest quorum count in its step, those that heal in it too. For ranks that all load a peer's
+    state before their first forward pass: TorchFT's rule for a quorum that was waited for."""
+    if manager.errored() is None:
+        group = manager._pg.parent
+        manager._participating_replica_rank, manager._participating_replica_world_size = group.rank(), group.size()
+
+
 def load_now(manager: Any, begins: Callable[[], None]) -> None:
     """Loads the peer's state before the first forward pass instead of after it, if this rank heals. `begins` is called
     before that."""

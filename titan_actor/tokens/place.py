@@ -54,6 +54,9 @@ class SharedPlace:
         self._participants, self._mine = groups, range(0)
         loader.draw = self._draw
 
+    waits = True
+    """A step's samples follow from its quorum."""
+
     @property
     def weight(self) -> float:
         """Weight of this group's mean over its samples in the mean over the groups; 1: all have as many."""
@@ -83,13 +86,11 @@ class SharedPlace:
         )
 
     def begin(self) -> int:
-        """Waits for the step's quorum, and returns the rounds of this group in it."""
-        self._manager.wait_quorum()
+        """Returns the rounds of this group in the step of the newest quorum, which was waited for."""
         self._participants, place = torchft_names.place(self._manager)
-        # a group that only heals adds zeros to the sum: it draws what the last one draws, and keeps pace with it
-        place = self._participants - 1 if place is None else place
         rounds = self._shape.rounds(self._planned, self._participants)
-        self._mine = share(rounds, place, self._participants)
+        # without a place its state could not be fetched, and the step is not committed
+        self._mine = share(rounds, place or 0, self._participants)
         return len(self._mine)
 
     def advance(self) -> None:
@@ -103,7 +104,6 @@ class SharedPlace:
             "position": self._loader.first,
             "step": self._manager.current_step() + 1,
             "quorum_id": torchft_names.quorum_id(self._manager),
-            "heals": torchft_names.place(self._manager)[1] is None,
         }
 
     def state(self) -> dict[str, Any]:

@@ -72,11 +72,11 @@ def audit(history: History) -> Audit | None:
 
 
 def _drawn(history: History) -> dict[Key, dict[tuple[int, int], list[Range]]]:
-    """Returns the positions of each attempt, by group and rank, without those of groups that only healed."""
+    """Returns the positions of each attempt, by group and rank."""
     found: dict[Key, dict[tuple[int, int], list[Range]]] = {}
     for steps in history.steps:
         for line in steps.lines:
-            if line.get("event") == "batch" and isinstance(line.get("position"), int) and not line.get("heals"):
+            if line.get("event") == "batch" and isinstance(line.get("position"), int):
                 key, first = (int(line["quorum_id"]), int(line["step"])), int(line["position"])
                 ranges = found.setdefault(key, {}).setdefault((steps.group, steps.rank), [])
                 ranges.append((first, first + len(line["samples"])))

@@ -102,7 +102,7 @@ def older_generation_commits(f: Files) -> None:
 
 def a_sample_in_two_groups(f: Files) -> None:
     for steps in (f.steps["n1", 0, 1], f.steps["n2", 1, 2]):
-        steps.append(note("batch", 15.5, samples=["a"], position=0, quorum_id=3, step=12, heals=False))
+        steps.append(note("batch", 15.5, samples=["a"], position=0, quorum_id=3, step=12))
 
 
 def step_goes_back(f: Files) -> None:

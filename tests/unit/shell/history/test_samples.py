@@ -18,7 +18,7 @@ Line = dict[str, Any]
 
 def batch(t: float, quorum: int, number: int, position: int, **about: Any) -> Line:
     """Two samples."""
-    body = {"position": position, "quorum_id": quorum, "step": number, "heals": False, **about}
+    body = {"position": position, "quorum_id": quorum, "step": number, **about}
     return note("batch", t, samples=["a", "b"], **body)
 
 
@@ -75,8 +75,8 @@ def test_a_group_that_was_killed_in_a_step_that_the_other_committed_counts() -> 
 
 def test_a_failed_step_and_a_heal_draw_what_is_drawn_again() -> None:
     first, second = two(steps=1)
-    first += [batch(11.0, 1, 2, 4), failed(11.0, 1, 2), batch(12.0, 2, 2, 4), batch(12.1, 2, 2, 6), made(12.0, 2, 2, 1)]
-    second += [batch(12.0, 2, 2, 6, heals=True), made(12.0, 2, 2, 1)]
+    first += [batch(11.0, 1, 2, 4), failed(11.0, 1, 2), batch(12.0, 2, 2, 4), made(12.0, 2, 2)]
+    second += [batch(12.0, 2, 2, 6), made(12.0, 2, 2)]
     counts = found(first, second)
     assert (counted(counts), counts.again, counts.wrong) == ((8, 0, 0), 2, [])
 
