@@ -532,7 +532,7 @@ class Gate:
                     await self._no_doubt.wait()
                 if self._passage(visitor) != "admit":
                     return
-                self._state.answered(*visitor.key, self._loop.time())
+                self._state.answered(self._loop.time())
                 self._state.quorum_id = max(self._state.quorum_id, answers.quorum_id(data))
                 visitor.writer.write(data)
                 await visitor.writer.drain()

@@ -32,9 +32,6 @@ class Generation:
     came: bool = False
     gone: bool = False
     heard_at: float = 0.0
-    answered_at: float = 0.0
-    """When the lighthouse last answered it. A manager that waits for an answer sends nothing."""
-
     nodes_heard_at: dict[str, float] = field(default_factory=dict)
     """When each of its nodes last asked for this gate."""
     loss_confirmed: bool = False
@@ -60,8 +57,8 @@ class GateState:
     fresh lighthouse would commit alone."""
     etcd_silence_s: float
     lighthouse_patience_s: float = 0.0
-    """Extra seconds of silence while the lighthouse owes the group an answer: the group is not the late one. Bounded,
-    because its last bytes may have been half a request."""
+    """Extra seconds of silence while the lighthouse has answered no group since: a manager that waits for an answer sends
+    nothing, so the group is not the late one. Bounded, because its last bytes may have been half a request."""
     admitted: dict[int, int] = field(default_factory=dict)
     """group -> the generation that etcd names as current"""
     homes: dict[int, str] = field(default_factory=dict)
@@ -75,6 +72,8 @@ class GateState:
     """True while etcd is silent and a group is lost: nothing passes until etcd is back."""
     retired: bool = False
     """True once another has this lighthouse's seat: nothing passes any more."""
+    answered_at: float = 0.0
+    """When the lighthouse last answered any group: it lives."""
     quorum_id: int = 0
     """The newest quorum that the lighthouse has named to a manager; 0: none."""
     _said: dict[int, GateGroup] = field(default_factory=dict, repr=False, compare=False)
@@ -150,10 +149,8 @@ class GateState:
         if not self.is_stale(group, generation):
             self._of(group, generation).nodes_heard_at[node] = now
 
-    def answered(self, group: int, generation: int, now: float) -> None:
-        entry = self.generations.get((group, generation))
-        if entry is not None:
-            entry.answered_at = now
+    def answered(self, now: float) -> None:
+        self.answered_at = now
 
     def speaks_otherwise(self, group: int, generation: int) -> bool:
         """Returns true if the group is built and its manager calls, but never under the id that it gave."""
@@ -200,7 +197,7 @@ class GateState:
         if self._silent_node(group, self.admitted[group], now):
             return "silent"
         patience_s = self.heartbeat_timeout_s
-        if entry.answered_at < entry.heard_at:
+        if self.answered_at < entry.heard_at:
             patience_s += self.lighthouse_patience_s
         return "beating" if now - entry.heard_at <= patience_s else "silent"
 

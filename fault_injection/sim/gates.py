@@ -207,7 +207,7 @@ class Lighthouse:
                     return
                 state.built(*way, replica, now)
             state.heard(*way, replica.encode(), now)
-            state.answered(*way, now)
+            state.answered(now)
 
     def _publish(self, now: float) -> None:
         observed = GateObserved(

@@ -70,13 +70,14 @@ def test_silence_drops_and_a_sound_brings_back_but_gone_is_gone() -> None:
 
 
 def test_a_group_that_waits_for_the_lighthouse_is_not_silent_at_once_but_not_for_ever() -> None:
-    gate = state({0: 1})
+    gate = state({0: 1, 1: 1})
     gate.lighthouse_patience_s = 3.0
     alive(gate, 0, 1, 0.0)
-    gate.answered(0, 1, 0.1)
-    assert gate.hearing(0, 1.1) == "silent", "the lighthouse has answered: it is the group's turn"
+    alive(gate, 1, 1, 0.0)
+    gate.answered(0.1)
+    assert gate.hearing(0, 1.1) == "silent", "the lighthouse lives, so it is the group's turn"
     gate.heard(0, 1, b"x", 2.0)
-    assert gate.hearing(0, 5.9) == "beating", "the lighthouse owes it an answer"
+    assert gate.hearing(0, 5.9) == "beating", "the lighthouse has answered none since"
     assert gate.hearing(0, 6.1) == "silent"
 
 
@@ -84,14 +85,13 @@ def test_a_silence_is_doubted_until_etcd_has_answered_since() -> None:
     gate = state({0: 1, 1: 1})
     alive(gate, 0, 1, 0.0)
     alive(gate, 1, 1, 2.0)
-    gate.answered(0, 1, 0.0)
+    gate.answered(0.0)
     assert gate.doubted(0.5) == ()
     assert gate.doubted(2.0) == ((0, 1),)
     gate.confirm([(0, 1)])
     assert gate.doubted(2.0) == ()
     gate.heard(0, 1, b"x", 3.0)
-    gate.answered(0, 1, 3.0)
-    gate.answered(1, 1, 3.0)
+    gate.answered(3.0)
     assert gate.doubted(4.5) == ((0, 1), (1, 1)), "each silence is asked about anew"
     gate.confirm([(0, 1), (1, 1)])
     gate.gone(0, 1)
