@@ -102,6 +102,7 @@ bench: install-dev  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.metrics --agent 45
 	$(BIN)/python -m benchmarks.control_plane
 	$(BIN)/python -m benchmarks.tokens
+	-$(BIN)/python -m benchmarks.data_cost
 	$(BIN)/python -m benchmarks.simulate_months
 	-$(BIN)/python -m benchmarks.simulated_vs_published
 	-$(BIN)/python -m benchmarks.simulator_vs_real

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from titan_actor.tokens.format import TokensError
 from titan_actor.tokens.reader import TokenStore
-from titan_actor.tokens.tokenizer import digest
+from titan_actor.tokens.tokenizer import Encoder, digest
 
 
 def unfit(folder: str, tokenizer: str, seq_len: int, samples: int) -> str:
@@ -24,6 +24,17 @@ def unfit(folder: str, tokenizer: str, seq_len: int, samples: int) -> str:
         return (
             f"{folder} was made with another tokenizer ({made.path}, {made.vocabulary} tokens) than that of the run "
             f"({Path(tokenizer)}): set titan.overrides.hf_assets_path, or build the store with the run's"
+        )
+    try:
+        own = Encoder(Path(tokenizer)).mark
+    except TokensError as error:
+        return str(error)
+    # they are named beside tokenizer.json
+    differ = [name for name in ("bos", "eos") if getattr(own, name) != getattr(made, name)]
+    if differ:
+        return (
+            f"{folder} was made with another {' and '.join(f'{name}_token' for name in differ)} than the tokenizer_config.json in "
+            f"{tokenizer} has: copy that of {made.path}, or build the store with the run's tokenizer"
         )
     if (windows := store.windows(seq_len)) < samples:
         return (

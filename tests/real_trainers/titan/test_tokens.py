@@ -454,6 +454,35 @@ def test_what_does_not_fit_is_refused_before_a_node_is_asked_for(store: Path, tm
     assert f"{store} was made with another tokenizer ({ASSETS.resolve()}, 2048 tokens) than that of the run" in message
 
 
+def test_a_store_with_another_begin_or_end_of_documents_is_refused(store: Path, tmp_path: Path) -> None:
+    special = json.loads((ASSETS / "tokenizer_config.json").read_text())
+    begin, end = special["bos_token"], special["eos_token"]
+    for changed, what in (
+        ({"bos_token": None}, "bos_token"),
+        ({"eos_token": begin}, "eos_token"),
+        ({"bos_token": end, "eos_token": begin}, "bos_token and eos_token"),
+    ):
+        own = tmp_path / what.replace(" ", "_")
+        shutil.copytree(ASSETS, own)
+        (own / "tokenizer_config.json").write_text(json.dumps(special | changed))
+        key, message = refused(store, overrides={"hf_assets_path": str(own)})
+        assert (key, message) == (
+            "titan.data.path",
+            f"{store} was made with another {what} than the tokenizer_config.json in {own} has: copy that of "
+            f"{ASSETS.resolve()}, or build the store with the run's tokenizer",
+        )
+    (own / "tokenizer_config.json").unlink()
+    key, message = refused(store, overrides={"hf_assets_path": str(own)})
+    assert f"the tokenizer in {own} has no end of a document: name its eos_token in tokenizer_config.json" in message
+    (own / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": {"content": begin}, "eos_token": {"content": end}, "chat_template": "other"})
+    )
+    fine = TitanSpec(recipe="llama3-debug-small", data=source(store), overrides={"hf_assets_path": str(own)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert not check.problems(fine, GroupsSpec())
+
+
 @pytest.mark.trainers
 @pytest.mark.parametrize("name", ["pipeline", pytest.param("tensor", marks=pytest.mark.long)])
 def test_ranks_that_share_a_model_share_its_samples(groups: Groups, store: Path, name: str) -> None:
