@@ -14,7 +14,7 @@ from typing import Any
 from supervisor.core.model.spec import DataSpec, GroupsSpec, TitanSpec
 from titan_actor import data, shares
 from titan_actor.problem import Problem
-from titan_actor.tokens.fits import unfit
+from titan_actor.tokens.fits import other_ends, unfit
 
 
 class NotOnCpu(ValueError):
@@ -290,7 +290,8 @@ def empty_share(config: Any, spec: DataSpec, groups: int, ranks_per_group: int) 
     if spec.source == "tokens":
         training = config.training
         samples = max(training.global_batch_size, groups * degree * training.local_batch_size)
-        why = unfit(spec.path, config.hf_assets_path, training.seq_len, samples)
+        store, tokenizer = spec.path, config.hf_assets_path
+        why = unfit(store, tokenizer, training.seq_len, samples) or other_ends(store, tokenizer)
         return Problem("titan.data.path", spec.path, why) if why else None
     try:
         workers = max(1, config.dataloader.num_workers)

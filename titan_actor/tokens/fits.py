@@ -25,6 +25,18 @@ def unfit(folder: str, tokenizer: str, seq_len: int, samples: int) -> str:
             f"{folder} was made with another tokenizer ({made.path}, {made.vocabulary} tokens) than that of the run "
             f"({Path(tokenizer)}): set titan.overrides.hf_assets_path, or build the store with the run's"
         )
+    if (windows := store.windows(seq_len)) < samples:
+        return (
+            f"{folder} holds {windows} samples of {seq_len} tokens, and a step of all groups takes {samples}: add text, or "
+            "lower the batch, groups.count or the sequence length"
+        )
+    return ""
+
+
+def other_ends(folder: str, tokenizer: str) -> str:
+    """Explains why a store, which `unfit` has passed, has other tokens around its documents than the run's tokenizer;
+    empty: it has not. Loads the tokenizer, which takes a large one a third of a second: for a check before the start."""
+    made = TokenStore(folder).manifest.tokenizer
     try:
         own = Encoder(Path(tokenizer)).mark
     except TokensError as error:
@@ -35,10 +47,5 @@ def unfit(folder: str, tokenizer: str, seq_len: int, samples: int) -> str:
         return (
             f"{folder} was made with another {' and '.join(f'{name}_token' for name in differ)} than the tokenizer_config.json in "
             f"{tokenizer} has: copy that of {made.path}, or build the store with the run's tokenizer"
-        )
-    if (windows := store.windows(seq_len)) < samples:
-        return (
-            f"{folder} holds {windows} samples of {seq_len} tokens, and a step of all groups takes {samples}: add text, or "
-            "lower the batch, groups.count or the sequence length"
         )
     return ""
