@@ -1,4 +1,5 @@
-"""Fetches the versions of the code that are wanted here, in a thread of its own (ADR 24)."""
+"""Fetches the versions of the code that are wanted here, and offers them to later leaders, in a thread of its own
+(ADR 24)."""
 
 from __future__ import annotations
 
@@ -48,6 +49,9 @@ class Codes:
         self._stop = False
         self._news = False
         self._told = Here()
+        self._at_leader: dict[str, str] = {}
+        """Version -> URL of the leader's listener that is known to have it, or got it from here."""
+        self._not_taken = ""
         self._pause_s = FIRST_PAUSE_S
 
     def start(self) -> None:
@@ -91,17 +95,38 @@ class Codes:
             again_s = self._look(wanted)
 
     def _look(self, wanted: Mapping[str, str]) -> float:
-        """Fetches what is not here. Returns the seconds until the next look; 0: once something else is wanted."""
+        """Fetches what is not here, and offers what is. Returns the seconds until the next look; 0: once something else is
+        wanted."""
         error = ""
         self._tell(Here(self._here(wanted), self._told.error if set(wanted) - set(self._here(wanted)) else ""))
         for version, source in wanted.items():
             if not self._trees.has(version):
                 error = self._fetch(version, source) or error
         self._tell(Here(self._here(wanted), error))
-        if not error:
+        if self._offer(wanted) and not error:
             return 0.0
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         return pause_s
+
+    def _offer(self, wanted: Mapping[str, str]) -> bool:
+        """Sends a leader what it lacks of the versions that lie here: another may have led when they were synced. Returns
+        false if that must be tried again."""
+        self._at_leader = {version: source for version, source in self._at_leader.items() if version in wanted}
+        not_taken = ""
+        for version, source in wanted.items():
+            if not source or self._at_leader.get(version) == source or not self._trees.has(version):
+                continue
+            try:
+                sent = self._trees.offer(CodeClient(source, self._credentials()), version)
+            except (StoreError, BadManifest, SecurityError, OSError) as error:
+                not_taken = f"code {version[:SHOWN]} is not offered to the leader yet: {error}"
+            else:
+                self._at_leader[version] = source
+                log.info("code %s: the leader got %d contents that it lacked", version[:SHOWN], sent)
+        if not_taken and not_taken != self._not_taken:
+            log.info("%s", not_taken)
+        self._not_taken = not_taken
+        return not not_taken
 
     def _here(self, wanted: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(sorted(version for version in wanted if self._trees.has(version)))
@@ -113,6 +138,7 @@ class Codes:
             if not source:
                 raise StoreError("no leader has said where it lies")
             self._trees.fetch(CodeClient(source, self._credentials()), version)
+            self._at_leader[version] = source
             self._trees.keep(wanted={*self._wanted, version})
         except (StoreError, BadManifest, SecurityError) as error:
             why = str(error)

@@ -219,7 +219,7 @@ _ALL = (
     ),
     Fault(
         name="replacement_pending", family="engine", how="no other node is free for 10 s",
-        inject=engine.replacement_pending, needs=(engine.fills,), kinds=(Kind.ALLOCATION_LOST,), stays_s=engine.PENDING_S,
+        inject=engine.replacement_pending, needs=(engine.own_nodes, engine.fills), kinds=(Kind.ALLOCATION_LOST,), stays_s=engine.PENDING_S,
         takes_s=2 * engine.PENDING_WITHIN_S, takes_spares=True, anywhere=True,
     ),
     Fault(

@@ -28,17 +28,23 @@ PENDING_S = 10.0
 FULL = "no node is free: all are withheld by the fault injection"
 
 
+LENT = "the run's nodes are lent by a pool, which asked the engine for them: see node_killed"
+
 # --- needs ---
 
 
 def on_slurm(site: Site) -> str:
-    if site.engine == "slurm":
-        return ""
+    if site.engine in ("slurm", "pool"):
+        return own_nodes(site)
     return f"the engine is {site.engine} and has no such thing: see allocation_gone"
 
 
 def local(site: Site) -> str:
-    return "" if site.engine == "local" else f"the engine is {site.engine}: see job_cancelled"
+    return own_nodes(site) if site.engine in ("local", "pool") else f"the engine is {site.engine}: see job_cancelled"
+
+
+def own_nodes(site: Site) -> str:
+    return LENT if site.engine == "pool" else ""
 
 
 def cancels(site: Site) -> str:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-MISSING, PUT, GET = "/code/missing", "/code/put", "/code/get"
+MISSING, PUT, OFFER, GET = "/code/missing", "/code/put", "/code/offer", "/code/get"
 """Paths of the leader's listener. missing: takes a manifest, answers the digests that the store lacks, as JSON. put: takes
-frames. get: takes digests, a line each, and answers frames in that order."""
+frames. offer: as put, of a node. get: takes digests, a line each, and answers frames in that order."""
 
 MANIFEST_BYTES = 64 * 2**20
 """Most bytes of a manifest: some 400,000 files."""

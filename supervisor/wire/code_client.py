@@ -29,6 +29,10 @@ class StoreError(Exception):
     """The store cannot be reached, or refuses; the text says why, and what to do."""
 
 
+class Refused(StoreError):
+    """A refusal by the store; its text says what to do, where anything helps."""
+
+
 class CodeClient:
     """The store at one supervisor. Each call is a connection of its own."""
 
@@ -42,11 +46,11 @@ class CodeClient:
         with self._asked(code.MISSING, manifest, len(manifest)) as answer:
             return tuple(map(str, json.loads(answer.read())))
 
-    def put(self, folder: Path, files: Sequence[code.File]) -> None:
-        """Sends the contents of files below a folder. What arrived stays there if it is interrupted. Raises StoreError,
-        OSError."""
+    def put(self, folder: Path, files: Sequence[code.File], path: str = code.PUT) -> None:
+        """Sends the contents of files below a folder. What arrived stays there if it is interrupted. `path`: PUT or OFFER.
+        Raises StoreError, OSError."""
         size = code.frames_bytes(file.size for file in files)
-        with self._asked(code.PUT, _frames(folder, files), size) as answer:
+        with self._asked(path, _frames(folder, files), size) as answer:
             answer.read()
 
     @contextlib.contextmanager
@@ -78,7 +82,7 @@ class CodeClient:
                 answer = connection.getresponse()
                 if answer.status != HTTPStatus.OK:
                     said = answer.read(SENTENCE_BYTES).decode(errors="replace").strip()
-                    raise StoreError(f"the supervisor at {self._page} says: {said or answer.reason}")
+                    raise Refused(f"the supervisor at {self._page} says: {said or answer.reason}")
                 yield answer
         except code.Torn as error:
             raise StoreError(f"the transfer with the supervisor at {self._page} broke off: {error}") from error

@@ -69,11 +69,12 @@ class Trees:
 
     def has(self, version: str) -> bool:
         """Returns true if the whole tree is there. The first time it looks at each file: a machine that lost its power may
-        have left a part. Such a tree is fetched again."""
+        have left a part. Such a tree is fetched again, but for one from which a process runs: it was whole, and what has
+        changed a file there since is that process."""
         if not self.at(version).is_dir():
             self._whole.discard(version)
         elif version not in self._whole:
-            if self._is_whole(version):
+            if self._is_whole(version) or self.at(version).name in self._used():
                 self._whole.add(version)
             else:
                 _remove(self._part(version))
@@ -109,17 +110,39 @@ class Trees:
         part.rename(self.at(version))
         self._whole.add(version)
 
+    def offer(self, client: CodeClient, version: str) -> int:
+        """Sends the store what it lacks of a version that lies here. Returns the number of contents. Raises StoreError,
+        OSError, BadManifest."""
+        body = (self.folder / MANIFESTS / version).read_bytes()
+        here = {f.digest: f for f in code.decode(body).files if _is_laid(self.at(version) / f.path, f)}
+        lacking = [here[digest] for digest in client.missing(body) if digest in here]
+        if lacking:
+            client.put(self.at(version), lacking, code.OFFER)
+        return len(lacking)
+
     def keep(self, wanted: Collection[str]) -> None:
-        """Removes all trees but those that are wanted and the newest KEPT others. Ignores what cannot be removed."""
+        """Removes all trees but those that are wanted, from which a process runs, and the newest KEPT others. Ignores what
+        cannot be removed."""
         names = {version[:DIGITS] for version in wanted}
         others = [e for e in _entries(self.folder) if e.name != MANIFESTS and e.name.removesuffix(_PART) not in names]
         others.sort(key=_changed_s, reverse=True)
+        used = self._used() if others[KEPT:] else set()
         for entry in others[KEPT:]:
-            _remove(entry)
+            if entry.name not in used:
+                _remove(entry)
         for manifest in _entries(self.folder / MANIFESTS):
             if not self.at(manifest.name).is_dir():
                 manifest.unlink(missing_ok=True)
                 self._whole.discard(manifest.name)
+
+    def _used(self) -> set[str]:
+        """Returns the names of the trees from which processes of this user were started."""
+        found: set[str] = set()
+        for entry in _entries(Path("/proc")):
+            if entry.name.isdecimal():
+                with contextlib.suppress(OSError):  # it has ended, or is another user's
+                    found.update(environment.of_process(int(entry.name)).get(PATH, "").split(os.pathsep))
+        return {Path(path).name for path in found if Path(path).parent == self.folder}
 
     def _linked(self, part: Path, lacking: list[code.File], version: str) -> list[code.File]:
         """Links files that another tree has, and returns the others."""

@@ -84,13 +84,14 @@ class Certificates:
 class TlsEtcd:
     """One member that takes only clients with a certificate of `certificates`' authority."""
 
-    def __init__(self, folder: Path, certificates: Certificates) -> None:
+    def __init__(self, folder: Path, certificates: Certificates, host: str = "127.0.0.1") -> None:
+        """`host`: the address at which it listens, which is in its certificate: loopback, or FAR."""
         self.folder = folder
         self.certificates = certificates
         folder.mkdir(parents=True, exist_ok=True)
         client, peer = free_ports(2)
-        self.endpoint = f"https://127.0.0.1:{client}"
-        self.plain = f"127.0.0.1:{client}"
+        self.endpoint = f"https://{host}:{client}"
+        self.plain = f"{host}:{client}"
         peer_url = f"http://127.0.0.1:{peer}"
         flags = {
             "name": "m0",
@@ -127,9 +128,10 @@ class TlsEtcd:
 
 
 @contextlib.contextmanager
-def tls_etcd(folder: Path, certificates: Certificates) -> Iterator[TlsEtcd]:
-    """Yields a server that answers, for one test; needs the certificates `etcd` and `root`. Ended with the block."""
-    server = TlsEtcd(folder, certificates)
+def tls_etcd(folder: Path, certificates: Certificates, host: str = "127.0.0.1") -> Iterator[TlsEtcd]:
+    """Yields a server that answers, for one test; needs the certificates `etcd` and `root`. Ended with the block.
+    `host`: as TlsEtcd."""
+    server = TlsEtcd(folder, certificates, host)
     try:
         eventually(lambda: _answers(server), 20, "the etcd with TLS answers")
         yield server

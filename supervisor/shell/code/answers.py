@@ -30,11 +30,14 @@ DIGESTS_BYTES = 65 * 400_000
 
 
 class Code:
-    """A store, and who may use it: `supervisor` and `root` may do all, nodes that a grant names may get."""
+    """A store, and who may use it: `supervisor` and `root` may do all. Nodes that a grant names may get, and offer what
+    versions hold that a run or pool names: another supervisor may have led when those were synced."""
 
     def __init__(self, store: CodeStore, nodes: Callable[[], Collection[str]]) -> None:
         self._store, self._nodes = store, nodes
         self._turns = threading.BoundedSemaphore(AT_ONCE)
+        self._offered = threading.Lock()
+        """Held while a node sends: hundreds have the same."""
 
     def answer(self, handler: Handler) -> None:
         """Answers a POST below /code/."""
@@ -60,7 +63,11 @@ class Code:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             status = HTTPStatus.INSUFFICIENT_STORAGE if full else HTTPStatus.INTERNAL_SERVER_ERROR
             log.warning("code cannot be kept or read: %s", error)
-            _say(handler, status, f"its disk: {error.strerror} ({error.filename}): make room there, then repeat this")
+            _say(
+                handler,
+                status,
+                f"its disk: {error.strerror} ({error.filename or self._store.folder}): make room there, then repeat this",
+            )
         finally:
             self._turns.release()
 
@@ -73,7 +80,7 @@ class Code:
         who = common_name(handler.connection)
         if who in (SUPERVISOR, ROOT):
             return ""
-        if handler.path == code.GET and who in {node_name(node) for node in self._nodes()}:
+        if handler.path != code.PUT and who in {node_name(node) for node in self._nodes()}:
             return ""
         if handler.path == code.GET:
             return f"{who!r} is no node that was given to a run or pool"
@@ -81,21 +88,40 @@ class Code:
 
     def _do(self, handler: Handler, length: int) -> None:
         if handler.path == code.MISSING and length <= code.MANIFEST_BYTES:
-            found = json.dumps(self._store.missing(_read(handler, length))).encode()
-            handler._send(HTTPStatus.OK, found, "application/json")
+            body = _read(handler, length)
+            if self._is_node(handler) and code.digest_of(body) not in (self._store.wanted() or ()):
+                _say(handler, HTTPStatus.FORBIDDEN, "no run or pool names this code: a node may not offer it")
+                return
+            handler._send(HTTPStatus.OK, json.dumps(self._store.missing(body)).encode(), "application/json")
+        elif handler.path == code.OFFER:
+            self._take(handler, length)
         elif handler.path == code.PUT:
             self._store.put(handler.rfile, length)  # type: ignore[arg-type]
             _say(handler, HTTPStatus.OK, "kept")
         elif handler.path == code.GET and length <= DIGESTS_BYTES:
             self._get(handler, _read(handler, length).decode(errors="replace").split())
         else:
-            _say(handler, HTTPStatus.NOT_FOUND, f"there is POST {code.MISSING}, {code.PUT}, {code.GET}")
+            _say(handler, HTTPStatus.NOT_FOUND, f"there is POST {code.MISSING}, {code.PUT}, {code.OFFER}, {code.GET}")
+
+    def _is_node(self, handler: Handler) -> bool:
+        return handler.server.security.tls and common_name(handler.connection) not in (SUPERVISOR, ROOT)
+
+    def _take(self, handler: Handler, length: int) -> None:
+        if not self._offered.acquire(blocking=False):
+            _say(handler, HTTPStatus.SERVICE_UNAVAILABLE, "another node sends code: ask again what is missing")
+            return
+        try:
+            self._store.put(handler.rfile, length, self._store.named())  # type: ignore[arg-type]
+            _say(handler, HTTPStatus.OK, "kept")
+        finally:
+            self._offered.release()
 
     def _get(self, handler: Handler, digests: list[str]) -> None:
         sizes = self._store.sizes(digests) if all(map(code.is_digest, digests)) else None
         if sizes is None:
             sentence = (
-                "it does not have all of this code; if another supervisor led before, run `supervisor sync` again"
+                "it does not have all of this code; nodes that have it send it after a change of the leader; where none "
+                "has, run `supervisor sync` again"
             )
             _say(handler, HTTPStatus.NOT_FOUND, sentence)
             return

@@ -24,8 +24,9 @@ class CodeStore:
 
     def __init__(self, folder: Path, wanted: Callable[[], Collection[str] | None] = lambda: None) -> None:
         """`wanted`: the versions that a run or pool names; None while that is unknown, and nothing is removed."""
+        self.folder = folder
         self._blobs, self._manifests = folder / "blobs", folder / "manifests"
-        self._wanted = wanted
+        self.wanted = wanted
         self._tidying = threading.Lock()
 
     def missing(self, body: bytes) -> list[str]:
@@ -39,8 +40,17 @@ class CodeStore:
         temporary.replace(path)
         return [digest for digest, size in manifest.digests().items() if _size(self._path(digest)) != size]
 
-    def put(self, source: BinaryIO, size: int) -> None:
-        """Keeps the contents that `size` bytes of frames bring; each is whole, or not there. Raises Torn, OSError."""
+    def named(self) -> set[str]:
+        """Returns the contents of the versions that a run or pool names, as far as their manifests are here."""
+        found: set[str] = set()
+        for version in self.wanted() or ():
+            with suppress(OSError, code.BadManifest):
+                found.update(code.decode((self._manifests / version).read_bytes()).digests())
+        return found
+
+    def put(self, source: BinaryIO, size: int, only: Collection[str] | None = None) -> None:
+        """Keeps the contents that `size` bytes of frames bring; each is whole, or not there. `only`: the digests that may
+        come. Raises Torn, BadManifest for another digest, OSError."""
         left = size
         while left > 0:
             if left < code.frames_bytes([0]):
@@ -49,6 +59,8 @@ class CodeStore:
             left -= code.frames_bytes([length])
             if left < 0:
                 raise code.Torn("a content is longer than the request")
+            if only is not None and digest not in only:
+                raise code.BadManifest(f"content {digest[:12]} is of no version that a run or pool names")
             path = self._path(digest)
             path.parent.mkdir(parents=True, exist_ok=True)
             code.write_content(source, digest, length, path)
@@ -66,7 +78,7 @@ class CodeStore:
 
     def tidy(self) -> None:
         """Removes versions that no run names, but for the NEWEST, and contents that no version names any more."""
-        wanted = self._wanted()
+        wanted = self.wanted()
         if wanted is None or not self._tidying.acquire(blocking=False):
             return
         try:

@@ -16,7 +16,7 @@ from supervisor.shell.control.leader import leader
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import asking, codes
 from supervisor.wire import code, keys
-from supervisor.wire.code_client import CodeClient, StoreError
+from supervisor.wire.code_client import CodeClient, Refused, StoreError
 from supervisor.wire.person import who
 from supervisor.wire.records import (
     EARLIER_SYNCS,
@@ -150,7 +150,8 @@ def _send(lead: LeaderRecord, security: Security, found: Scanned, body: bytes) -
         if missing:
             client.put(found.folder, missing)  # it keeps a content only if it is what its digest says
     except StoreError as error:
-        raise Fatal(f"{error}; what was sent is kept: repeat this") from error
+        again = "" if isinstance(error, Refused) else "; what was sent is kept: repeat this"
+        raise Fatal(f"{error}{again}") from error
     return {file.digest: file.size for file in missing}
 
 

@@ -37,13 +37,13 @@ def desire(store: Store, site: CodeSite, code: CodeVersion, *trainers: TrainerDe
     store.put(keys.desired("n0", RUN), encode(record))
 
 
-def lies(store: Store, code: CodeVersion) -> bool:
-    seen = observed(store, "n0")
+def lies(store: Store, code: CodeVersion, node: str = "n0") -> bool:
+    seen = observed(store, node)
     return seen is not None and code.version in (seen.codes or ())
 
 
-def error(store: Store) -> str:
-    seen = observed(store, "n0")
+def error(store: Store, node: str = "n0") -> str:
+    seen = observed(store, node)
     return seen.code_error if seen is not None else ""
 
 
@@ -123,3 +123,43 @@ def test_an_agent_that_is_killed_finds_what_lies_there(
     desire(store, site, one, trainer(code=one))
     pid = running(store, node, 1, deadline_s=30)
     assert environment.of_process(pid)["PYTHONPATH"].split(":")[0] == str(tree(node, one))
+
+
+def test_a_rank_that_has_written_into_its_tree_keeps_it_under_the_next_agent(
+    nodes: Nodes, store: Store, site: CodeSite, tmp_path: Path
+) -> None:
+    one = synced(site, tmp_path / "code", "V = 1")
+    node = nodes.cold()
+    desire(store, site, one, trainer(code=one))
+    pid = running(store, node, 1)
+    file = tree(node, one) / "mine.py"
+    file.chmod(0o600)
+    file.write_text("V = 2")
+    site.server.code = None  # nothing can be fetched any more
+    before = observed(store, "n0")
+    kill(agent := node.pid("agent"))
+
+    def reports() -> bool:
+        now = observed(store, "n0")
+        return node.pid("agent") not in (0, agent) and now is not None and now != before and lies(store, one)
+
+    eventually(reports, 30, "the next agent has looked")
+    assert (file.read_text(), running(store, node, 1)) == ("V = 2", pid)
+
+
+def test_a_leader_without_the_bytes_gets_them_from_a_node_for_the_next_one(
+    nodes: Nodes, store: Store, site: CodeSite, tmp_path: Path
+) -> None:
+    one = synced(site, tmp_path / "code", "V = 1")
+    nodes.cold()
+    desire(store, site, one)
+    eventually(lambda: lies(store, one), 15, "the first node has it")
+    with code_site(tmp_path / "other") as leads:
+        leads.page.codes = frozenset({one.version})
+        nodes.cold("n1")
+        record = NodeDesired(node="n1", code=one, code_from=leads.url)
+        store.put(keys.desired("n1", RUN), encode(record))
+        eventually(lambda: "run `supervisor sync` again" in error(store, "n1"), 15, "the next node finds nothing there")
+        desire(store, leads, one)
+        eventually(lambda: lies(store, one, "n1"), 30, "another leads, and gets it from the first")
+        assert len(leads.blobs) == len(site.blobs) == 2

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.checkers.consistency import check
+from fault_injection.checkers.history_file import load as read
+from fault_injection.checkers.recovery import ALL
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import World, world
 from supervisor.shell.engines.local import LocalEngine
 from supervisor.shell.inspect import client, pools
 from supervisor.shell.inspect.pools import PoolStatus
 from supervisor.wire.records import RunRecord
+from tests.real_trainers.test_chaos import chaos
+from tests.real_trainers.test_chaos import said as ended
 from tests.system.integration.test_cli import fails
 from tests.system.integration.test_launch import said
 
@@ -127,3 +132,51 @@ def test_groups_of_several_nodes_on_a_pool(tmp_path: Path) -> None:
         done(w, "release", "lab")
         eventually(lambda: not given(w), 60, "the engine has all nodes")
         w.check(record)
+
+
+BROKEN = """
+name = "broken"
+chaos = "allowed"
+groups = { count = 2 }
+torchft = { quorum_timeout_ms = 30000, quorum_retries = 60 }
+policy = { node_lease_s = 5, term_grace_s = 1.0 }
+[titan]
+steps = 1000000
+checkpoint_interval_steps = 1000000
+digest_interval_steps = 10
+overrides = { "toy.mode" = "quorum", "toy.step_s" = 0.1 }
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(420)
+def test_chaos_on_a_pool_takes_its_spare(empty: World, tmp_path: Path) -> None:
+    w, file, schedule = empty, tmp_path / "run.toml", tmp_path / "schedule.toml"
+    file.write_text(BROKEN)
+    eventually(w.led, 30, "a supervisor leads")
+    done(w, "hold", str(file), "--name", "lab", "--nodes", "3")
+    eventually(lambda: [n.state for n in pool(w).nodes] == ["granted"] * 3, 60, "its nodes are there")
+    record = launched(w, file, "broken")
+    eventually(w.running(record, 1, 1), 60, "both groups run")
+    lost = w.status(record).groups[1].node
+    (spare,) = {n.node for n in pool(w).nodes} - {g.node for g in w.status(record).groups}
+
+    def broken(*names: str) -> tuple[int, str]:
+        faults = (f'[[fault]]\nname = "{name}"\nat_step = 5\ngroup = 1\n' for name in names)
+        schedule.write_text("".join(faults))
+        to = ["run", str(schedule), "--run", "broken", "--home", str(w.runs), "--etcd", w.etcd.endpoint]
+        command = chaos(w.runs, *to)
+        words = ended(command, 240)
+        return command.returncode, words
+
+    code, text = broken("allocation_gone", "replacement_pending")
+    assert code == 2
+    assert text.count("cannot be made here: the run's nodes are lent by a pool") == 2, text
+    code, text = broken("sigkill", "node_killed")
+    history = read(Path(record.run_dir) / "history.jsonl")
+    answers = {v.checker: v.answer for v in check(history, ALL)}
+    assert answers.pop("digests_equal") == "unknown", "toys hash nothing"
+    assert (code, set(answers.values())) == (1, {"pass"}), text
+    assert [fault.name for fault in history.faults] == ["sigkill", "node_killed"]
+    assert (lost, w.status(record).groups[1].node) == (history.faults[1].node, spare)
+    assert w.running(record)(), "it goes on"

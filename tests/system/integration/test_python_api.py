@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,9 @@ import supervisor.client as everstep
 from fault_injection.doubles.toys import TOYS
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import World, toy_spec
+from supervisor.core.model.spec import TitanSpec
 from supervisor.shell.inspect import client as requests
-from supervisor.wire import programs
+from supervisor.wire import checkpoints, programs
 
 pytestmark = pytest.mark.etcd
 
@@ -116,6 +118,37 @@ def test_a_run_from_its_launch_to_its_folder(
         assert client.pool("lab").release() == "pool lab: its 3 nodes are given back to the engine"
         assert eventually(lambda: removed(run), 20, "its nodes are given back").startswith("removed run api")
     assert capsys.readouterr() == ("", ""), "the API prints nothing"
+
+
+def test_a_run_begins_with_the_checkpoint_of_another(empty: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = empty
+    monkeypatch.setenv(programs.SEAM, json.dumps(TOYS))
+    eventually(w.led, 30, "a supervisor leads")
+    overrides = {"toy.mode": "quorum", "toy.keeps": True}
+    spec = replace(toy_spec(groups=1, spares=0), titan=TitanSpec(steps=10**6, overrides=overrides))
+    with everstep.connect(w.etcd.endpoint, home=w.runs) as client:
+        first = client.launch(spec, name="first")
+        first.wait("step=20", timeout_s=60)
+        first.stop()
+        with pytest.raises(everstep.EverstepError, match="it is not finished"):
+            first.wait("finished", timeout_s=60)
+        [saved] = checkpoints.folder_of(str(first.folder)).iterdir()
+        with pytest.raises(everstep.EverstepError, match="is no complete checkpoint of a run"):
+            client.launch(spec, name="second", resume_from=first.folder)
+
+        async def begun() -> None:
+            async with await everstep.aconnect(w.etcd.endpoint, home=w.runs) as twin:
+                await twin.launch(spec, name="second", resume_from=saved)
+
+        asyncio.run(begun())
+        second = client.run("second")
+        second.wait("running", timeout_s=60)
+        step = checkpoints.mark_of(saved).step  # type: ignore[union-attr]
+        assert step >= 20
+        made = eventually(lambda: everstep.open(second.folder).steps_list(), 30, "it makes a step")
+        assert made[0].step == step + 1
+        assert saved.is_dir()
+        second.stop()
 
 
 def removed(run: everstep.Run) -> str:

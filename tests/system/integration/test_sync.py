@@ -41,13 +41,14 @@ while True:
 """
 
 
-def run_file(folder: Path, crash: Path) -> Path:
+def run_file(folder: Path, crash: Path, more: str = "") -> Path:
     text = f"""
 name = "first"
 titan = {{ steps = 1000000, checkpoint_interval_steps = 1000000 }}
 groups = {{ count = 2 }}
 policy = {{ node_lease_s = 5, term_grace_s = 1.0, backoff_first_s = 0.0, healthy_after_s = 0.5 }}
 trainer = {{ command = ["python", "train.py", "{crash}"], reports = "output" }}
+{more}
 """
     return written(folder, {"run.toml": text}) / "run.toml"
 

@@ -79,16 +79,18 @@ def _live(lab: Slurm) -> list[str]:
     return [str(job["name"]) for job in lab.jobs() if job["job_state"] in live]
 
 
-def signing(certificates: Certificates, own: Path) -> Path:
-    """Copies the files of a control-plane host to a folder of its own, and returns the supervisor's security file."""
+def signing(certificates: Certificates, own: Path, host: str = "127.0.0.1") -> Path:
+    """Copies the files of a control-plane host to a folder of its own, and returns the supervisor's security file. Nodes
+    get their certificates at `host`."""
     own.mkdir(mode=0o700)
     names = ("ca.pem", "ca.key", "crl.pem", "supervisor.*", "node-service-*")
     for file in [file for name in names for file in certificates.folder.glob(name)]:
         shutil.copy2(file, own)
     file = own / "supervisor.toml"
     (port,) = free_ports(1)
+    accepts = "" if "insecure" in file.read_text() else "insecure = true\n"
     with file.open("a") as out:
-        out.write(f'insecure = true\nsigns = "ca.key"\nenroll = ["127.0.0.1:{port}"]\n')
+        out.write(f'{accepts}signs = "ca.key"\nenroll = ["{host}:{port}"]\n')
     return file
 
 

@@ -1,8 +1,9 @@
-"""A pool of Slurm's nodes: one job for each node, and none for the runs that train on them one after the other."""
+"""A pool of Slurm's nodes: one job for each node, and none for the runs and the code that come to them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from fault_injection.testbed.own_slurm import available
 from fault_injection.testbed.slurm_world import SlurmWorld, slurm_world
 from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import AllocationSpec
-from supervisor.shell.inspect import pools
+from supervisor.shell.inspect import client, pools
 from supervisor.shell.inspect.pools import PoolStatus
 from supervisor.wire.records import RunRecord
+from tests.system.integration.test_pools import done
+from tests.system.integration.test_sync import code, held, lies, printed, run_file, version_of
 
 pytestmark = [
     pytest.mark.etcd,
@@ -40,11 +43,16 @@ def launched(w: SlurmWorld, name: str) -> RunRecord:
     return record
 
 
+def submitted(w: SlurmWorld) -> int:
+    """The number of the newest job."""
+    return max(int(job["job_id"]) for job in w.lab.jobs())
+
+
 def test_runs_on_a_pool_submit_no_job(tmp_path: Path) -> None:
     with slurm_world(tmp_path) as w:
         w.launch(pools.spec_of(w.spec("lab"), 3, None))
         eventually(lambda: [n.state for n in status(w).nodes] == ["granted"] * 3, SOON_S, "its nodes are there")
-        submitted = max(job["job_id"] for job in w.lab.jobs())
+        newest = submitted(w)
         shims = {n.node: w.shim_pid(n.node) for n in status(w).nodes}
 
         first = launched(w, "first")
@@ -61,9 +69,54 @@ def test_runs_on_a_pool_submit_no_job(tmp_path: Path) -> None:
         assert {node: w.shim_pid(node) for node in now} == {node: shims[node] for node in now}
         w.control(second, stop=True)
         eventually(lambda: not status(w).used_by, SOON_S, "no run uses it")
-        assert max(job["job_id"] for job in w.lab.jobs()) == submitted, "no job was submitted for a run"
+        assert submitted(w) == newest, "no job was submitted for a run"
 
         pools.release(w.store, w.mirror(), "lab")
         eventually(lambda: status(w).phase == "stopped" and not w.live_jobs(), SOON_S, "Slurm has all nodes back")
         for record in (first, second):
             w.check(record)
+
+
+def test_edited_code_is_synced_and_seen_by_the_next_start_without_a_job(tmp_path: Path) -> None:
+    with slurm_world(tmp_path) as w:
+        folder = code(tmp_path / "code", "one")
+        slurm = f"""
+[allocation]
+engine = "slurm"
+nodes = 2
+slurm = {{ node_folder = "{w.system}", drain_suspects = false }}
+"""
+        file = run_file(folder, tmp_path / "crash", slurm)
+        held(w, folder, 2)
+        newest = submitted(w)
+        assert len(w.live_jobs()) == 2, "a job for each node"
+        shims = {n.node: w.shim_pid(n.node) for n in status(w).nodes}
+
+        def synced(version: str) -> None:
+            code(folder, version)
+            done(w, "sync", str(folder), "--on", "lab")
+            for node in shims:
+                eventually(partial(lies, w, node, version_of(w, "lab")), 30, "every node of the pool gets it")
+
+        synced("one")
+        done(w, "launch", str(file), "--on", "lab")
+        record = client.choose_run(w.mirror(), "first")
+        eventually(w.running(record, 1, 1), SOON_S, "both groups run")
+        assert [printed(w, record, group, 1) for group in (0, 1)] == ["one", "one"]
+
+        synced("two")
+        done(w, "relaunch", "first", "--yes")
+        eventually(w.running(record, 2, 2), SOON_S, "all groups start again")
+        assert [printed(w, record, group, 2) for group in (0, 1)] == ["two", "two"]
+
+        synced("three")
+        done(w, "restart", "1", "--run", "first")
+        assert printed(w, record, 1, 3) == "three"
+
+        done(w, "stop", "first")
+        eventually(lambda: not status(w).used_by, SOON_S, "no run uses it")
+        assert {node: w.shim_pid(node) for node in shims} == shims
+        assert submitted(w) == newest, "no job was submitted for a run or its code"
+        done(w, "release", "lab")
+        eventually(lambda: not w.live_jobs(), SOON_S, "Slurm has all nodes back")
+        w.check(record, stepped=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +175,49 @@ def test_old_trees_go(site: CodeSite, folder: Path, tmp_path: Path) -> None:
     trees.keep({versions[0]})
     assert [trees.has(version) for version in versions] == [True, False, False, True, True, True]
     assert len(list((tmp_path / "node" / "manifests").iterdir())) == 4
+
+
+@contextlib.contextmanager
+def process_of(tree: Path) -> Iterator[None]:
+    """Runs a process that was started from a tree."""
+    environment = Tree(CodeVersion(version="0" * 64), tree).first_in({}, os.environ)
+    with subprocess.Popen(["sleep", "1000"], env={**os.environ, **environment}) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def test_a_tree_from_which_a_process_runs_stays_though_it_was_changed(
+    site: CodeSite, folder: Path, tmp_path: Path
+) -> None:
+    trees, version = Trees(tmp_path / "node"), site.sync(folder)
+    trees.fetch(site.client, version)
+    path = trees.at(version) / "train.py"
+    path.chmod(0o700)
+    path.write_text("# a line of a log\n")
+    with process_of(trees.at(version)):
+        assert Trees(tmp_path / "node").has(version)
+        assert path.exists()
+    after = Trees(tmp_path / "node")
+    assert not after.has(version), "else it is fetched again"
+    after.fetch(site.client, version)
+    assert contents(after.at(version)) == contents(folder)
+
+
+def test_old_trees_from_which_a_process_runs_stay(site: CodeSite, folder: Path, tmp_path: Path) -> None:
+    trees, versions = Trees(tmp_path / "node"), []
+    for number in range(KEPT + 2):
+        (folder / "train.py").write_text(f"print({number})\n")
+        versions.append(site.sync(folder))
+        trees.fetch(site.client, versions[-1])
+        os.utime(trees.at(versions[-1]), (number, number))
+    with process_of(trees.at(versions[0])):
+        trees.keep(set())
+    there = [trees.at(version).is_dir() for version in versions]
+    assert there == [True, False, True, True, True]
+    trees.keep(set())
+    assert not trees.at(versions[0]).is_dir()
 
 
 def test_the_tree_stands_for_the_folder(tmp_path: Path) -> None:

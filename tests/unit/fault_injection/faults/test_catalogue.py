@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fault_injection.doubles.gpus import Gpus
-from fault_injection.faults import control, processes
+from fault_injection.faults import control, engine, processes
 from fault_injection.faults.catalogue import FAULTS, obeying
 from fault_injection.faults.fault import Site, Target
 from fault_injection.in_rank import causes
@@ -69,6 +69,12 @@ def test_what_a_site_lacks_is_said() -> None:
         reasons = {getattr(site, key) for key in Site.__dataclass_fields__} - {"", "local"}
         assert {FAULTS[name].why_not(site)} == reasons
     assert FAULTS["sigkill"].why_not(Site(not_obeying="deaf")) == ""
+
+
+def test_nodes_that_a_pool_lends_are_not_taken_by_its_engine() -> None:
+    of_pool = Site(engine="pool")
+    assert {fault.why_not(of_pool) for fault in FAULTS.values() if fault.family == "engine"} == {engine.LENT}
+    assert not FAULTS["node_killed"].why_not(of_pool)
 
 
 def test_what_of_an_engine_can_be_made_is_said_by_what_it_needs() -> None:

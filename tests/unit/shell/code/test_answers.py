@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 from supervisor.shell.code import answers
 from supervisor.shell.code.scan import scan
+from supervisor.shell.code.store import CodeStore
 from supervisor.wire import code
 from supervisor.wire.code_client import CodeClient, StoreError
+from supervisor.wire.code_tree import Trees
 from supervisor.wire.security import Security
 from tests.helpers.authority import Authority, authority
 from tests.helpers.code_site import CodeSite, code_site, written
@@ -54,10 +57,42 @@ def test_a_node_that_was_given_gets_and_never_puts(site: CodeSite, made: Authori
     version = site.sync(folder)
     node = client(site, made, "node-n1")
     assert code.decode(node.manifest(version)).files
-    with pytest.raises(StoreError, match="may not put code"):
+    with pytest.raises(StoreError, match="no run or pool names this code"):
         node.missing(scan(folder, 1000).manifest.encode())
     with pytest.raises(StoreError, match="may not put code"):
         node.put(folder, scan(folder, 1000).manifest.files)
+    with pytest.raises(StoreError, match="is of no version that a run or pool names"):
+        node.put(folder, scan(folder, 1000).manifest.files, code.OFFER)
+
+
+def test_a_node_offers_what_etcd_names_and_nothing_else(
+    site: CodeSite, made: Authority, folder: Path, tmp_path: Path
+) -> None:
+    with code_site(tmp_path / "before", made.security("supervisor"), made.security("supervisor")) as before:
+        trees, version = Trees(tmp_path / "n1"), before.sync(folder)
+        trees.fetch(client(before, made, "supervisor"), version)
+    node = client(site, made, "node-n1")
+    with pytest.raises(StoreError, match="no run or pool names this code"):
+        trees.offer(node, version)
+    site.page.codes = frozenset({version})
+    other = scan(written(tmp_path / "other", {"a.py": "666"}), 1000).manifest.files
+    node.missing(scan(folder, 1000).manifest.encode())
+    with pytest.raises(StoreError, match="is of no version that a run or pool names"):
+        node.put(tmp_path / "other", other, code.OFFER)
+    assert site.blobs == []
+    assert (trees.offer(node, version), trees.offer(node, version)) == (1, 0)
+    Trees(tmp_path / "n2").fetch(client(site, made, "node-n1"), version)
+
+
+def test_one_node_sends_at_a_time(site: CodeSite, made: Authority, folder: Path) -> None:
+    assert site.server.code is not None
+    site.page.codes = frozenset({code.digest_of(scan(folder, 1000).manifest.encode())})
+    node, files = client(site, made, "node-n1"), scan(folder, 1000).manifest.files
+    node.missing(scan(folder, 1000).manifest.encode())
+    with site.server.code._offered, pytest.raises(StoreError, match="another node sends code: ask again"):
+        node.put(folder, files, code.OFFER)
+    node.put(folder, files, code.OFFER)
+    assert len(site.blobs) == 1
 
 
 @pytest.mark.parametrize("name", ["node-n2", "reader"])
@@ -117,6 +152,16 @@ def test_a_supervisor_without_a_store_takes_none(tmp_path: Path) -> None:
     with code_site(tmp_path / "system") as site:
         site.server.code = None
         assert asked(site, code.MISSING, b"{}")[0] == 405
+
+
+def test_a_full_disk_is_named(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with code_site(tmp_path / "system") as site:
+        monkeypatch.setattr(CodeStore, "put", full)
+        with pytest.raises(StoreError, match=rf"No space left on device \({tmp_path}/system/code\): make room there"):
+            site.client.put(folder, scan(folder, 1000).manifest.files)
 
 
 def test_no_answer_is_a_sentence(tmp_path: Path) -> None:

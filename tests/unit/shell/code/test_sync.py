@@ -20,6 +20,7 @@ from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import client, codes, relaunch
 from supervisor.wire import keys
+from supervisor.wire.code_client import Refused, StoreError
 from supervisor.wire.records import EARLIER_SYNCS, LeaderRecord, RunRecord, SyncedCode, decode, encode
 from supervisor.wire.security import Security
 from tests.helpers.code_site import CodeSite, code_site, written
@@ -165,6 +166,23 @@ def test_what_cannot_be_synced_has_a_sentence(store: MemoryStore, folder: Path) 
     store.commit({}, [keys.LEADER])
     with pytest.raises(Fatal, match="no supervisor leads, and the leader keeps the code"):
         synced(store, folder)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [(Refused("you may not"), "you may not"), (StoreError("it broke"), "it broke; what was sent is kept: repeat this")],
+)
+def test_a_refusal_is_not_to_be_repeated(
+    store: MemoryStore, folder: Path, monkeypatch: pytest.MonkeyPatch, error: StoreError, sentence: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module.CodeClient, "missing", fail)
+    with pytest.raises(Fatal) as failed:
+        synced(store, folder)
+    assert str(failed.value) == sentence
+    assert record(store) is None
 
 
 def test_a_leader_on_loopback_and_a_node_elsewhere_are_refused_before_anything_is_sent(
