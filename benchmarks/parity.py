@@ -1,7 +1,7 @@
 """Compares a run that is broken all the time with the same run without faults: loss by step, final parameters, samples.
 
 `python -m benchmarks.parity [--steps 300]` (`make parity`) trains llama3-debug-small on a token store, with a constant
-batch of six rounds, and writes benchmarks/results/parity.json:
+batch of six rounds, and writes benchmarks/results/parity.json, and report.html with both curves into the runs' folder:
 
 - `plain`: three groups, no fault;
 - `other_order`: two groups, no fault. They have the same samples, and sum their gradients in another order, which bounds
@@ -20,18 +20,19 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.decide import machine
-from fault_injection.chaos import own
+from fault_injection.chaos import curves, own
 from fault_injection.chaos.live import LiveRun
 from fault_injection.chaos.schedule import Planned
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.sim.lane import commit
+from fault_injection.testbed.corpus import build_store
 from fault_injection.testbed.waiting import eventually
 from supervisor.client import Run, connect
 from supervisor.core.model.spec import AllocationSpec, DataSpec, GroupsSpec, RunSpec, TitanSpec
@@ -39,7 +40,6 @@ from supervisor.ports.errors import PortError
 from supervisor.shell.history import files
 from supervisor.shell.history.samples import Audit, audit
 from supervisor.wire.checkpoints import listed
-from titan_actor.data import stdlib_files
 
 RESULTS = Path(__file__).parent / "results" / "parity.json"
 
@@ -63,6 +63,24 @@ WELL_S = 240.0
 """Seconds in which all groups train again, on a machine that others use too."""
 
 
+DIFFERENCES = {
+    "loss_rel_max_first_100": f"greatest of the loss in the first {FIRST_STEPS} steps",
+    "loss_rel_max": "greatest of the loss",
+    "parameters_rel": "of all parameters after the last step, by norm",
+}
+"""Keys of the result, and what they are."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A fault, or what else was done to a run."""
+
+    step: int
+    name: str
+    number: int
+    """Its group, or the number of groups."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """One run, after its end."""
@@ -71,7 +89,7 @@ class Trained:
     parameters: dict[str, Any]
     samples: Audit
     seconds: float
-    faults: tuple[str, ...] = ()
+    faults: tuple[Made, ...] = ()
 
 
 def spec(name: str, store: Path, steps: int, groups: int) -> RunSpec:
@@ -98,7 +116,7 @@ class Driver:
     def __init__(self, live: LiveRun, run: Run, say: Callable[[str], None]) -> None:
         self._live, self._run, self._say = live, run, say
         self._groups = len(run.status().groups)
-        self.done: list[str] = []
+        self.done: list[Made] = []
 
     def break_it(self) -> None:
         """Makes the faults one after another, while there are steps left."""
@@ -107,7 +125,7 @@ class Driver:
             step = self._well_at(at)
             self._say(f"step {step}: {name} {number}")
             self._make(name, number)
-            self.done.append(f"step {step}: {name} {number}")
+            self.done.append(Made(step, name, number))
             at = step + EVERY
 
     def _well_at(self, at: int) -> int:
@@ -227,7 +245,7 @@ def compared(plain: Trained, other: Trained, broken: Trained, steps: int) -> dic
             "parameters_rel": apart(other.parameters, plain.parameters),
         },
         "loss_rel_max": loss_apart(broken.losses, plain.losses, 1, steps),
-        "plan": list(broken.faults),
+        "plan": [asdict(made) for made in broken.faults],
         "seconds": {"plain": plain.seconds, "other_order": other.seconds, "faults": broken.seconds},
         "curves": [[step, plain.losses[step], broken.losses[step]] for step in range(1, steps + 1)],
     }
@@ -243,17 +261,18 @@ def _say(sentence: str) -> None:
     print(sentence, flush=True)
 
 
-def corpus(folder: Path) -> Path:
-    """Writes a token store of Python's standard library."""
-    from titan_actor.tokens.build import build
-    from titan_actor.tokens.sources import Corpus
-    from titan_actor.tokens.tokenizer import ASSETS
-
-    texts = [Path(path).read_text(encoding="utf-8", errors="replace") for path in stdlib_files()]
-    (folder / "corpus").mkdir()
-    (folder / "corpus" / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text))
-    build(Corpus(source=str(folder / "corpus")), ASSETS, folder / "tokens")
-    return folder / "tokens"
+def page(found: Mapping[str, Any]) -> str:
+    """Returns a result as a page: one file that loads nothing and runs nothing."""
+    plain, broken = ({int(row[0]): float(row[at]) for row in found["curves"]} for at in (1, 2))
+    faults = [(made["step"], f"{number} {made['name']}") for number, made in enumerate(found["plan"], 1)]
+    return curves.template("parity.html.j2", Path(__file__).parent).render(
+        found=found,
+        loss=curves.drawn(broken, plain, faults),
+        apart=curves.apart(broken, plain, faults),
+        differences=DIFFERENCES,
+        allowed=LOSS_REL,
+        first_steps=FIRST_STEPS,
+    )
 
 
 def main() -> int:
@@ -265,7 +284,8 @@ def main() -> int:
     given = arguments.parse_args()
     shutil.rmtree(given.home, ignore_errors=True)
     given.home.mkdir(parents=True)
-    store = corpus(given.home.resolve())
+    store = given.home.resolve() / "tokens"
+    build_store(store)
     broken, plain, other = (
         trained(given.home, spec(name, store, given.steps, groups), breaks)
         for name, groups, breaks in (("faults", GROUPS, True), ("plain", GROUPS, False), ("other-order", 2, False))
@@ -277,6 +297,8 @@ def main() -> int:
         "spec": asdict(spec("faults", Path("tokens"), given.steps, GROUPS).titan),
     }
     given.out.write_text(json.dumps({**found, **about}, indent=1) + "\n")
+    (given.home / "report.html").write_text(page({**found, **about}))
+    _say(f"report: {given.home / 'report.html'}")
     print(json.dumps({name: value for name, value in found.items() if name not in ("curves", "plan")}, indent=1))
     return 1 if found["missed"] else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 import tempfile
 import time
@@ -22,6 +23,7 @@ from fault_injection.faults import site as sites
 from fault_injection.faults.fault import Site
 from fault_injection.parity import twin
 from fault_injection.sim.lane import commit
+from fault_injection.testbed import corpus
 from fault_injection.testbed.netns import Network
 from supervisor.ports.errors import Fatal, PortError
 from supervisor.shell.control.state_cache import Mirror
@@ -56,7 +58,8 @@ class Campaign:
     def on_its_own(self, home: Path, name: str, cold: bool, network: Network | None = None) -> bool:
         """Breaks a run in a system that is started for it and ended after. With a network, this process is in its
         hub."""
-        made = own.spec(name, self.ranks)
+        tokens = home.resolve() / name / "tokens"
+        made = own.spec(name, self.ranks, tokens)
         plan = self._plan(made.groups.count, self.ranks, sites.of_machine(self.ranks))
         if self.dry_run:
             return True
@@ -64,6 +67,11 @@ class Campaign:
         if self.out is not None:
             refuse_if_left(self.out)
         broken, ended_well = None, True
+        try:
+            corpus.build_store(tokens, own.STORE_MEGABYTES)
+        except BaseException:
+            shutil.rmtree(home / name, ignore_errors=True)  # nothing has begun: the same command may be given again
+            raise
         try:
             with own.started(home, made, cold, self.say, network) as live:
                 broken = self._break(live, plan, to_its_end=True)

@@ -10,9 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-
-from fault_injection.chaos import cost
+from fault_injection.chaos import cost, curves
+from fault_injection.chaos.curves import COLUMNS
 from fault_injection.checkers.consistency import Verdict, check
 from fault_injection.checkers.recovery import ALL, echoes_of, of_fault
 from fault_injection.demo import report as costs
@@ -26,14 +25,8 @@ from supervisor.shell.history.goodput import Span, ledger
 from supervisor.shell.history.incidents import ridden_through
 from supervisor.shell.history.samples import audit
 
-COLUMNS = 600
-"""Width of the picture of where the time went."""
-
 MARK_WIDTH, MARK_HEIGHT = 12.0, 10
 """Size of a fault's number in that picture: two digits with some room."""
-
-POINTS = 800
-"""Most points of a loss curve."""
 
 COLOURS: Mapping[Cause, str] = {
     Cause.PRODUCTIVE: "#2e7d4f",
@@ -72,10 +65,6 @@ NO_COST: Mapping[str, Any] = {
     "echoes": [],
 }
 """The cost of a fault for which none can be computed."""
-
-NO_CURVE: Mapping[str, Any] = {
-    "points": "", "twin": "", "low": 0.0, "high": 0.0, "first": 0, "last": 0, "faults": [],
-}  # fmt: skip
 
 
 def build(
@@ -295,20 +284,16 @@ def _as_json(value: Any) -> Any:
 def page(history: History, body: Mapping[str, Any]) -> str:
     """Returns report.html: one file that loads nothing and runs nothing."""
     assert history.setting is not None
-    environment = Environment(
-        loader=PackageLoader("fault_injection.chaos", "."),
-        autoescape=select_autoescape(default=True),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     setting, unknown = history.setting, dict(body["unknown"])
     lanes, causes = _told(unknown, "the picture of the time", lambda: time_lanes(history, setting), ([], []))
     loss = _told(
-        unknown, "the picture of the loss", lambda: loss_curve(history, body["loss_parity"]["curve"]), dict(NO_CURVE)
+        unknown,
+        "the picture of the loss",
+        lambda: loss_curve(history, body["loss_parity"]["curve"]),
+        dict(curves.NO_CURVE),
     )
     marks = _marks(history, setting)
-    return environment.get_template("report.html.j2").render(
+    return curves.template("report.html.j2").render(
         report=body,
         passed=sum(c["answer"] == "pass" for c in body["checkers"].values()),
         made=sum(fault.made is not None for fault in history.faults),
@@ -368,32 +353,10 @@ def _marks(history: History, setting: Setting) -> list[dict[str, Any]]:
 
 
 def loss_curve(history: History, of_twin: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
-    """Draws the mean loss by committed step, and the twin's, as SVG polylines in a box of 600 by 160, with the faults'
-    steps. Of a step that was made again, the newest loss counts."""
+    """Draws the mean loss by committed step, and the twin's, with the faults' steps. Of a step that was made again, the
+    newest loss counts."""
     lines = (line for steps in history.steps if steps.rank == 0 for line in steps.committed())
-    told = [line for line in lines if line.get("loss") is not None and math.isfinite(line["loss"])]
-    by_step = {int(line["step"]): float(line["loss"]) for line in sorted(told, key=lambda line: float(line["t"]))}
-    ordered = sorted(by_step)
-    if len(ordered) < 2:
-        return dict(NO_CURVE)
-    drawn = {step: loss for step, loss in of_twin if math.isfinite(loss)}
-    low, high = min((*by_step.values(), *drawn.values())), max((*by_step.values(), *drawn.values()))
-    first, last = ordered[0], ordered[-1]
-
-    def x(step: int) -> float:
-        return round(COLUMNS * (step - first) / (last - first), 1)
-
-    def points(curve: Mapping[int, float]) -> str:
-        shown = sorted(curve)[:: max(1, len(curve) // POINTS)]
-        return " ".join(f"{x(s)},{round(150 - 140 * (curve[s] - low) / ((high - low) or 1.0), 1)}" for s in shown)
-
-    faults = [{"x": x(min(max(f.step, first), last)), "number": f.number} for f in history.faults]
-    return {
-        "points": points(by_step),
-        "twin": points(drawn),
-        "low": low,
-        "high": high,
-        "first": first,
-        "last": last,
-        "faults": faults,
-    }
+    noted = [line for line in lines if line.get("loss") is not None and math.isfinite(line["loss"])]
+    by_step = {int(line["step"]): float(line["loss"]) for line in sorted(noted, key=lambda line: float(line["t"]))}
+    twins = {step: loss for step, loss in of_twin if math.isfinite(loss)}
+    return curves.drawn(by_step, twins, [(fault.step, f"{fault.number} {fault.name}") for fault in history.faults])

@@ -23,6 +23,7 @@ from fault_injection.testbed.system import House
 from supervisor.core.model.spec import (
     AllocationSpec,
     BudgetSpec,
+    DataSpec,
     GroupsSpec,
     HangSpec,
     PolicySpec,
@@ -50,17 +51,21 @@ DISK_BYTES = 64 << 20
 CHECKPOINT_BYTES = 512 << 20
 """Size of the checkpoints' disk: seven of the debug model, of which two are kept and one is being written."""
 
+STORE_MEGABYTES = 8.0
+"""Text of the token store: 2,593 steps of two groups, more than `make chaos` takes, tokenized in four seconds of a core."""
+
 NODES = 6
 """Two for the groups, a spare, one to replace a lost one, and two that may still be ending."""
 
 
-def spec(name: str, ranks: int = 1) -> RunSpec:
-    """Returns a run of TorchTitan's Llama 3 debug model in two groups. Its timeouts are short, so that a hang is found
-    in seconds; its budgets suit a run that is broken every minute."""
+def spec(name: str, ranks: int = 1, tokens: Path | None = None) -> RunSpec:
+    """Returns a run of TorchTitan's Llama 3 debug model in two groups, on a token store or on the recipe's own text. Its
+    timeouts are short, so that a hang is found in seconds; its budgets suit a run that is broken every minute."""
+    data = DataSpec() if tokens is None else DataSpec(source="tokens", path=str(tokens))
     return RunSpec(
         name=name,
         chaos="allowed",
-        titan=TitanSpec(steps=10**6, checkpoint_interval_steps=25, digest_interval_steps=5),
+        titan=TitanSpec(steps=10**6, checkpoint_interval_steps=25, digest_interval_steps=5, data=data),
         groups=GroupsSpec(count=2, ranks_per_group=ranks),
         allocation=AllocationSpec(nodes=2, spares=1),
         torchft=TorchFTSpec(heartbeat_timeout_ms=1000, join_timeout_ms=2000, process_group_timeout_ms=4000),

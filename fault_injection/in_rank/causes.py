@@ -41,8 +41,8 @@ class Bug(Exception):
 class Order:
     """A failure that a rank is ordered to suffer.
 
-    `at_step`: the first step in which it may happen. `seconds`: how much longer each step takes (SLOW), or how long a
-    peer waits for the state that it heals from (HOLD_HEAL)."""
+    `at_step`: the first step in which it may happen. `seconds`: how much longer each round of a step takes (SLOW), or how
+    long a peer waits for the state that it heals from (HOLD_HEAL)."""
 
     cause: str
     at_step: int = 0

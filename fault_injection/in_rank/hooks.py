@@ -30,6 +30,7 @@ class Obeying:
     model_parts: Any
     activity: Any
     ledger: Any
+    in_last_round: bool
     _orders: Orders | None = None
     _flipped = False
     _forward_of = 0
@@ -47,13 +48,12 @@ class Obeying:
         if step != self._forward_of:  # before all of its batches, as its twin does
             self._forward_of = step
             self._flip(step)
-        if self.orders.due(causes.SKIP_COLLECTIVE, step=step):
-            after = super().forward_backward_step(**batch)  # type: ignore[misc]
-            _leave_out_the_norm(sys.modules["torch.distributed._functional_collectives"])  # only a trainer has torch
-            return after
         if slow := self.orders.due(causes.SLOW, step=step):
             time.sleep(slow.seconds)
-        return super().forward_backward_step(**batch)  # type: ignore[misc]
+        loss = super().forward_backward_step(**batch)  # type: ignore[misc]
+        if self.in_last_round and self.orders.due(causes.SKIP_COLLECTIVE, step=step):
+            _leave_out_the_norm(sys.modules["torch.distributed._functional_collectives"])  # only a trainer has torch
+        return loss
 
     def _flip(self, step: int) -> None:
         """Flips one bit, once, and records it for the twin."""

@@ -78,7 +78,9 @@ def test_a_run_is_broken_mended_and_certified(tmp_path: Path) -> None:
         assert 0 < f["detected_s"] <= f["decided_s"] <= f["acted_s"] <= f["rejoined_s"] <= f["over_s"] <= f["within_s"]
     assert leader["over_s"] < leader["within_s"]
     assert 0 < report["ettr"] < 1
-    assert report["samples"]["once"] > 0
+    samples = report["samples"]
+    # four a step, whoever takes part
+    assert (samples["once"], samples["twice"], samples["never"]) == (4 * report["steps_committed"], 0, 0)
     parity = report["loss_parity"]
     assert (parity["answer"], parity["steps"]) == ("pass", report["steps_committed"]), parity["why"]
     assert parity["states"]["equal"] == parity["states"]["of"] > 0, "to the last bit"

@@ -158,7 +158,7 @@ def _no_space(out: Path) -> Iterator[None]:
 
 def full(out: Path) -> str:
     """Returns what to do about a disk that is full."""
-    return f"no space is left for {out}: free some, and run the same command again; finished shards are kept"
+    return f"no space is left for {out}: free some, and run the same command again"
 
 
 def _begin(out: Path, plan: dict[str, str]) -> None:

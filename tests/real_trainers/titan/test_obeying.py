@@ -22,6 +22,8 @@ from tests.real_trainers.titan.groups import Groups
 class Base:
     """As much of the base class as ReplicaTrainer uses here."""
 
+    in_last_round = True
+
     def __init__(self, folder: Path) -> None:
         import torch
 
@@ -75,6 +77,27 @@ def test_a_parameter_is_changed_before_it_is_used(tmp_path: Path, cause: str) ->
         assert math.isnan(used.flatten()[0])
     else:
         assert abs(float(used.flatten()[0] - before.flatten()[0])) < 1e-2 * abs(float(before.flatten()[0]))
+
+
+def test_a_collective_is_left_out_once_in_a_step_of_several_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a round that is not the last, Python asks for other sums than that of the gradient's norm."""
+    import torch.distributed._functional_collectives as collectives
+
+    together = collectives.all_reduce
+    monkeypatch.setattr(collectives, "all_reduce", together)
+    trainer = Trainer(tmp_path)
+    causes.order(tmp_path, 0, 1, 0, Order(cause=causes.SKIP_COLLECTIVE))
+    trainer.in_last_round = False
+    trainer.forward_backward_step()
+    assert collectives.all_reduce is together
+    trainer.in_last_round = True
+    trainer.forward_backward_step()
+    assert collectives.all_reduce is not together
+    left_out = object()
+    assert collectives.all_reduce(left_out) is left_out
+    assert collectives.all_reduce is together, "the next sum is made"
 
 
 SHARDED = """

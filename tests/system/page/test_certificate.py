@@ -1,11 +1,14 @@
-"""The certificate's page in a real Chromium: a person reads it at 1200 px without scrolling sideways."""
+"""The certificate's page in a real Chromium: a person reads it at 1200 px without scrolling sideways. So is that of
+`make parity`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from benchmarks import parity
 from fault_injection.chaos import certificate
 from fault_injection.checkers.consistency import Verdict
 from fault_injection.checkers.recovery import ALL
@@ -14,6 +17,7 @@ from fault_injection.faults.fault import Site
 from fault_injection.parity.twin import unknown
 from tests.helpers.browser import Browser
 from tests.system.page.test_page import keep
+from tests.unit.benchmarks.test_parity import result
 from tests.unit.fault_injection.broken import KILL, LOSE, a_broken_run
 
 WIDTH = 1200
@@ -107,3 +111,21 @@ def test_the_numbers_of_the_faults_in_the_picture_touch_no_other(browser: Browse
     assert touching == []
     first = page.run("document.querySelector('svg.time rect').getBoundingClientRect().top")
     assert max(bottom for *_, bottom in boxes) <= first + 2, "above the lanes"
+
+
+def test_the_page_of_parity_shows_both_curves_over_their_difference(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text(parity.page(result()))
+    browser.open(f"file://{tmp_path / 'report.html'}", WIDTH, 900)
+    browser.eventually("document.readyState === 'complete' && document.querySelector('table.shares') !== null")
+    keep(browser, "parity")
+    assert browser.run("document.documentElement.scrollWidth") <= WIDTH
+    lines = browser.run(
+        "[...document.querySelectorAll('polyline')].map((l) => l.getBoundingClientRect())"
+        ".map((r) => [r.left, r.right, r.top, r.bottom].map(Math.round))"
+    )
+    assert len(lines) == 3
+    (left, right, top, bottom), plain, apart = lines
+    assert all(abs(a - b) <= 3 for a, b in zip((left, right, top, bottom), plain, strict=True)), "one over the other"
+    assert apart[0] == pytest.approx(left, abs=3), "step under step"
+    assert apart[2] > bottom
+    assert right - left > WIDTH / 2

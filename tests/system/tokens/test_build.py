@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.testbed.corpus import build_store
 from fault_injection.testbed.waiting import eventually
+from supervisor.ports.errors import Fatal
 from titan_actor.data import stdlib_files
 from titan_actor.tokens import sources
 from titan_actor.tokens.build import build
@@ -100,10 +102,8 @@ def test_an_interrupt(corpus: Path, tmp_path: Path) -> None:
     eventually(lambda: shards(out), 60, "a shard")
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does
     _, errors = first.communicate(timeout=30)
-    assert (first.returncode, errors.strip()) == (
-        130,
-        "supervisor: interrupted: run the same command again, and it goes on",
-    )
+    *_, last = errors.strip().splitlines()  # after lines on its progress, where it is slow
+    assert (first.returncode, last) == (130, "supervisor: interrupted: run the same command again, and it goes on")
 
 
 def test_a_process_that_is_killed(corpus: Path, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.root
 def test_a_disk_that_fills(corpus: Path, whole: Path, small_disk: Path) -> None:
     out = small_disk / "store"
-    sentence = f"no space is left for {out}: free some, and run the same command again; finished shards are kept"
+    sentence = f"no space is left for {out}: free some, and run the same command again"
     with pytest.raises(TokensError) as error:
         build(Corpus(source=str(corpus)), ASSETS, out, processes=1)
     assert str(error.value) == sentence
@@ -259,3 +259,14 @@ def test_tokenizers_that_cannot_serve(tmp_path: Path) -> None:
     with pytest.raises(TokensError, match="has no end of a document: name its eos_token"):
         Encoder(folder_of(str(tmp_path / "tokenizer.json")))
     assert folder_of("shipped") == ASSETS.resolve()
+
+
+def test_the_store_of_a_run_that_is_started_to_be_broken(tmp_path: Path) -> None:
+    build_store(tmp_path / "run" / "tokens", megabytes=0.1)
+    assert 1e5 <= (tmp_path / "run" / "tokens.jsonl").stat().st_size < 1e6
+    assert TokenStore(tmp_path / "run" / "tokens").windows(256) > 50
+    (tmp_path / "taken").touch()
+    with pytest.raises(Fatal, match=r"cannot be built: .*taken cannot be made"):
+        build_store(tmp_path / "taken", megabytes=0.1)
+    with pytest.raises(Fatal, match=r"cannot be written to .*store\.jsonl"):
+        build_store(tmp_path / "taken" / "store", megabytes=0.1)

@@ -23,6 +23,8 @@ from fault_injection.checkers.recovery import ALL
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Fault, Target
 from fault_injection.sim.lane import commit
+from fault_injection.testbed import corpus
+from supervisor.core.model.spec import DataSpec, RunSpec
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.history.files import Left, Seen
 from supervisor.wire.records import RunRecord
@@ -46,6 +48,8 @@ class Played:
         self.at_end: BaseException | None = None
         """The exception raised while it stops, and while the system ends."""
         self.ended = ""
+        self.spec: RunSpec | None = None
+        self.stores: list[Path] = []
 
     def look(self) -> Look:
         self.step += 1
@@ -81,12 +85,14 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     made = Played(tmp_path / "files")
 
     @contextmanager
-    def started(*_: Any) -> Iterator[Played]:
+    def started(home: Path, spec: RunSpec, *_: Any) -> Iterator[Played]:
+        made.spec = spec
         yield made
         if made.at_end is not None:
             raise made.at_end
 
     monkeypatch.setattr(own, "started", started)
+    monkeypatch.setattr(corpus, "build_store", lambda folder, megabytes: made.stores.append(folder))
     monkeypatch.setattr(runner, "LOOK_S", 0.001)
     return made
 
@@ -116,6 +122,11 @@ def test_all_files_are_left_and_the_history_says_what_the_report_says(
     assert green is report["green"] is False, "the story is over long before"
     assert report["checkers"]["digests_equal"]["answer"] == "unknown"
     assert report["faults"][0]["evidence"] == "group 1 hiccups"
+    tokens = tmp_path / "runs" / RUN / "tokens"
+    assert played.stores == [tokens]
+    assert played.spec is not None
+    assert played.spec.titan.data == DataSpec(source="tokens", path=str(tokens))
+    assert played.spec.titan.global_batch == "constant"
     assert played.healed
     assert played.stopped
     assert [f.name for f in load(tmp_path / "out" / "plan.toml").fault] == ["hiccup"]
@@ -259,6 +270,7 @@ def test_a_system_that_does_not_begin_says_so(played: Played, tmp_path: Path, mo
         raise Fatal("etcd does not start")
 
     monkeypatch.setattr(own, "started", started)
+    monkeypatch.setattr(corpus, "build_store", lambda folder, megabytes: None)
     with pytest.raises(Fatal, match="etcd does not start"):
         campaign(tmp_path, []).on_its_own(tmp_path / "runs", RUN, cold=True)
 
@@ -315,3 +327,17 @@ def test_the_plan_is_saved_before_anything_is_broken(
     breaks(monkeypatch, looks)
     campaign(tmp_path, []).on_its_own(tmp_path / "runs", RUN, cold=True)
     assert there == [True]
+
+
+def test_where_no_token_store_can_be_built_nothing_is_left(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(folder: Path, megabytes: float) -> None:
+        folder.mkdir(parents=True)
+        raise Fatal("no space is left")
+
+    monkeypatch.setattr(corpus, "build_store", no_space)
+    with pytest.raises(Fatal, match="no space is left"):
+        campaign(tmp_path, []).on_its_own(tmp_path / "runs", RUN, cold=True)
+    assert list((tmp_path / "runs").iterdir()) == [], "the same command may be given again"
+    assert not played.stopped
