@@ -36,12 +36,14 @@ def test_what_is_trained_a_second_time_costs() -> None:
     assert simulated(interval_min=10.0)["simulated"] < simulated()["simulated"] - 0.05
 
 
+@pytest.mark.long
 def test_of_replicas_one_alone_is_away() -> None:
     """The others lose the time for which they are stopped, and the step in flight."""
     told = simulated(replicas=8, stall_min=1.0)
     assert told["simulated"] == pytest.approx(1 - (5 / 8 + 7 / 8) / 20, abs=0.03)
 
 
+@pytest.mark.long
 def test_a_run_with_two_recovery_times_is_within_with_both_or_not_at_all() -> None:
     told = published.of_run(STOPS | {"recovery_min": [5.0, 12.0]}, seeds=(2, 2), failures=100)
     assert [case["within"] for case in told["cases"]] == [True, False]
@@ -56,6 +58,7 @@ def test_seeds_are_added_until_the_interval_is_narrow(monkeypatch: pytest.Monkey
     assert more["interval_95"] < wide["interval_95"]
 
 
+@pytest.mark.long
 def test_of_a_least_that_is_reported_more_is_within() -> None:
     body = {key: value for key, value in STOPS.items() if key != "reported"}
     assert published.of_run(body | {"reported_above": 0.5}, seeds=(2, 2), failures=50)["within_3_points"]

@@ -101,7 +101,14 @@ HAPPENS: list[Callable[[World], None]] = [
 ]
 
 
-@pytest.mark.parametrize("happens", HAPPENS, ids=lambda happens: happens.__name__)
+BY_NIGHT = (all_crash, all_crash_while_paused, all_leaving, all_handed_over)
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [pytest.param(each, marks=[pytest.mark.long] if each in BY_NIGHT else []) for each in HAPPENS],
+    ids=lambda happens: happens.__name__,
+)
 def test_a_decision_fits_into_a_transaction(happens: Callable[[World], None]) -> None:
     w = World(groups=GROUPS, spares=0, budget={"restart": 9, "replace": 999, "reallocate": 999}).bring_up()
     happens(w)

@@ -102,7 +102,7 @@ def nobody_was_moved(w: World, before: list[str]) -> None:
 
 
 @pytest.mark.parametrize("ends", [no_store, pytest.param(bus_error, marks=pytest.mark.long)])
-@pytest.mark.parametrize("minutes", [3, 20])
+@pytest.mark.parametrize("minutes", [3, pytest.param(20, marks=pytest.mark.long)])
 def test_a_store_that_dies_and_comes_back_costs_restarts_in_place_alone(ends: Ends, minutes: int) -> None:
     w = world()
     before = homes(w)

@@ -239,6 +239,7 @@ def test_a_bug_of_one_while_a_store_holds_the_others_halts_nobody_and_it_is_left
     assert [notice.group for notice in told] == [0]
 
 
+@pytest.mark.long
 def test_a_store_that_takes_one_after_the_other_of_many_halts_nobody() -> None:
     """Ten of 51 are too few for the breaker, and more than the run's budgets could move."""
     w = World(groups=51, spares=2).bring_up()
