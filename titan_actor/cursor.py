@@ -44,7 +44,7 @@ class Reader:
     """The first of the ranks that read the same data as this one. It alone keeps the place, for all of them: places of
     their own could be of different steps."""
     source: str = ""
-    """Name of the data, of whatever path."""
+    """Name of the data."""
     batches: int = 1
     """Batches that it takes in a step."""
     lost_place: LostPlace = "error"
@@ -112,7 +112,7 @@ class Cursor:
 
     def at(self, step: int) -> None:
         """Keeps the place that belongs to the checkpoint of a step."""
-        self._write(self._top / f"step-{step}", step)
+        self._write(self._top / f"step-{step}", step, synced=True)
 
     def load(self, step: int | None) -> str:
         """Moves to the place at a step's checkpoint, or (None) to the last place. Returns the one found, or "": the share
@@ -132,13 +132,13 @@ class Cursor:
                 return self._without(step or 0, f"{next(iter(unread))} cannot be read")
             return ""  # it has committed no step
         path, state = found[0]
-        for name, mine in (("world_size", self._loader.dp_world_size), ("source", self._reader.source)):
-            if state.get(name, mine) != mine:
-                log.warning(
-                    "%s is a place in other data (%s %s, and %s): the share begins at its first document",
-                    path, name, state[name], mine,
-                )  # fmt: skip
-                return ""
+        if (other := state.get("source", self._reader.source)) != self._reader.source:
+            return self._without(step or 0, f"{path} is a place in {other}, and this is {self._reader.source}")
+        if (ranks := state["world_size"]) != self._loader.dp_world_size:
+            log.warning(
+                "%s is a place for %s ranks: the share of another number begins at its first document", path, ranks
+            )
+            return ""
         places = {name: base64.b64decode(place) for name, place in state["places"].items()}
         try:
             self._loader.load_state_dict({**places, "world_size": state["world_size"]})
@@ -173,15 +173,15 @@ class Cursor:
         if self._reader.lost_place == "error":
             raise NoPlace(
                 f"the place in the data at step {step} is lost: {why}. Put it back from where the checkpoint is from, or "
-                "`supervisor relaunch` the run with --set titan.data.lost_place=skip (as many batches as the steps have "
-                "taken are read and left out) or =start (the share begins at its first document)"
+                "`supervisor relaunch` the run with --set titan.data.lost_place=start (the share begins at its first "
+                "document) or =skip (as many batches as the steps took are read first, within policy.start_timeout_s)"
             )
         log.warning("%s: titan.data.lost_place = %s", why, self._reader.lost_place)
         if self._reader.lost_place == "start":
             return ""
         reading = iter(self._loader)
         for _ in range(step * self._reader.batches):
-            next(reading)
+            next(reading, None)  # finite data may end before
         self._loader.load_state_dict(self._loader.state_dict())
         return f"after {step * self._reader.batches} batches"
 
@@ -192,7 +192,7 @@ class Cursor:
             if number.isdecimal() and int(number) < before_step:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _write(self, folder: Path, step: int) -> None:
+    def _write(self, folder: Path, step: int, synced: bool = False) -> None:
         if not self.keeps:
             return
         state = dict(self._loader.state_dict())
@@ -201,7 +201,11 @@ class Cursor:
         scratch = folder / f".{self._name}.{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            scratch.write_text(json.dumps(kept), encoding="utf-8")
+            with open(scratch, "w", encoding="utf-8") as file:
+                file.write(json.dumps(kept))
+                file.flush()
+                if synced:
+                    os.fsync(file.fileno())
             os.replace(scratch, folder / self._name)
             self._full = False
         except OSError as error:

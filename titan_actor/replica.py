@@ -159,13 +159,14 @@ class ReplicaTrainer(Trainer):
         launch, reader = self.launch, self._reader()
         if isinstance(self.dataloader, TokenLoader):
             return SharedPlace(self, keeps=launch.rank == reader)
-        data, own = launch.titan.data, getattr(self.config.dataloader, "dataset", "")
+        data, loads = launch.titan.data, self.config.dataloader
+        own = (getattr(loads, "dataset", ""), getattr(loads, "dataset_path", "")) if data.source == "recipe" else ()
         about = Reader(
             launch.run_dir,
             launch.group,
             launch.rank,
             reads_for=reader,
-            source=f"{data.source} {own}",
+            source=" ".join(filter(None, (data.source, data.path, *own))),
             batches=self.gradient_accumulation_steps,
             lost_place=data.lost_place,
         )

@@ -66,12 +66,15 @@ def notice_members(manager: Any, seen: Callable[[list[str]], None]) -> None:
 class _Noticing:
     def __init__(self, client: Any, seen: Callable[[list[str]], None]) -> None:
         self._client, self._seen = client, seen
+        self.place: tuple[int, int] | None = None
+        """This group's number in the newest quorum, and the size of that."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
     def _quorum(self, *args: Any, **kwargs: Any) -> Any:
         quorum = self._client._quorum(*args, **kwargs)
+        self.place = quorum.replica_rank, quorum.replica_world_size
         self._seen(list(quorum.replica_ids))
         return quorum
 
@@ -121,10 +124,11 @@ def notice_heal(manager: Any, part: Callable[[], AbstractContextManager[None]], 
 
 def all_take_part(manager: Any) -> None:
     """Has all groups of the newest quorum count in its step, those that heal in it too. For ranks that all load a peer's
-    state before their first forward pass: TorchFT's rule for a quorum that was waited for."""
-    if manager.errored() is None:
-        group = manager._pg.parent
-        manager._participating_replica_rank, manager._participating_replica_world_size = group.rank(), group.size()
+    state before their first forward pass: TorchFT's rule for a quorum that was waited for. After `notice_members`.
+
+    From the lighthouse's answer: the ranks of a group must agree on it, also where one has met an error since."""
+    if manager._client.place is not None:
+        manager._participating_replica_rank, manager._participating_replica_world_size = manager._client.place
 
 
 def load_now(manager: Any, begins: Callable[[], None]) -> None:

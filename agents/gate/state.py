@@ -57,7 +57,7 @@ class GateState:
     fresh lighthouse would commit alone."""
     etcd_silence_s: float
     lighthouse_patience_s: float = 0.0
-    """Extra seconds of silence while the lighthouse has answered no group since: a manager that waits for an answer sends
+    """Extra seconds of silence while the lighthouse has long answered no group: a manager that waits for an answer sends
     nothing, so the group is not the late one. Bounded, because its last bytes may have been half a request."""
     admitted: dict[int, int] = field(default_factory=dict)
     """group -> the generation that etcd names as current"""
@@ -197,7 +197,8 @@ class GateState:
         if self._silent_node(group, self.admitted[group], now):
             return "silent"
         patience_s = self.heartbeat_timeout_s
-        if self.answered_at < entry.heard_at:
+        # a lighthouse that has just answered another may have stood still before its answer to this one
+        if self.answered_at < entry.heard_at + self.heartbeat_timeout_s / 2:
             patience_s += self.lighthouse_patience_s
         return "beating" if now - entry.heard_at <= patience_s else "silent"
 

@@ -74,8 +74,10 @@ class Trees:
         if not self.at(version).is_dir():
             self._whole.discard(version)
         elif version not in self._whole:
-            if self._is_whole(version) or self.at(version).name in self._used():
+            if self._is_whole(version):
                 self._whole.add(version)
+            elif self.at(version).name in self._used():
+                return True
             else:
                 _remove(self._part(version))
                 self.at(version).rename(self._part(version))

@@ -136,7 +136,8 @@ class RankView:
     """Sentence about its heals that fail again and again; empty: they do not."""
     quorum_id: int = -1
     participants: int = 0
-    """Number of groups that made its newest step; 0: unknown. A group that heals in a step is not among them."""
+    """Number of groups that made its newest step; 0: unknown. A group that heals in a step is among them on a token
+    store alone."""
     healed: bool | None = None
     """True if this process has loaded its peers' state, and so stepped with them. None: unknown (an older input)."""
     gate: str | None = None

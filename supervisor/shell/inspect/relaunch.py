@@ -83,6 +83,8 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
         pool_fit.on_its_pool(mirror, after)
     elif (pool := observe.runs(mirror).get(after.allocation.pool)) is not None:
         pool_fit.refuse_size(pool.spec, after)
+    if why := _without_place(before, after):
+        raise Fatal(why)
     reached = memory.checkpoint.step if memory.checkpoint is not None else 0
     if after.titan.steps <= reached:
         raise Fatal(f"titan.steps = {after.titan.steps}: run {run} has a checkpoint of step {reached}; raise that")
@@ -218,6 +220,17 @@ def _then(mirror: Mirror, record: RunRecord, memory: Memory, wish: Relaunch) -> 
     return (
         f"spec {number}: groups that train {how} the others at once; what has not ended in "
         f"{drain_s:.0f} s is terminated. Then all start again on the nodes that the run has{leads}"
+    )
+
+
+def _without_place(before: RunSpec, after: RunSpec) -> str:
+    """Returns why groups would find no place in their data; empty: they do, or the spec says how to go on without."""
+    was, wanted = ((spec.titan.data.source, spec.titan.data.path) for spec in (before, after))
+    if was == wanted or wanted[0] == "tokens" or after.trainer.command or after.titan.data.lost_place != "error":
+        return ""
+    return (
+        f"titan.data: {' '.join(was).strip()} -> {' '.join(wanted).strip()}: the groups have no place in that; --set "
+        "titan.data.lost_place=start begins each share at its first document"
     )
 
 

@@ -98,20 +98,22 @@ def test_cursor_goes_on_where_it_was(tmp_path: Path) -> None:
     assert batches(resumed, 5) == whole[7:]
 
 
-def test_a_place_in_other_data_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_place_of_another_share_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = loader(DataSpec(), 0, 2)
     batches(kept, 3)
     cursor(tmp_path, kept, source="folder a").at(3)
     assert cursor(tmp_path, loader(DataSpec(), 0, 4), source="folder a").load(3) == ""
-    assert "world_size 2, and 4" in caplog.text
-    assert cursor(tmp_path, loader(DataSpec(), 0, 2), source="folder b").load(3) == ""
-    assert "source folder a, and folder b" in caplog.text
+    assert "is a place for 2 ranks: the share of another number begins at its first document" in caplog.text
+    other = loader(DataSpec(), 0, 2)
+    with pytest.raises(NoPlace, match="is a place in folder a, and this is folder b"):
+        cursor(tmp_path, other, source="folder b").load(3)
+    assert cursor(tmp_path, other, source="folder b", lost_place="start").load(3) == ""
     assert cursor(tmp_path, loader(DataSpec(), 0, 2), source="folder a").load(3) == "step-3"
 
 
 def test_a_lost_place_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     own = loader(DataSpec(), 0, 2)
-    with pytest.raises(NoPlace, match=r"at step 3 is lost: .*step-3/g0.r0.json is missing.*lost_place=skip"):
+    with pytest.raises(NoPlace, match=r"at step 3 is lost: .*step-3/g0.r0.json is missing.*lost_place=start"):
         cursor(tmp_path, own).load(3)
     batches(own, 3)
     cursor(tmp_path, own).at(3)

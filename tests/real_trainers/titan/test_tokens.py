@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,24 @@ def test_a_group_that_falls_behind_and_heals_without_a_restart(groups: Groups, s
     assert_counts_where_it_heals(second)
     assert_equal_digests(first, second)
     assert_each_sample_once([first, second], SHAPE, store)
+
+
+@pytest.mark.trainers
+@pytest.mark.long
+def test_the_ranks_of_a_group_that_heals_take_their_shares(groups: Groups, store: Path) -> None:
+    fields = {"data": source(store), "steps": 24}
+    first, second = (groups.start_group(group, 2, **fields) for group in (0, 1))
+    for rank in (*first, *second):
+        rank.reached(5, commits=3)
+    for rank in second:
+        rank.kill()
+    first[0].reached(first[0].step + 2)
+    back = groups.start_group(1, 2, generation=2, **fields)
+    assert [rank.exit_code() for rank in (*first, *back)] == [0] * 4, first[0].log()[-2000:] + back[0].log()[-2000:]
+    for rank in back:
+        assert_counts_where_it_heals(rank)
+    shape = replace(SHAPE, ranks=2)
+    assert assert_each_sample_once([*first, *second, *back], shape, store) == 24 * 2 * 2 * LOCAL
 
 
 @pytest.mark.trainers

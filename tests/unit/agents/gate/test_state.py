@@ -74,10 +74,12 @@ def test_a_group_that_waits_for_the_lighthouse_is_not_silent_at_once_but_not_for
     gate.lighthouse_patience_s = 3.0
     alive(gate, 0, 1, 0.0)
     alive(gate, 1, 1, 0.0)
-    gate.answered(0.1)
+    gate.answered(0.6)
     assert gate.hearing(0, 1.1) == "silent", "the lighthouse lives, so it is the group's turn"
     gate.heard(0, 1, b"x", 2.0)
     assert gate.hearing(0, 5.9) == "beating", "the lighthouse has answered none since"
+    gate.answered(2.1)
+    assert gate.hearing(0, 5.9) == "beating", "it answered another, and stands still"
     assert gate.hearing(0, 6.1) == "silent"
 
 

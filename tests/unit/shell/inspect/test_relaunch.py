@@ -14,7 +14,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import client, relaunch
-from supervisor.shell.inspect.relaunch import data_note, sized
+from supervisor.shell.inspect.relaunch import data_note, refuse, sized
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from tests.unit.shell.records import MEMORY, SPEC, run_values
@@ -42,6 +42,15 @@ def lives(memory: Memory = MEMORY) -> tuple[Mirror, RunRecord]:
 
 def titan(record: RunRecord, **fields: Any) -> RunSpec:
     return replace(record.spec, titan=replace(record.spec.titan, **fields))
+
+
+def test_data_in_which_the_groups_have_no_place_needs_a_word() -> None:
+    mirror, record = lives()
+    other = titan(record, data=DataSpec(source="folder", path="/b"))
+    with pytest.raises(Fatal, match=r"titan.data: recipe -> folder /b: the groups have no place in that; --set"):
+        refuse(mirror, record, other)
+    refuse(mirror, record, titan(record, data=replace(other.titan.data, lost_place="start")))
+    refuse(mirror, record, titan(record, data=TOKENS))
 
 
 def test_states_in_memory_are_for_the_same_model_ranks_and_warm_processes() -> None:
