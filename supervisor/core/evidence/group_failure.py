@@ -91,13 +91,14 @@ def suspect(group: GroupMemory, observed: Observed) -> Sign | None:
             return Sign(SignKind.LEASE, seat.node)
         ended = ended or "exited" in [r.state for r in node.ranks]
     if ended:
+        # before an engine's SIGTERM: a node ends its other ranks once one of them has lost a peer
+        if group.size > 1 and exit_status.echoes(ranks_of(group, observed)):
+            return Sign(SignKind.PEER, str(group.group), str(group.generation))
         if exit_status.taken(ranks_of(group, observed)):
             return Sign(SignKind.TERM, str(group.group), str(group.generation))
         if nonfinite.said(group, observed):
             # the others end at the same step: a moment later all have reported whose number it was
             return Sign(SignKind.NAN, str(group.group), str(group.generation))
-        if group.size > 1 and exit_status.echoes(ranks_of(group, observed)):
-            return Sign(SignKind.PEER, str(group.group), str(group.generation))
     if other := _under_another(group, observed):
         return Sign(SignKind.OTHER, other[0].node, other[1].allocation)
     return None

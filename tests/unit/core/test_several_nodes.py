@@ -139,6 +139,8 @@ def test_ranks_that_lost_a_peer_wait_for_the_lease_of_its_node(error: str) -> No
     w.report(1, 1, state="exited", signal=15, told="rank 0 has failed")
     w.round()
     assert not w.incidents
+    w.round(w.spec.policy.node_lease_s)
+    assert not w.incidents, "its node's lease may lapse a little later still"
     lose(w, 4)
     assert (w.incident.kind, w.incident.node, w.group(1).generation) == (Kind.NODE_LOST, "n4", 2)
 
