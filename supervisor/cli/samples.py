@@ -59,7 +59,6 @@ def _line(name: str, found: Audit) -> str:
     lines = [
         f"run {name}: {found.steps:,} steps of its model, samples {found.begin or 0:,} to {found.end - 1:,}: {found.once:,} used once, "
         f"{found.twice:,} twice, {found.never:,} never",
-        *found.notes[:MOST],
     ]
     if found.again:
         lines.append(f"{found.again:,} were drawn for steps that failed or were thrown away, and drawn again")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_actor import torchft_names
+from titan_actor.cursor import NoPlace
 from titan_actor.tokens.format import TokensError
 from titan_actor.tokens.loader import Draw, TokenLoader
 from titan_actor.tokens.stream import Shape, positions, share
@@ -51,6 +52,7 @@ class SharedPlace:
         self._planned = groups * self._shape.accumulation
         """Rounds of a whole step. All groups share it: peers that heal take it, and all count the same quorums."""
         self._scaled = titan.shrunk_lr == "scaled"
+        self._lost_place = titan.data.lost_place
         self._participants, self._mine = groups, range(0)
         loader.draw = self._draw
 
@@ -142,8 +144,8 @@ class SharedPlace:
             os.fsync(file.fileno())
 
     def read(self, folder: Path) -> dict[str, Any]:
-        """Reads the place from a checkpoint's folder; empty if the checkpoint was made without a token store. Raises OSError
-        or ValueError if it cannot be read: to begin the stream again would train all samples twice."""
+        """Reads the place from a checkpoint's folder; empty if there is none. Raises OSError or ValueError if it cannot be
+        read: an older checkpoint may have one."""
         try:
             state = json.loads((folder / FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -153,19 +155,22 @@ class SharedPlace:
         return state
 
     def resume(self, state: dict[str, Any], where: str) -> None:
-        """Takes the place of an earlier start of the run, or begins the stream if it is of another store, seed or length,
-        and logs that. `where`: what has it."""
+        """Takes the place of an earlier start of the run. Raises NoPlace if there is none, or one in another stream, unless
+        the run file has the stream begin then. `where`: what should have it."""
         try:
             mine, samples = self.state(), int(state["samples"])
-            same = all(state[name] == mine[name] for name in SAME)
+            other = [f"{name} {state[name]} in place of {mine[name]}" for name in SAME if state[name] != mine[name]]
+            why = f"is in another stream ({', '.join(other)})" if other else ""
         except (ValueError, KeyError, TypeError):
-            log.warning("%s has no place in a token store: the stream begins at its first sample", where)
-            return
-        if same:
+            why, samples = f"has no {FILE}: it was not trained on a token store, or was copied without it", 0
+        if not why:
             self.committed = samples
+        elif self._lost_place == "start":
+            log.warning("%s %s: the stream begins at its first sample", where, why)
         else:
-            log.warning(
-                "%s was trained on another store, seed or seq_len: the stream begins at its first sample", where
+            raise NoPlace(
+                f"{where} {why}. Put back what was changed, or `supervisor relaunch` the run with --set "
+                "titan.data.lost_place=start, to begin the stream at its first sample"
             )
 
     def live(self, step: int) -> None:

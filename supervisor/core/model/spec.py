@@ -42,7 +42,7 @@ class DataSpec:
     )
     lost_place: LostPlace = setting(
         "error",
-        "a resume that lacks a group's place in its data is an error; or the group begins at its first document (start), or leaves out as many batches as the steps took (skip). Not for token stores",
+        "a resume without a place in the data is an error; or begins at the first document or sample (start), or leaves out as many batches as the steps took (skip, not for token stores)",
     )
 
 

@@ -46,7 +46,6 @@ class Audit:
     never_at: list[int] = field(default_factory=list)
     """Steps."""
     wrong: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     unnoted: list[Unnoted] = field(default_factory=list)
 
 
@@ -133,8 +132,8 @@ class _Counting:
         if ranges and found.begin is None:
             found.begin = found.end = ranges[0][0]
         elif ranges and ranges[0][0] == 0 < found.end:
-            found.notes.append(
-                f"step {number} begins the stream again at its first sample, after sample {found.end - 1:,}"
+            found.wrong.append(
+                f"step {number} begins a stream at its first sample, after sample {found.end - 1:,} of the one before"
             )
             found.end = 0
         for first, end in ranges:

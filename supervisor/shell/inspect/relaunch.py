@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Grant
@@ -225,13 +226,29 @@ def _then(mirror: Mirror, record: RunRecord, memory: Memory, wish: Relaunch) -> 
 
 def _without_place(before: RunSpec, after: RunSpec) -> str:
     """Returns why groups would find no place in their data; empty: they do, or the spec says how to go on without."""
-    was, wanted = ((spec.titan.data.source, spec.titan.data.path) for spec in (before, after))
-    if was == wanted or wanted[0] == "tokens" or after.trainer.command or after.titan.data.lost_place != "error":
+    if after.trainer.command or after.titan.data.lost_place != "error":
+        return ""
+    was, wanted = (_stream(spec) for spec in (before, after))
+    changed = [f"{name}: {was.get(name)} -> {wanted[name]}" for name in wanted if was.get(name) != wanted[name]]
+    if not changed:
         return ""
     return (
-        f"titan.data: {' '.join(was).strip()} -> {' '.join(wanted).strip()}: the groups have no place in that; --set "
-        "titan.data.lost_place=start begins each share at its first document"
+        f"{', '.join(changed)}: the groups have no place in that data; --set titan.data.lost_place=start begins it at its "
+        "first document or sample"
     )
+
+
+def _stream(spec: RunSpec) -> dict[str, Any]:
+    """Returns what gives a place in the data its meaning, by key. A store may have moved: each rank compares its hash."""
+    titan = spec.titan
+    if titan.data.source != "tokens":
+        return {"titan.data.source": titan.data.source, "titan.data.path": titan.data.path}
+    length = "training.seq_len"
+    return {
+        "titan.data.source": "tokens",
+        "titan.seed": titan.seed,
+        f"titan.overrides.{length}": changes.flat(titan.overrides).get(length),
+    }
 
 
 def data_note(before: RunSpec, after: RunSpec) -> str:

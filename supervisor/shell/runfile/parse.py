@@ -195,9 +195,9 @@ def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
         found.append(
             'titan.data.path = "": source = "tokens" needs the folder of a store, which `supervisor data build` makes'
         )
-    if spec.titan.data.source == "tokens" and spec.titan.data.lost_place != "error":
+    if spec.titan.data.source == "tokens" and spec.titan.data.lost_place == "skip":
         found.append(
-            "titan.data.lost_place: has no effect on a token store, whose place is in the checkpoint: remove it"
+            'titan.data.lost_place = "skip": a token store begins at its first sample ("start"), or not at all'
         )
     if spec.titan.data.source != "tokens" and not spec.trainer.command:
         found += [

@@ -360,14 +360,20 @@ def test_a_resume_from_disk_goes_on_with_the_next_sample(groups: Groups, store: 
     assert again == before, "the repeated step has the same samples"
     (Path(complete(groups.run_dir)[-1].path) / "stream.json").write_text(json.dumps({**kept, "store": "other"}))
     third = groups.start(0, generation=3, steps=11, **fields)
-    assert third.exit_code() == 0
-    assert "was trained on another store, seed or seq_len: the stream begins at its first sample" in third.log()
-    assert attempts(third)[0][1] == [0, 1]
+    assert third.exit_code() == MISCONFIGURED
+    assert third.progress is not None
+    assert f"is in another stream (store other in place of {kept['store']})" in third.progress.error
+    begins = {**fields, "data": replace(fields["data"], lost_place="start")}
+    fourth = groups.start(0, generation=4, steps=11, **begins)
+    assert fourth.exit_code() == 0, fourth.progress
+    assert f"(store other in place of {kept['store']}): the stream begins at its first sample" in fourth.log()
+    assert attempts(fourth)[0][1] == [0, 1]
     newest, older = complete(groups.run_dir)[-1], complete(groups.run_dir)[-2]
     (Path(newest.path) / "stream.json").write_text("")
-    fourth = groups.start(0, generation=4, steps=newest.step, **fields)
-    assert fourth.exit_code() == 0
-    assert fourth.lines("resumed")[0]["step"] == older.step, "a place that is torn is no place: not the first sample"
+    (Path(older.path) / "stream.json").write_text(json.dumps(kept))
+    fifth = groups.start(0, generation=5, steps=newest.step, **fields)
+    assert fifth.exit_code() == 0
+    assert fifth.lines("resumed")[0]["step"] == older.step, "a place that is torn is no place: not the first sample"
 
 
 @pytest.mark.trainers
@@ -387,7 +393,7 @@ def test_groups_that_resume_at_one_step_with_other_stores_do_not_train(
     (other / "manifest.json").write_text(json.dumps(manifest))
     assert TokenStore(other).manifest.digest != TokenStore(store).manifest.digest
     again = [
-        groups.start(g, generation=2, steps=6, checkpoint=mark, data=source(at), **fields)
+        groups.start(g, generation=2, steps=6, checkpoint=mark, data=replace(source(at), lost_place="start"), **fields)
         for g, at in enumerate((store, other))
     ]
     assert [rank.exit_code() for rank in again] == [MISCONFIGURED] * 2

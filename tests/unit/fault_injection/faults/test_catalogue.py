@@ -631,6 +631,7 @@ class Rank(Obeying, Base):
         self.launch = replace(LAUNCH, run_dir=str(folder), rank_dir=str(folder))
         self.manager = type("Manager", (), {"current_step": lambda _: 4})()
         self.model_parts = [Part()]
+        self.in_last_round = True
         self.activity = type("Activity", (), {"during": lambda _, name: nullcontext()})()
         self.noted: list[tuple[str, dict[str, int]]] = []
         self.ledger = type("Ledger", (), {"note": lambda _, event, **more: self.noted.append((event, more))})()

@@ -47,10 +47,17 @@ def titan(record: RunRecord, **fields: Any) -> RunSpec:
 def test_data_in_which_the_groups_have_no_place_needs_a_word() -> None:
     mirror, record = lives()
     other = titan(record, data=DataSpec(source="folder", path="/b"))
-    with pytest.raises(Fatal, match=r"titan.data: recipe -> folder /b: the groups have no place in that; --set"):
+    with pytest.raises(
+        Fatal, match=r"data.source: recipe -> folder, titan.data.path:  -> /b: the groups have no place in"
+    ):
         refuse(mirror, record, other)
     refuse(mirror, record, titan(record, data=replace(other.titan.data, lost_place="start")))
-    refuse(mirror, record, titan(record, data=TOKENS))
+    with pytest.raises(Fatal, match=r"data.source: recipe -> tokens, titan.seed"):
+        refuse(mirror, record, titan(record, data=TOKENS))
+    of_store = replace(record, spec=titan(record, data=TOKENS))
+    refuse(mirror, of_store, titan(of_store, data=replace(TOKENS, path="/moved")))
+    with pytest.raises(Fatal, match=r"titan.seed: 1234 -> 7: the groups have no place in that data"):
+        refuse(mirror, of_store, titan(of_store, data=TOKENS, seed=7))
 
 
 def test_states_in_memory_are_for_the_same_model_ranks_and_warm_processes() -> None:
