@@ -30,7 +30,11 @@ class Peer:
     def __init__(self, name: str, server: str, timeout_s: float = TIMEOUT_S) -> None:
         self.name, self.configured = name, 0
         self.quorum: list[str] = []
-        client = SimpleNamespace(_quorum=lambda: SimpleNamespace(replica_ids=self.quorum))
+        client = SimpleNamespace(
+            _quorum=lambda: SimpleNamespace(
+                replica_ids=self.quorum, replica_rank=0, replica_world_size=len(self.quorum)
+            )
+        )
         transport = SimpleNamespace(address=lambda: server)
         self._manager: Any = SimpleNamespace(
             _client=client, _checkpoint_transport=transport, _pg=SimpleNamespace(configure=self._configure)

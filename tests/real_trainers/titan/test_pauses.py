@@ -62,7 +62,7 @@ def trainer(tmp_path: Path) -> Any:
         validator=SimpleNamespace(enable=True), checkpoint=SimpleNamespace(last_save_in_hf=False)
     )
     made.report = SimpleNamespace(phase=lambda phase: None)
-    made.cursor = SimpleNamespace(live=lambda: None)
+    made.cursor = SimpleNamespace(live=lambda step: None)
     made.activity, made.ledger = ActivityFile(tmp_path), Ledger(tmp_path / "steps.jsonl", time.time())
     made.validator, made.model_parts = Validator(tmp_path, every=10), []
     made._committed = True

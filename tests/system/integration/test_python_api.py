@@ -120,6 +120,7 @@ def test_a_run_from_its_launch_to_its_folder(
     assert capsys.readouterr() == ("", ""), "the API prints nothing"
 
 
+@pytest.mark.long
 def test_a_run_begins_with_the_checkpoint_of_another(empty: World, monkeypatch: pytest.MonkeyPatch) -> None:
     w = empty
     monkeypatch.setenv(programs.SEAM, json.dumps(TOYS))

@@ -89,7 +89,8 @@ def test_a_killed_rank_ends_those_of_its_group_on_all_nodes(w: World, record: Ru
     assert [pids(w, node) for node in before[0].nodes] == other
 
 
-@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long  # by day: tests/unit/core/test_several_nodes.py
+@pytest.mark.parametrize("lost", [0, 1])
 def test_only_the_lost_node_is_replaced(w: World, record: RunRecord, lost: int) -> None:
     steps_on(w, record)
     before = w.status(record).groups
