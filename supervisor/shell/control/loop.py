@@ -134,7 +134,7 @@ class Loop:
         runs = observe.readable(self._mirror)
         self._base = max((max(memory.clock, self._account_of(run).clock) for run, memory in runs), default=0.0)
         """The newest run clock that a leader wrote."""
-        self._clocks = [(self._base, round(time.time() - self._base, 3))]
+        self._clocks = [(self._base, round(time.time() - self.now(), 3))]
         """Clocks of this term, as in Account.clocks, for people alone."""
         self._stood: dict[str, tuple[tuple[float, float], ...]] = {}
         """Standstills of the run clock by run, as in Account.stood, including the one before this term."""

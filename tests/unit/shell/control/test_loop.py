@@ -494,6 +494,27 @@ def test_a_clock_that_is_set_within_a_term_is_told_from_then_on(
     assert (len(found.clocks), found.clocks[0][0]) == (loop.TERMS, MEMORY.clock)
 
 
+def test_no_event_is_later_than_now_where_a_term_is_slow_to_begin(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = [0.0]
+
+    def slow(mirror: Mirror) -> Any:
+        at[0] += 0.4
+        return readable(mirror)
+
+    readable = observe.readable
+    monkeypatch.setattr(time, "time", lambda: 5000.0 + at[0])
+    monkeypatch.setattr(observe, "readable", slow)
+    leader = _loop(store, lambda: at[0])
+    for _ in range(2):
+        leader.step()
+        at[0] += loop.ACCOUNT_S
+    item = store.get(keys.account("run"))
+    assert item is not None
+    assert wall_clock(leader.now(), decode(item.value, Account).clocks) == pytest.approx(time.time(), abs=0.001)
+
+
 def test_each_turn_says_for_how_long_nothing_was_heard(store: MemoryStore) -> None:
     telemetry = Telemetry()
     leader = Loop(store, Term(store), EngineDriver(store, Engine()), telemetry)  # type: ignore[arg-type]
