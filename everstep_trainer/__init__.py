@@ -143,6 +143,7 @@ class Rank:
             quorum_id=more.get("quorum_id", -1),
             participants=more.get("participants", 0),
         )
+        self._wishes = self._process.wait(self._agreement, self._wishes)
         self.seconds.begin()
 
     def goes_on(self, step: int) -> bool:

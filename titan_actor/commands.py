@@ -5,6 +5,7 @@
 | {"do":"drain","at_step":S or null,"keep":N} | ends cleanly after the current step, or once S steps are committed; N (0: not): keeps its state in memory for the relaunch of that number |
 | {"do":"abort"} | the running collective between the groups fails; this step is not committed, training goes on |
 | {"do":"writer","writer":bool} | writes checkpoints from now on, or no longer; other fields are for older trainers |
+| {"do":"wait","wait":bool} | waits after its step from now on, or goes on: a person has another group in the debugger |
 | {"do":"debug","line":TEXT or null,"wait_s":S} | a line for pdb where the rank is stopped: `output`, `stopped`, `waits` |
 
 Errors: {"error": text}.
@@ -93,7 +94,9 @@ class Commands:
                 return {"error": "there is no process group yet"}
             self.abort()
         elif what == "writer":
-            self._become(request)
+            self._control.write(_flag(request, "writer"))
+        elif what == "wait":
+            self._control.wait(_flag(request, "wait"))
         elif what == "debug":
             return self._debug(request)
         else:
@@ -108,11 +111,12 @@ class Commands:
             return {"error": "it has no debugger yet"}
         return self.debugger.command(line, min(wait_s, LONGEST_WAIT_S))
 
-    def _become(self, request: dict[str, Any]) -> None:
-        writer = request.get("writer")
-        if not isinstance(writer, bool):
-            raise TypeError("writer must be true or false")
-        self._control.write(writer)
+
+def _flag(request: dict[str, Any], name: str) -> bool:
+    flag = request.get(name)
+    if not isinstance(flag, bool):
+        raise TypeError(f"{name} must be true or false")
+    return flag
 
 
 class Stacks:

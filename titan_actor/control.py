@@ -18,6 +18,8 @@ class Wishes:
     writer: bool = False
     keep: int = 0
     """Number of the relaunch for which its state is kept in memory then; 0: it is not."""
+    wait: bool = False
+    """True if the group waits before its next step, unless it ends."""
 
 
 class Control:
@@ -29,6 +31,7 @@ class Control:
         self._stop_at = NEVER
         self._writer = writer
         self._keep = 0
+        self._wait = False
         self.in_haste = False
         """True after a signal that ends the process: KILL follows soon, so there is no last checkpoint."""
 
@@ -43,10 +46,15 @@ class Control:
         with self._lock:
             self._writer = writer
 
+    def wait(self, wait: bool) -> None:
+        """Has the group wait after each step, or ends that."""
+        with self._lock:
+            self._wait = wait
+
     def take(self) -> Wishes:
         """Returns the wishes so far."""
         with self._lock:
-            return Wishes(self._stop_at, self._writer, self._keep)
+            return Wishes(self._stop_at, self._writer, self._keep, self._wait)
 
 
 class Agreement:
@@ -67,8 +75,9 @@ class Agreement:
         """Returns what the group does. Raises RuntimeError when a rank of the group is lost."""
         if self._group is None:
             return wishes
-        stop, writes, keep = self._most(-wishes.stop_at, int(wishes.writer and self._rank == 0), wishes.keep)
-        return Wishes(-stop, bool(writes), keep)
+        writes = int(wishes.writer and self._rank == 0)
+        stop, writes, keep, wait = self._most(-wishes.stop_at, writes, wishes.keep, int(wishes.wait))
+        return Wishes(-stop, bool(writes), keep, bool(wait))
 
     def any(self, flag: bool) -> bool:
         """Returns true on all ranks if the flag is true on one of them."""

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
@@ -16,7 +17,7 @@ from supervisor.core.model.observed import DebugView
 from supervisor.wire.records import PEERS_GONE, TERMINATED, DigestMark, TrainerLaunch
 from titan_actor.activity import ActivityFile
 from titan_actor.commands import Commands
-from titan_actor.control import Control
+from titan_actor.control import NEVER, Agreement, Control, Wishes
 from titan_actor.debugger import Debugger, was_quit
 from titan_actor.ledger import Ledger, born_unix_s, told, write_error_file
 from titan_actor.peers import PeersGone, saved
@@ -30,6 +31,8 @@ _PR_SET_PTRACER = 0x59616D61
 
 WAITING = ("starting", "built", "quorum")
 """Phases in which SIGTERM ends the process at once: there is no step to finish, and the main thread may not react."""
+LOOKS_AGAIN_S = 0.1
+"""Seconds between two looks of a group that waits at whether it may go on."""
 
 
 class RankProcess:
@@ -61,6 +64,19 @@ class RankProcess:
         """Reports a hash of this rank's state after a committed step."""
         self.report.update(digest=DigestMark(step=step, value=value))
         self.ledger.event("digest", step=step, value=value)
+
+    def wait(self, agreement: Agreement, wishes: Wishes) -> Wishes:
+        """Waits between two steps while the group waits, and returns what it does then. All ranks of the group call it."""
+        if not wishes.wait or wishes.stop_at < NEVER:
+            return wishes
+        before = self.report.progress.phase
+        self.report.phase("waiting")
+        while wishes.wait and wishes.stop_at == NEVER:
+            time.sleep(LOOKS_AGAIN_S)
+            wishes = agreement.on(self.control.take())
+        self.ledger.event("waited")
+        self.report.phase(before)
+        return wishes
 
     def _stops(self, at: DebugView | None) -> None:
         """Reports that the rank stands in the debugger, or goes on."""

@@ -204,6 +204,7 @@ class ReplicaTrainer(Trainer):
                 self._attempt(batches)
                 wishes = self.agreement.on(self.control.take())
                 self._between(wishes)
+                wishes = self.rank.wait(self.agreement, wishes)
                 profiler.step()
         self._finish(wishes)
 

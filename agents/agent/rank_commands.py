@@ -53,6 +53,7 @@ class RankCommands:
         )
         self._stop_at: tuple[int | None, int] = (None, 0)
         """Step of the drain, and the relaunch for which it keeps its state."""
+        self._wait = False
         self._aborted: tuple[tuple[int, ...], int] | None = None
         self._task: asyncio.Task[None] | None = None
         self._next_try = 0.0
@@ -75,6 +76,9 @@ class RankCommands:
             pointer = None if mark is None else json.loads(encode(mark))
             told = (desired.writer, mark)
             self._send({"do": "writer", "writer": desired.writer, "pointer": pointer}, now, writer=told)
+        elif self._wait != desired.wait or (progress.newest.phase == "waiting" and not desired.wait):
+            # the second: an earlier agent had it wait
+            self._send({"do": "wait", "wait": desired.wait}, now, wait=desired.wait)
 
     def close(self) -> None:
         if self._task is not None:

@@ -13,7 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from supervisor.core.attribution import circuit_breaker, flapping_hosts, stragglers
-from supervisor.core.evidence import checkpoint_lag, disk_faults, group_failure, group_nodes, nonfinite
+from supervisor.core.evidence import (
+    checkpoint_lag,
+    disk_faults,
+    group_failure,
+    group_nodes,
+    nonfinite,
+    stopped_ranks,
+)
 from supervisor.core.evidence.hang_attribution import TOGETHER, TOLD_S, UNSURE, Blame, blame
 from supervisor.core.model.decision import Decision
 from supervisor.core.model.incident import Failure
@@ -119,7 +126,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "silent",
         lambda r, _: _note_silent(r),
-        frozenset({"silent"}),
+        frozenset({"silent", "debugged"}),
         "by the phases of now",
     ),
     Stage(
@@ -424,3 +431,7 @@ def _note_silent(r: Round) -> None:
     )
     if silent != r.before.silent and not r.paused:
         r.draft = replace(r.draft, silent=silent)
+    waits = r.spec.policy.at_breakpoint == "wait"
+    debugged = tuple(g.group for g in r.groups.values() if waits and stopped_ranks.debugged(g, r.observed))
+    if debugged != r.before.debugged:
+        r.draft = replace(r.draft, debugged=debugged)

@@ -259,7 +259,9 @@ class Progress:
     pid: int
     sequence: int
     """Grows with every write: an observer measures, by its own clock, how long it has not moved."""
-    phase: Literal["starting", "built", "quorum", "healing", "step", "checkpoint", "draining", "finished", "failed"]
+    phase: Literal[
+        "starting", "built", "quorum", "healing", "step", "checkpoint", "draining", "waiting", "finished", "failed"
+    ]
     step: int = 0
     """Committed steps, from the TorchFT manager."""
     commits: int = 0
@@ -596,6 +598,8 @@ class TrainerDesired:
     lost: tuple[int, ...] = ()
     """Other groups that are silent at the gate; not those whose process is known to have ended. A rank may wait in a collective with one of them. It must abort its
     process group if its step has not moved for a heartbeat timeout."""
+    wait: bool = False
+    """True while its ranks wait after their step, because a person has another group in the debugger."""
     hang: HangSpec = field(default_factory=HangSpec)
     stop_at_step: int | None = None
     """Drain: end cleanly after this committed step (or the current one, if it is past)."""

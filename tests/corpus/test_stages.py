@@ -46,7 +46,10 @@ NEVER_SEEN = {("place", "incidents_seen"), ("wind down", "relaunching")}
 """The first is seen only where a group without an incident waits to start on a node that is leaving. The corpus is older
 than relaunches, and than the stage `scale`."""
 NEVER_SEEN |= {
-    (stage.name, name) for stage in STAGES for name in stage.writes if stage.name == "scale" or name == "from_memory"
+    (stage.name, name)
+    for stage in STAGES
+    for name in stage.writes
+    if stage.name == "scale" or name in ("from_memory", "debugged")
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.decision import Decision
-from supervisor.core.model.observed import NodeView, RankView
+from supervisor.core.model.observed import DebugView, NodeView, RankView
 from supervisor.shell.control import projection
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -113,6 +113,7 @@ class ToldWorld(World):
             step_s=r.step_s or (1.0 + 0.02 * (r.step * 31 % 7) if r.step else 0.0),
             quorum_id=3 + len(self.incidents), participants=trains,
             checkpoint=CheckpointMark(**asdict(r.checkpoint)) if r.checkpoint is not None else None, error=r.save_failed,
+            debugging=DebugView(function="step", file="train.py", line=7, since_unix_s=0.0) if r.debugging else None,
         )  # fmt: skip
         ended = r.state == "exited"
         return TrainerObserved(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,20 @@ def test_attach_look_and_continue_while_the_other_group_trains(tmp_path: Path) -
         assert [g.generation for g in w.status(record).groups] == [1, 1], "without a restart"
         assert [i.kind for i in w.incidents(record) if i.rung > Rung.RIDE_THROUGH] == []
         assert equal_digests(w, record, 0.0)
+
+        said = cli(w, tmp_path, "policy", "set", "at_breakpoint=wait", "--because", "a look at one step")
+        assert said.returncode == 0, said.stderr
+        stopped(w, record, tmp_path, 1)
+        (report,) = w.system.glob("nodes/*/ranks/dbg.0.1.0/progress.json")
+        eventually(lambda: json.loads(report.read_text())["phase"] == "waiting", 60, "the other group waits")
+        assert "the others wait for it" in cli(w, tmp_path, "status").stdout
+        stood, since = step_of(w, record, 0), time.monotonic()
+        eventually(lambda: time.monotonic() > since + 2 * HANG.at_least_s, 60, "for longer than a hang may last")
+        assert (step_of(w, record, 0), json.loads(report.read_text())["step"]) == (stood, stood)
+        assert "1.0 | goes on" in cli(w, tmp_path, "debug", "continue").stdout
+        eventually(lambda: min(step_of(w, record, g) for g in (0, 1)) > stood + 5, 120, "both train again")
+        assert [g.generation for g in w.status(record).groups] == [1, 1], "without a restart"
+        assert [i.kind for i in w.incidents(record) if i.rung > Rung.RIDE_THROUGH] == []
 
         stopped(w, record, tmp_path, 1)
         cli(w, tmp_path, "debug", "cast", "1.0", "quit")

@@ -76,6 +76,7 @@ OF_EVENT: Mapping[str, Cause] = {
     "peers_gone": Cause.LOST_STEP,
     "closed": Cause.END,
     "debugging": Cause.OTHER,
+    "waited": Cause.OTHER,
 }
 """Causes by a trainer's name for the line (`ledger.event` in titan_actor)."""
 

@@ -331,6 +331,8 @@ class Memory:
     """Groups whose start is late, and has waited for others."""
     silent: tuple[int, ...] = ()
     """Groups that the gate no longer hears: the agents of the others free their ranks from collectives with these."""
+    debugged: tuple[int, ...] = ()
+    """Groups for which the others wait, since a person has a rank of them in the debugger (`policy.at_breakpoint`)."""
     measured: Measured = NOTHING
     """Durations for which its timeouts must leave room."""
     held_since: float | None = None

@@ -326,6 +326,10 @@ class PolicySpec:
         (),
         "kinds of failure, as `supervisor incidents` names them, that are only observed in every mode. What follows from them is only observed too: if error is listed, a repeated error does not halt the run",
     )
+    at_breakpoint: Literal["go_on", "wait"] = setting(
+        "go_on",
+        "go_on: the other groups train on while a person has a rank of one in the debugger. wait: they stop after their step until it goes on",
+    )
     budget: BudgetSpec = setting(BudgetSpec, "see [policy.budget]")
     first_rung: FirstRungSpec = setting(FirstRungSpec, "see [policy.first_rung]")
     kind_budget: dict[str, int] = setting(

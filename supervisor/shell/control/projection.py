@@ -169,7 +169,7 @@ def desired(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = Non
         )
         found[seat.node] = NodeDesired(node=seat.node, lighthouses=(lighthouse,))
     last = _last_step(memory), memory.stop_at_step, memory.from_memory
-    of_all = (spec, run_dir, seat.address, seat.node, last, memory.silent)
+    of_all = (spec, run_dir, seat.address, seat.node, last, memory.silent, memory.debugged)
     if made.of_all != of_all:
         made.of_all, made.trainers = of_all, {}
     writer = checkpoint_lag.writer(memory.groups)
@@ -236,6 +236,7 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         resume=group.resume,
         writer=writer,
         lost=tuple(g for g in memory.silent if g != group.group),
+        wait=any(g != group.group for g in memory.debugged),
         stop_at_step=_last_step(memory) if group.group < spec.groups.count else memory.stop_at_step,
         from_memory=memory.from_memory,
         env=spec.env,

@@ -76,11 +76,12 @@ def stopped(mirror: Mirror, run: str) -> list[Stopped]:
     return sorted(found, key=lambda each: (each.group, each.rank))
 
 
-def sentences(mirror: Mirror, run: str) -> tuple[str, ...]:
+def sentences(mirror: Mirror, run: str, others_wait: bool) -> tuple[str, ...]:
     """Returns a sentence for each of them, for the status of its run."""
+    others = "wait for it" if others_wait else "go on without its group"
     return tuple(
         f"group {each.group}: a person has rank {each.rank} in the debugger, in {each.function} "
-        f"({PurePath(each.file).name}:{each.line}) on {each.node}; the others go on without its group: "
+        f"({PurePath(each.file).name}:{each.line}) on {each.node}; the others {others}: "
         f"supervisor debug {run} attach {each.name}"
         for each in stopped(mirror, run)
     )

@@ -229,7 +229,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         waiting=(
             *waiting.sentences(memory, observed),
             *said(waiting.held(memory, observed, spec)),
-            *debugging.sentences(mirror, spec.name),
+            *debugging.sentences(mirror, spec.name, spec.policy.at_breakpoint == "wait"),
         ),
         leaving=leaving,
         handover_at_step=memory.handover_at_step,

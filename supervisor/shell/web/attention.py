@@ -94,6 +94,8 @@ def headline(
     train = [g for g, v in verdicts.items() if v.worst in TRAINS]
     others = _others(verdicts)
     if not train:
+        if any(v.worst == "b" for v in verdicts.values()):
+            return Headline(level="care", text=f"Waiting for a person in the debugger: {others}.")
         if status.phase == "new" or all(v.worst in ("w", "t") for v in verdicts.values()):
             return Headline(level="care", text=f"Starting: no group has committed a step yet ({others}).")
         return Headline(level="bad", text=f"Not training: no group steps ({others}).")

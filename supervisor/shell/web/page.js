@@ -1,7 +1,7 @@
 // Draws what the supervisor tells: one snapshot, then what changes of it (JSON Merge Patch, RFC 7396).
 import { draw } from "./chart.js";
 
-const SIGNS = { healthy: "✓", slow: "~", hung: "‖", dead: "✕", unknown: "?", starting: "↑", waiting: "…", ended: "■" };
+const SIGNS = { healthy: "✓", slow: "~", hung: "‖", dead: "✕", unknown: "?", starting: "↑", waiting: "…", debugged: "¶", ended: "■" };
 const TABLE_AT_MOST = 40;  // groups: of more than these each is a tile, and only those that are not well have a row
 const ROWS_AT_MOST = 100;
 

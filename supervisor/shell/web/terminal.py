@@ -14,14 +14,17 @@ from supervisor.core.report.visible import visible
 
 SIGNS = {
     "healthy": "✓", "slow": "~", "hung": "‖", "dead": "✕", "unknown": "?", "starting": "↑", "waiting": "…", "ended": "■",
+    "debugged": "¶",
 }  # fmt: skip
 PLAIN = {
     "healthy": "+", "slow": "~", "hung": "=", "dead": "x", "unknown": "?", "starting": "^", "waiting": ".", "ended": "#",
+    "debugged": "b",
 }  # fmt: skip
 """Signs for a terminal without other characters."""
 
 COLOURS = {
     "healthy": "green", "slow": "yellow", "hung": "magenta", "dead": "red", "unknown": "cyan", "starting": "blue",
+    "debugged": "blue",
 }  # fmt: skip
 LEVELS = {"good": "bold green", "care": "bold yellow", "bad": "bold red", "no": "", "soon": "yellow", "now": "bold red"}
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from supervisor.core.attribution.stragglers import stragglers
+from supervisor.core.evidence import stopped_ranks
 from supervisor.core.evidence.group_failure import node_verdict, verdict_on
 from supervisor.core.evidence.group_nodes import ranks_of
 from supervisor.core.model.memory import GroupMemory
@@ -18,13 +19,14 @@ LETTERS: Mapping[str, str] = {
     "h": "healthy",
     "w": "waiting",
     "t": "starting",
+    "b": "debugged",
     "s": "slow",
     "u": "unknown",
     "g": "hung",
     "d": "dead",
 }
-"""The best first: a group is what its worst rank is. waiting (no node yet), starting and ended (runs no more) are not
-verdicts, but mean that there is nothing to judge."""
+"""The best first: a group is what its worst rank is. waiting (for a node, or for a group in the debugger), starting,
+debugged and ended (runs no more) are not verdicts, but mean that there is nothing to judge."""
 
 _WORST = {letter: place for place, letter in enumerate(LETTERS)}
 
@@ -70,13 +72,14 @@ def _of_group(group: GroupMemory, observed: Observed, spec: RunSpec) -> GroupVer
     if group.phase not in ("starting", "running"):
         return _all(spec, "d" if group.incident else "w", say(group.left_out) or _WAITS_FOR[group.phase])
     verdict, why = verdict_on(group, observed, spec)
-    if verdict != Verdict.HEALTHY:
+    stands = stopped_ranks.debugged(group, observed)
+    if verdict != Verdict.HEALTHY and not stands:
         seats = [node_verdict(node, group, observed, spec)[0] for node in group.nodes]
         return GroupVerdict(ranks="".join(_OF_NODE[each] * spec.groups.slots for each in seats), why=say(why))
     known = {rank.rank: rank for rank in ranks_of(group, observed)}
     said = [_of_rank(group, known.get(rank)) for rank in range(spec.groups.ranks_per_group)]
     hearing = observed.gate.hearing.get(group.group) if observed.gate is not None else None
-    if hearing == "silent" and group.phase == "running":
+    if hearing == "silent" and group.phase == "running" and not stands:
         said = [("u", "the gate no longer hears it") if letter == "h" else (letter, why) for letter, why in said]
     worst = max(said, key=lambda one: _WORST[one[0]])
     return GroupVerdict(ranks="".join(letter for letter, _ in said), why=worst[1])
@@ -100,6 +103,10 @@ def _of_rank(group: GroupMemory, rank: RankView | None) -> tuple[str, str]:
             return "e", ""
         how = f"signal {rank.signal}" if rank.signal is not None else f"exit code {rank.exit_code}"
         return "d", f"rank {rank.rank} ended ({how}){': ' + rank.error if rank.error else ''}"
+    if rank.debugging:
+        return "b", f"a person has rank {rank.rank} in the debugger"
+    if rank.phase == "waiting":
+        return "w", "it waits: a person has another group in the debugger"
     if rank.stuck is not None:
         doing = f", in {rank.stuck.activity}" if rank.stuck.activity else ""
         return (

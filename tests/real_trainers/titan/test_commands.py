@@ -30,6 +30,12 @@ def test_answers_on_its_socket(groups: Groups) -> None:
     assert rank.ask("fly") == {"error": "unknown command 'fly'"}
     assert "at_step" in rank.ask("drain", at_step="soon")["error"]
     assert "writer" in rank.ask("writer", writer="yes")["error"]
+    assert "true or false" in rank.ask("wait", wait=1)["error"]
+    rank.ask("wait", wait=True)
+    eventually(lambda: rank.progress and rank.progress.phase == "waiting", 30, "it waits after its step")
+    stood = rank.step
+    rank.ask("wait", wait=False)
+    eventually(lambda: rank.step > stood, 30, "it goes on")
     rank.signal(signal.SIGUSR1)
     eventually(lambda: "replica.py" in (rank.folder / "stacks.txt").read_text(), 10, "stacks on SIGUSR1")
     # far enough ahead that the answer is read before the process that gave it has ended

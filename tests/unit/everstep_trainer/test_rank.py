@@ -139,6 +139,12 @@ def test_a_drain_ends_it_after_that_step_and_sigterm_after_the_one_in_progress(s
     drained, ended = script(STEPS, steps=10**6), script(STEPS, steps=10**6)
     for each in (drained, ended):
         each.reached(2)
+    ended.ask(do="wait", wait=True)
+    eventually(lambda: ended.progress.phase == "waiting", 30, "it waits after its step")
+    stood = ended.progress.step
+    ended.ask(do="wait", wait=False)
+    eventually(lambda: ended.progress.step > stood, 30, "it goes on")
+    ended.ask(do="wait", wait=True)
     last = drained.progress.step + 40
     assert drained.ask(do="drain", at_step=last) == {"ok": True}
     drained.process.send_signal(signal.SIGUSR1)

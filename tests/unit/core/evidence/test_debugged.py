@@ -9,6 +9,7 @@ import pytest
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.observed import StuckView
 from supervisor.core.model.reason import Code, Reason
+from supervisor.shell.control import projection
 from tests.unit.core.world import World
 
 OWN = StuckView(activity="compute", activity_s=31.0, bound_s=30.0, usual_s=1.5)
@@ -117,3 +118,26 @@ def test_its_end_is_a_restart_that_costs_nothing(w: World, how: str) -> None:
     assert incident.evidence == (Reason.of(Code.DEBUGGED, rank=0),)
     assert w.group(1).generation == 2
     assert w.memory.spent == before
+
+
+def test_the_others_wait_for_it_where_the_run_file_says_so_and_go_on_with_it() -> None:
+    w = World(groups=3, at_breakpoint="wait").bring_up()
+    debug(w, 1)
+    w.round(1.0)
+    assert w.memory.debugged == (1,)
+    wanted = projection.desired(w.spec, "/runs/run", w.memory)
+    waits = {trainer.group: trainer.wait for node in wanted.values() for trainer in node.trainers}
+    assert waits == {0: True, 1: False, 2: True}
+    debug(w, 1, debugging=False)
+    w.round(1.0)
+    assert w.memory.debugged == ()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_they_do_not_wait_for_one_that_is_not_asked_for_or_whose_node_is_away(lost: bool) -> None:
+    w = World(groups=3, at_breakpoint="wait" if lost else "go_on").bring_up()
+    debug(w, 1)
+    if lost:
+        w.lapse(w.group(1).nodes[0])
+    w.round(1.0)
+    assert w.memory.debugged == ()

@@ -172,6 +172,25 @@ def test_a_node_that_is_silent_while_its_group_is_heard_is_unknown() -> None:
     assert "still hears group 0" in found["groups"]["0"]["why"]
 
 
+def test_a_group_in_the_debugger_and_those_that_wait_for_it() -> None:
+    w = world()
+    w.report(1, 0, commits=1, step=5, debugging=True)
+    w.hear(1, "silent")
+    found = look(w)
+    assert words(found, 1) == ["debugged", "healthy"]
+    assert found["groups"]["1"]["why"] == "a person has rank 0 in the debugger"
+    assert "group 1 debugged" in found["headline"]["text"]
+    for group in (0, 2):
+        for rank in (0, 1):
+            w.report(group, rank, commits=1, step=5, phase="waiting")
+    found = look(w)
+    assert words(found, 0) == ["waiting", "waiting"]
+    assert found["headline"] == {
+        "level": "care",
+        "text": "Waiting for a person in the debugger: group 1 debugged; groups 0, 2 waiting.",
+    }
+
+
 def test_hung_and_slow_ranks() -> None:
     w = world()
     w.report(0, 1, commits=1, step=5, stuck=StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0))
