@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agents.threads.connect import EtcdThread
 from supervisor.ports.store import Changes, Item, Store
+from supervisor.shell.etcd.threads import EtcdThread
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, RecordError, TrainerDesired, decode
 from supervisor.wire.security import Security

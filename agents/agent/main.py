@@ -43,7 +43,6 @@ from agents.health.facts import Facts, host
 from agents.health.facts.files import EVERY_S, Probe, SharedFolders, writes
 from agents.health.facts.gpu import Gpus
 from agents.requests.asked import Asked
-from agents.requests.inbox import ENDS_WITHIN_S, Inbox
 from agents.requests.mesh import Seat
 from agents.shim import process
 from agents.shim.active_clock import AwakeClock
@@ -54,6 +53,7 @@ from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.observed import UNUSABLE
 from supervisor.core.model.spec import EnvSpec, HangSpec, PolicySpec
 from supervisor.shell import failpoints
+from supervisor.shell.etcd.inbox import ENDS_WITHIN_S, Inbox
 from supervisor.shell.failpoints import reach
 from supervisor.wire import logged
 from supervisor.wire.aside import Aside

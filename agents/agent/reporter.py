@@ -20,9 +20,9 @@ from agents.agent.desired import Wanted, anew
 from agents.gate.round_trips import Trip
 from agents.health.checks.neighbours import neighbours
 from agents.health.checks.network import Peer
-from agents.threads.connect import EtcdThread
 from supervisor.ports.errors import Fenced, PortError
 from supervisor.ports.store import Expect, Item, Lease, Store
+from supervisor.shell.etcd.threads import EtcdThread
 from supervisor.wire import keys
 from supervisor.wire.aside import Aside
 from supervisor.wire.records import (

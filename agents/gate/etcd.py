@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agents.threads.connect import EtcdThread
 from supervisor.ports.errors import PortError
 from supervisor.ports.store import Item, Lease, Store, Watch
+from supervisor.shell.etcd.threads import EtcdThread
 from supervisor.wire import keys
 from supervisor.wire.records import Admission, GateObserved, GatePresence, NodeDesired, RecordError, decode, encode
 from supervisor.wire.security import Security

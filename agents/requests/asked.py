@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agents.agent.names import TrainerName, about, parse
 from agents.requests import command, debugger, logs, mesh, stacks
-from agents.requests.inbox import Answer, CannotDo, Job
+from supervisor.shell.etcd.inbox import Answer, CannotDo, Job
 from supervisor.wire.node_requests import NodeRequest
 from supervisor.wire.records import ProcessRecord
 
@@ -42,7 +42,11 @@ class Asked:
             case "exec":
                 return self._exec(request, job)
             case "logs":
-                return logs.read(self._folder / "ranks", request, job)
+                return logs.read(self._folder, request, job)
+            case "follow":
+                return logs.follow(self._folder, request, job)
+            case "hooks":
+                return logs.hooks(self._folder, request)
             case "debug":
                 return debugger.converse(self._rank(request), request, job)
             case "mesh":
@@ -53,7 +57,7 @@ class Asked:
         newest: dict[tuple[int, int], tuple[TrainerName, ProcessRecord]] = {}
         for record in self._processes():
             name = parse(record.name)
-            if isinstance(name, TrainerName) and logs.is_asked(name, request):
+            if isinstance(name, TrainerName) and _is_asked(name, request):
                 known = newest.get((name.group, name.rank))
                 if known is None or known[0].generation < name.generation:
                     newest[name.group, name.rank] = name, record
@@ -85,3 +89,8 @@ class Asked:
         log.warning("%s", sentence, extra=about(folder.name))
         self._say(sentence)
         return command.run(request.command, env, folder, job, request.most_bytes)
+
+
+def _is_asked(name: TrainerName, request: NodeRequest) -> bool:
+    """Returns true if the request is about this rank."""
+    return name.run == request.run and request.group in (None, name.group) and request.rank in (None, name.rank)

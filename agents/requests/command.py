@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agents.agent.launch import read_launch
-from agents.requests.inbox import Answer, CannotDo, Job
+from supervisor.shell.etcd.inbox import Answer, CannotDo, Job
 from supervisor.wire import environment, marks
 from supervisor.wire.node_requests import pieces
 

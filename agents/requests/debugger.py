@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agents.requests.inbox import Answer, CannotDo, Job
+from supervisor.shell.etcd.inbox import Answer, CannotDo, Job
 from supervisor.wire import sockets
 from supervisor.wire.node_requests import NodeRequest, pieces
 from supervisor.wire.records import ProcessRecord

@@ -1,78 +1,87 @@
-"""Reads the newest lines of a run's ranks on this node, of all generations, in the order of their times."""
+"""Reads what this node has of a run's logs: the newest lines, what came since, and the output of hooks."""
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from agents.agent.launch import OUTPUT
-from agents.agent.names import TrainerName, parse
-from agents.requests.inbox import Answer, Job
-from supervisor.wire.log_follower import begun, stamped
-from supervisor.wire.node_requests import NodeRequest, pieces
+from supervisor.shell.etcd.inbox import Answer, CannotDo, Job
+from supervisor.wire.node_logs import FIRST_BYTES, SEARCHED_BYTES, Event, NodeLog, newest_lines, order
+from supervisor.wire.node_requests import ANSWER_BYTES, Item, NodeRequest, pieces, size
 
-FIRST_BYTES = 256 * 1024
-"""Bytes that are read from the end of each log."""
-SEARCHED_BYTES = 4 * 2**20
-"""The same where lines are chosen by their time or text."""
 LINES = 100_000
 """Most lines, however many are asked for."""
-
-Line = tuple[float, TrainerName, str]
-"""Time (Unix, by this node's clock), rank, and the line or a piece of it."""
-
-
-def read(ranks: Path, request: NodeRequest, job: Job) -> Answer:
-    """Yields the newest lines as {"t", "group", "generation", "rank", "text"}, the oldest first. `ranks`: the folder of
-    the ranks' folders."""
-    number, newest = count(), list[tuple[float, int, TrainerName, str]]()
-    for t, name, text in _lines(ranks, request):
-        heapq.heappush(newest, (t, next(number), name, text))
-        if len(newest) > min(request.lines, LINES):
-            heapq.heappop(newest)
-        if job.over:
-            break
-    for t, _, name, text in sorted(newest, key=lambda line: line[:2]):
-        where = {"group": name.group, "generation": name.generation, "rank": name.rank}
-        yield {"t": round(t, 3), **where, "text": text}
+READ_BYTES = 2**20
+"""Bytes of all logs together that are in memory at a time, but for one log's as many."""
+FOLLOWED_BYTES = 64 * 1024
+"""The same of one answer to a follower: if each were an empty line, they would still fit into it."""
 
 
-def of_run(ranks: Path, request: NodeRequest) -> list[tuple[TrainerName, Path]]:
-    """Returns the folders of a request's ranks, found among those that are there: none is made of what was sent."""
-    found = []
-    for folder in sorted(ranks.iterdir()) if ranks.is_dir() else ():
-        name = parse(folder.name)
-        if isinstance(name, TrainerName) and is_asked(name, request):
-            found.append((name, folder))
-    return found
+def read(folder: Path, request: NodeRequest, job: Job) -> Answer:
+    """Yields the newest lines of the ranks as {"t", "what", "group", "generation", "rank", "text"}, the oldest first.
+    `folder`: the node's."""
+    for event in _newest(_log(folder, request), request, job, lines_alone=True):
+        yield asdict(event)
 
 
-def is_asked(name: TrainerName, request: NodeRequest) -> bool:
-    """Returns true if the request is about this rank."""
-    return name.run == request.run and request.group in (None, name.group) and request.rank in (None, name.rank)
+def follow(folder: Path, request: NodeRequest, job: Job) -> Answer:
+    """Yields what came since the request's position, or the newest without one, as `read`, with starts and ends; at last
+    {"position", "behind", "empty"}. Raises CannotDo if it is no position."""
+    log = _log(folder, request)
+    if request.position:
+        try:
+            log.go_on(request.position)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CannotDo(f"its agent cannot read the position ({error!r})") from error
+        items = [asdict(event) for event in _wanted(log.new(at_most=FOLLOWED_BYTES), request)]
+    else:
+        items = _fitting([asdict(event) for event in _newest(log, request, job)])
+    yield from items
+    yield {"position": log.position(), "behind": log.behind, "empty": log.empty}
 
 
-def _lines(ranks: Path, request: NodeRequest) -> Iterator[Line]:
-    searched = request.since_s is not None or bool(request.grep)
+def hooks(folder: Path, request: NodeRequest) -> Answer:
+    """Yields the newest lines of each hook of the run when it ran last here, as {"hook", "path", "text"}."""
+    for at in folder.glob("hooks/*"):
+        for which in ("before", "after") if at.name == request.run else ():
+            if (path := at / f"{which}.log").exists():
+                for line in newest_lines(path, request, time.time()):
+                    yield from ({"hook": which, "path": str(path), "text": piece} for piece in pieces(f"{line}\n"))
+
+
+def _log(folder: Path, request: NodeRequest) -> NodeLog:
+    most = SEARCHED_BYTES if request.searches else FIRST_BYTES
+    return NodeLog(folder, request.run, request.group, request.rank, most)
+
+
+def _newest(log: NodeLog, request: NodeRequest, job: Job, lines_alone: bool = False) -> list[Event]:
+    """Reads to the end of all logs, and returns the newest wanted events of all together."""
+    newest: list[Event] = []
+    while True:
+        found = log.new(at_most=READ_BYTES, whole=lines_alone)
+        newest += _wanted((e for e in found if not lines_alone or e.what == "line"), request)
+        newest = sorted(newest, key=order)[-min(request.lines, LINES) :]
+        if not log.behind or job.over:
+            return newest
+
+
+def _wanted(events: Iterable[Event], request: NodeRequest) -> Iterator[Event]:
+    """Yields what is asked for, long lines in pieces."""
     now = time.time()
-    since = None if request.since_s is None else now - request.since_s
-    for name, folder in of_run(ranks, request):
-        log = begun(folder / OUTPUT, SEARCHED_BYTES if searched else FIRST_BYTES)
-        t = _changed(folder / "launch.json")  # until a line has a time of its own
-        while True:
-            for line in log.pieces(whole=True):
-                t = max(t, min(stamped(line) or 0.0, now))  # no line is before the one above it
-                if (since is None or t >= since) and request.grep in line:
-                    yield from ((t, name, piece) for piece in pieces(line))
-            if not log.behind:
-                break
+    for event in events:
+        if request.takes(event.t, event.text, now):
+            first, *others = pieces(event.text)
+            yield replace(event, text=first) if others else event
+            yield from (replace(event, text=piece) for piece in others)
 
 
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+def _fitting(items: list[Item]) -> list[Item]:
+    """Returns the newest that fit into an answer, with room for its last item."""
+    left = ANSWER_BYTES // 2
+    for at in range(len(items) - 1, -1, -1):
+        left -= size([items[at]])
+        if left < 0:
+            return items[at + 1 :]
+    return items

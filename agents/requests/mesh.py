@@ -15,8 +15,8 @@ from pathlib import Path
 
 from agents.agent.launch import OUTPUT
 from agents.requests import command
-from agents.requests.inbox import Answer, CannotDo, Job
 from agents.shim import process
+from supervisor.shell.etcd.inbox import Answer, CannotDo, Job
 from supervisor.wire import marks, monarch, programs
 from supervisor.wire.address import free_port
 from supervisor.wire.records import MISCONFIGURED

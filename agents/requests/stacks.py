@@ -10,7 +10,7 @@ from typing import Any
 
 from agents.agent.names import TrainerName
 from agents.health import stack_dump
-from agents.requests.inbox import Answer, Job
+from supervisor.shell.etcd.inbox import Answer, Job
 from supervisor.wire.node_requests import Item
 from supervisor.wire.records import ProcessRecord
 

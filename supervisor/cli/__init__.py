@@ -29,7 +29,7 @@ COMMANDS = (
     (LOOK, "pools", "pools", "List the pools, who uses them and when they end."),
     (LOOK, "incidents", "look", "List a run's failures: what was done, and why."),
     (LOOK, "explain", "look", "Explain an incident: what was seen and done, and why."),
-    (LOOK, "logs", "look", "Print the newest lines of the trainers' logs."),
+    (LOOK, "logs", "logs", "Print the newest lines of the trainers' logs."),
     (LOOK, "stacks", "ask", "Show where each rank of a run is now: its Python stack."),
     (LOOK, "ledger", "ledger", "Account for every second of a run, by cause."),
     (LOOK, "wait", "runs", "Wait until a run trains, has made a step, or is finished."),

@@ -52,9 +52,9 @@ def of_nodes(store: Store, mirror: Mirror, run: str, wish: Wish) -> list[Entry]:
         since_s=None if wish.since is None else max(0.0, time.time() - wish.since),
         grep=wish.grep,
     )
-    found = remote_logs.read(store, mirror, wanted)
-    if found.missing:
-        raise EverstepError("\n".join(f"{node}: {why}" for node, why in found.missing.items()))
-    if not (found.entries or wanted.chosen):
+    found, missing = remote_logs.read(store, mirror, wanted)
+    if missing:
+        raise EverstepError("\n".join(f"{node}: {why}" for node, why in missing.items()))
+    if not (found or wanted.chosen):
         raise EverstepError(remote_logs.none_found(wanted))
-    return found.entries
+    return found

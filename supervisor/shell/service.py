@@ -17,7 +17,7 @@ from supervisor.ports.engine import Engine
 from supervisor.ports.errors import Fatal, PortError, Retryable
 from supervisor.ports.store import Term
 from supervisor.shell import enroll, failpoints
-from supervisor.shell.control import observe, version_guard
+from supervisor.shell.control import observe, own_log, version_guard
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.leader import keep_port, kept_port
 from supervisor.shell.control.loop import Loop
@@ -27,16 +27,18 @@ from supervisor.shell.control.system_id import system_id
 from supervisor.shell.control.webhook import Notifier
 from supervisor.shell.engines import registry
 from supervisor.shell.etcd import Election, EtcdStore, connect, holes
+from supervisor.shell.etcd.inbox import Inbox
 from supervisor.shell.etcd.metrics import StoreWatch
 from supervisor.shell.metrics.telemetry import Telemetry
 from supervisor.shell.processes import pid_namespace, start_ticks
 from supervisor.shell.web.server import Server, url_of
 from supervisor.shell.web.server import serve as serve_http
 from supervisor.shell.web.watcher import Page
-from supervisor.wire import keys, logged, rotated
+from supervisor.wire import keys, logged, node_requests, rotated
 from supervisor.wire.programs import PART
 from supervisor.wire.records import LeaderRecord, encode
 from supervisor.wire.security import PRIVATE, Security
+from supervisor.wire.version import version
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,8 @@ def serve(
     if connected is None:
         return
     store, first, open_holes = connected
+    leads = threading.Event()
+    asked = Inbox(node_requests.LEADER, etcd, own_log.answer, leads.is_set, security, record=keys.LEADER)
     page, telemetry = Page(store, alarms=lambda: store_watch.alarms), Telemetry(security)
     store_watch = StoreWatch(store, telemetry.metrics, lambda: page.silent_s)
     try:
@@ -80,12 +84,14 @@ def serve(
             holes=open_holes,
             start_ticks=start_ticks(os.getpid()) or 0,
             pid_namespace=pid_namespace(),
+            version=version(),
         )
         readable = Readable(store, first)
         election = Election(store, keys.LEADER, encode(me), lease_s, readable.look)
         log.info("a candidate for leadership, pid %d; page %s", os.getpid(), me.page)
         page.start()
         store_watch.start()
+        asked.start()
         threading.Thread(target=_keep_logs_small, args=(home, stop), name="logs", daemon=True).start()
 
         def engines() -> Sequence[Engine]:
@@ -94,8 +100,9 @@ def serve(
             return [engine_of(system) for engine_of in built]
 
         while not stop.is_set():
-            _term(store, election, engines, telemetry, stop)
+            _term(store, election, engines, telemetry, stop, leads)
     finally:
+        asked.stop()
         page.stop()
         store_watch.stop()
         store.close()
@@ -213,6 +220,7 @@ def _term(
     engines: Callable[[], Sequence[Engine]],
     telemetry: Telemetry,
     stop: threading.Event,
+    leads: threading.Event,
 ) -> None:
     leadership = election.campaign(stop)
     if leadership is None:
@@ -223,6 +231,7 @@ def _term(
         loop = Loop(store, leadership, drivers, telemetry, tell=notifier.tell)
         log.info("leading, epoch %d", loop.epoch)
         telemetry.leading(loop.epoch)
+        leads.set()
         drivers.start()
         notifier.start()
         loop.run(stop)
@@ -230,6 +239,7 @@ def _term(
         log.warning("the store is away: %s; standing by", error)
         stop.wait(error.after_s)
     finally:
+        leads.clear()
         telemetry.leading(None)
         drivers.stop()
         leadership.resign()

@@ -22,6 +22,9 @@ _LINE_ENDS = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _STAMP = re.compile(r"(?:\[[^\]]{1,40}\]:?\s*)*(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3})")
 """Time stamp of Python's logging at the start of a line, after names in brackets, in the machine's own time zone."""
 
+_JSON_STAMP = re.compile(r'\{"t": (\d{1,12}(?:\.\d{1,9})?),')
+"""Time stamp of our own logs as JSON lines, in Unix seconds."""
+
 
 @dataclass(slots=True)
 class Followed:
@@ -43,9 +46,10 @@ class Followed:
         for line in done:
             yield line.decode(errors="replace").rstrip("\r")
 
-    def pieces(self, whole: bool = False) -> Iterator[str]:
-        """Yields at most READ_BYTES of new lines, long ones in pieces; with `whole` also an unfinished last line."""
-        new = self._new(READ_BYTES)  # it may reset `rest`
+    def pieces(self, whole: bool = False, at_most: int | None = None) -> Iterator[str]:
+        """Yields new lines, long ones in pieces; with `whole` also an unfinished last line. `at_most`: bytes that are read;
+        None: READ_BYTES."""
+        new = self._new(READ_BYTES if at_most is None else at_most)  # it may reset `rest`
         *done, rest = _LINE_ENDS.split(self.rest + new)
         if whole and not self.behind and rest:
             done, rest = [*done, rest.rstrip(b"\r")], b""
@@ -55,6 +59,24 @@ class Followed:
             yield last.decode(errors="replace")
         *pieces, self.rest = _cut(rest)
         yield from (piece.decode(errors="replace") for piece in pieces)
+
+    def timed(self, whole: bool = False, at_most: int | None = None) -> Iterator[tuple[float, str]]:
+        """Yields the pieces with their times, in Unix seconds: a line's own, else that of the line before."""
+        for line in self.pieces(whole, at_most):
+            self.t = max(self.t, min(stamped(line) or 0.0, time.time()))  # no line is before the one above it
+            yield self.t, line
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Number of the part, and the byte in it, at which what was not given out begins. `resumed` goes on there."""
+        number, offset = self.number, self.offset - len(self.rest)
+        if offset < 0:  # an unfinished line that began in the part before
+            try:
+                size = self.path.with_name(f"{self.path.name}.{number - 1}").stat().st_size
+            except OSError:  # its node has removed it
+                return number, 0
+            return number - 1, max(0, size + offset)
+        return number, offset
 
     def _new(self, at_most: int) -> bytes:
         """Returns what was appended since the last look. Rereads a file that shrank without a rotation."""
@@ -116,8 +138,15 @@ def begun(path: Path, most: int) -> Followed:
         return Followed(path, number=number)
 
 
+def resumed(path: Path, number: int, offset: int, t: float = 0.0) -> Followed:
+    """Follows a file from a place that an earlier follower had reached."""
+    return Followed(path, offset, t=t, number=number, behind=True)  # it may have been rotated since
+
+
 def stamped(line: str) -> float | None:
     """Returns the Unix time of a line's own time stamp; None if it has none."""
+    if (ours := _JSON_STAMP.match(line)) is not None:
+        return float(ours[1])
     match = _STAMP.match(line)
     if match is None:
         return None

@@ -17,6 +17,9 @@ PREFIX = "/supervisor/requests/v1/"
 ASKED = PREFIX + "asked/"
 ANSWERS = PREFIX + "answers/"
 
+LEADER = "@leader"
+"""Name under which the leader is asked for its own log, as a node by its own. No node can have it."""
+
 PART_BYTES = 256 * 1024
 """Most bytes of one part of an answer: etcd takes 1.5 MiB for a request by default."""
 ANSWER_BYTES = 16 * 2**20
@@ -47,7 +50,7 @@ class NodeRequest:
     """One request to one node. It ends with the program that asks, at the latest."""
 
     node: str
-    what: Literal["stacks", "exec", "logs", "debug", "mesh"]
+    what: Literal["stacks", "exec", "logs", "follow", "hooks", "debug", "mesh"]
     by: str
     """The asker: user@machine, by the asking program's own word."""
     limit_s: float
@@ -61,15 +64,26 @@ class NodeRequest:
     most_bytes: int = ANSWER_BYTES
     """exec: bytes of output after which the command is ended."""
     lines: int = 20
-    """logs: newest lines of all logs together."""
+    """logs, and follow without a position: newest lines of all logs together; hooks: of each log."""
     since_s: float | None = None
-    """logs: only lines that are not older than these seconds, by the node's clock."""
+    """logs, follow: only lines that are not older than these seconds, by the node's clock."""
     grep: str = ""
-    """logs: only lines with this text."""
+    """logs, follow, hooks: only lines with this text."""
+    position: dict[str, Any] = field(default_factory=dict)
+    """follow: where the answer before ended (node_logs.Position); empty: there was none."""
     text: str | None = None
     """debug: a line for the debugger; None: only a look at what it has printed."""
     pems: dict[str, str] = field(default_factory=dict, repr=False)
     """mesh: the files of `monarch.PEMS`, with a private key that serves this mesh alone."""
+
+    @property
+    def searches(self) -> bool:
+        """True if lines are chosen by their time or text."""
+        return self.since_s is not None or bool(self.grep)
+
+    def takes(self, t: float, text: str, now: float) -> bool:
+        """Returns true if a line with this time is wanted. Both times in Unix seconds, by the same clock."""
+        return (self.since_s is None or t >= now - self.since_s) and self.grep in text
 
 
 @dataclass(frozen=True, kw_only=True)

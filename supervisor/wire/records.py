@@ -906,6 +906,8 @@ class LeaderRecord:
     start_ticks: int = 0
     pid_namespace: int = 0
     """With host and pid, these identify the process (supervisor.shell.processes); 0 if unknown."""
+    version: str = ""
+    """Version of its program; empty if that is older than this field."""
 
 
 @dataclass(frozen=True, kw_only=True)

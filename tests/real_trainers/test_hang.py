@@ -121,8 +121,9 @@ def test_the_one_that_hangs_is_found_and_started_again(
     assert equal_digests(run.w, run.record, since)
 
 
+@pytest.mark.long
 def test_a_stopped_process_is_killed_at_once_and_one_that_goes_on_is_left_alone(run: Run) -> None:
-    """Neither the bound of a step nor TERM's grace has to pass."""
+    """Neither the bound of a step nor TERM's grace has to pass. By day: `tests/system/agents/test_stopped.py`, with toys."""
     run.steps_on()
     hiccup = run.w.trainer(run.record, 0).pid
     os.kill(hiccup, signal.SIGSTOP)

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from supervisor.shell.history.one_clock import retimed
 from supervisor.shell.history.outcomes import built_on, of_journal
 from supervisor.shell.history.schema import wrong_with, wrong_with_journal, wrong_with_shim
+from supervisor.wire.node_logs import rank_of
 from supervisor.wire.records import Account
 
 ACCOUNT = TypeAdapter(Account)
@@ -338,12 +339,6 @@ def of_lines(
     _read_journal(history, retimed(journal, history.processes, history.newest()))
     history.signals.sort(key=lambda s: s.t)
     return history
-
-
-def rank_of(name: str, run: str) -> tuple[int, int, int] | None:
-    """Returns group, generation and rank in the name of a rank's process and folder; None: it is no rank of the run."""
-    match = re.fullmatch(rf"{re.escape(run)}\.(\d+)\.(\d+)\.(\d+)", name)
-    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:

@@ -13,8 +13,9 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from supervisor.core.model.observed import Grant
-from supervisor.ports.errors import Fatal
+from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Changes, Store
+from supervisor.shell.control.leader import leader
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys, node_requests
 from supervisor.wire.node_requests import AnswerPart, Item, NodeRequest
@@ -50,6 +51,21 @@ def registered(mirror: Mirror) -> dict[str, Registration]:
         if (record := mirror.record(keys.registration(node), Registration)) is not None:
             found[node] = record
     return found
+
+
+def answers(
+    store: Store, mirror: Mirror, requests: Mapping[str, NodeRequest], missing: dict[str, str]
+) -> Iterator[tuple[str, list[Item]]]:
+    """Asks each node, and yields its items once it has given its last; the list of a node that did not do all of it has
+    what it did. `missing`: gets its sentence. Raises as `ask`."""
+    items: dict[str, list[Item]] = {}
+    with closing(ask(store, mirror, requests)) as said:
+        for each in said:
+            items.setdefault(each.node, []).extend(each.items)
+            if each.error:
+                missing[each.node] = each.error
+            if each.last:
+                yield each.node, items.pop(each.node)
 
 
 def nodes_of(mirror: Mirror, run: str) -> list[str]:
@@ -106,9 +122,12 @@ def ask(
 
     Raises Fatal if this user may not ask; Retryable if etcd is away.
     """
-    agents = registered(mirror)
+    agents = {node: record.version for node, record in registered(mirror).items()}
+    if (leads := leader(mirror)) is not None:
+        agents[node_requests.LEADER] = leads.version
     for node in requests.keys() - agents.keys():
-        yield Said(node, last=True, error="it is not registered: its agent does not run, or does not reach etcd")
+        why = "it is not registered: its agent does not run, or does not reach etcd"
+        yield Said(node, last=True, error="no supervisor leads" if node == node_requests.LEADER else why)
     wanted = {node: requests[node] for node in requests if node in agents}
     if not wanted:
         return
@@ -124,7 +143,7 @@ def ask(
             answers = _Answers(request, wanted, agents)
             while answers.left and not (over is not None and over.is_set()):
                 if lease.lost:
-                    raise Fatal("etcd was away for too long: the requests are gone; ask again")
+                    raise Retryable("etcd was away for too long: the requests are gone; ask again")
                 yield from answers.take(watch.poll(LOOK_S))
                 yield from answers.late()
     finally:
@@ -144,7 +163,8 @@ def _first(store: Store, puts: dict[str, bytes], lease: int) -> int:
 class _Answers:
     """The answers to one request as far as they have come."""
 
-    def __init__(self, request: str, wanted: Mapping[str, NodeRequest], agents: Mapping[str, Registration]) -> None:
+    def __init__(self, request: str, wanted: Mapping[str, NodeRequest], agents: Mapping[str, str]) -> None:
+        """`agents`: the version of each."""
         self._request = request
         self._agents = agents
         self._began = time.monotonic()
@@ -183,12 +203,11 @@ class _Answers:
                 yield Said(node, last=True, error=f"it has not ended within {self._limits[node]:g} s")
 
     def _no_answer(self, node: str) -> str:
-        theirs, ours = self._agents[node].version, version()
+        theirs, ours = self._agents[node] or "unknown", version()
+        who = "the leader" if node == node_requests.LEADER else "its agent"
         if theirs != ours:
-            return (
-                f"its agent does not answer: it has version {theirs}, and this program {ours}; install the same there"
-            )
-        return "its agent does not answer: see its log there, and `supervisor doctor`"
+            return f"{who} does not answer: it has version {theirs}, and this program {ours}; install the same there"
+        return f"{who} does not answer: see its log there, and `supervisor doctor`"
 
     def _node_at(self, key: str) -> str:
         node, _, rest = key.removeprefix(node_requests.ANSWERS).partition("/")

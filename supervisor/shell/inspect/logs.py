@@ -11,8 +11,8 @@ from pathlib import Path
 
 from supervisor.core.report.visible import visible
 from supervisor.shell.dev.home import system_folder
-from supervisor.shell.history.files import rank_of
 from supervisor.wire import rotated
+from supervisor.wire.node_logs import rank_of
 
 BLOCK_BYTES = 64 * 1024
 LINE_CHARACTERS = 2**20
@@ -28,8 +28,10 @@ class Tail:
 
     node: str
     path: str
-    begins: tuple[tuple[Path, int], ...]
+    begins: tuple[tuple[Path, int], ...] = ()
     """The files that hold them, oldest first, and the byte of each at which to begin."""
+    given: str = ""
+    """The lines themselves, where the node gave them instead of this machine's files."""
 
     def text(self) -> Iterator[str]:
         """Yields the text in blocks that are safe for a terminal. Carriage returns end lines, as in progress bars."""
@@ -57,6 +59,7 @@ class Tail:
             yield _whole(held, more)
 
     def _blocks(self) -> Iterator[bytes]:
+        yield self.given.encode(errors="replace")
         for path, offset in self.begins:
             try:
                 with path.open("rb") as file:
@@ -86,7 +89,7 @@ class HookTail(Tail):
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorTail(Tail):
-    """The last lines of a supervisor's own log."""
+    """The last lines of a supervisor's own log. `node`: the leader's host, if that gave them; else empty."""
 
 
 def kept_in(home: Path) -> Path:
@@ -133,12 +136,13 @@ def none_below(home: Path, run: str) -> str:
     return f"no logs of run {run} below {home}: look on a node that ran it, with the --home of its agent"
 
 
-def head(tail: LogTail | HookTail | SupervisorTail) -> str:
+def head(tail: Tail) -> str:
     """Returns the line above a tail's text."""
     if isinstance(tail, SupervisorTail):
-        return f"== supervisor: {tail.path}"
+        return f"== supervisor{f' on {tail.node}' if tail.node else ''}: {tail.path}"
     if isinstance(tail, HookTail):
         return f"== hook {tail.hook} on {tail.node}: {tail.path}"
+    assert isinstance(tail, LogTail)
     return f"== group {tail.group} generation {tail.generation} rank {tail.rank} on {tail.node}: {tail.path}"
 
 

@@ -63,9 +63,11 @@ def planted(history: History, change: Callable[[list[dict[str, Any]]], None], gr
     return other
 
 
+@pytest.mark.long
 @pytest.mark.trainers
 @pytest.mark.timeout(900)
 def test_a_group_is_killed_and_heals_and_the_losses_are_the_twins(groups: Groups) -> None:
+    """By day a lost group has the losses of its twin in `test_tokens.py`."""
     survivor, lost = (groups.start(group, writer=not group) for group in (0, 1))
     lost.reached(8, commits=6)
     lost.kill()

@@ -140,7 +140,7 @@ def test_nobody_sleeps_while_it_is_asked_for(
     etcd: Told, reporter: Reporter, answers: list[tuple[int, Wanted]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything is written when the read fails."""
-    monkeypatch.setattr("agents.threads.connect.connect_patiently", lambda *about: etcd)
+    monkeypatch.setattr("supervisor.shell.etcd.threads.connect_patiently", lambda *about: etcd)
     monkeypatch.setattr("agents.agent.reporter.LOOK_S", 1000.0)
     etcd.fails = 7
     ticket = reporter.observed(NodeObserved(node="n0", sequence=0), then_read=True)
@@ -277,7 +277,7 @@ def test_what_is_withdrawn_while_the_watch_is_held_back_is_not_begun(
 ) -> None:
     monkeypatch.setattr("agents.agent.main.READ_AGAIN_S", 0.01)
     store = MemoryStore()
-    monkeypatch.setattr("agents.threads.connect.connect_patiently", lambda *about: store)
+    monkeypatch.setattr("supervisor.shell.etcd.threads.connect_patiently", lambda *about: store)
     monkeypatch.setattr(store, "close", lambda: None)
     assert begins(settings, store, withdrawn) == asked
 

@@ -9,12 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from agents.requests import inbox
-from agents.requests.inbox import Answer, CannotDo, Inbox, Job
 from fault_injection.testbed.waiting import eventually
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.dev.etcd_server import EtcdServer
-from supervisor.shell.etcd import EtcdStore
+from supervisor.shell.etcd import EtcdStore, inbox
+from supervisor.shell.etcd.inbox import Answer, CannotDo, Inbox, Job
 from supervisor.shell.inspect import asking
 from supervisor.shell.inspect.asking import Said
 from supervisor.wire import keys, node_requests

@@ -10,15 +10,18 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agents.shim import process
+from fault_injection.doubles.toys import TOYS
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import World
+from supervisor.shell.dev.home import system_folder
 from supervisor.shell.engines.local import Pool
 from supervisor.shell.etcd import connect
-from supervisor.wire import keys
+from supervisor.wire import keys, programs
 from supervisor.wire.address import free_port
 from supervisor.wire.records import LeaderRecord, RunRecord, decode
 from tests.helpers.commands import ran
@@ -181,3 +184,62 @@ def test_up_starts_its_parts_again_and_leaves_nothing(tmp_path: Path) -> None:
     assert "the supervisor ended by signal 9" in said
     assert "started again" in said
     assert process.marked(str(tmp_path / ".supervisor" / "nodes" / "host")) == []
+
+
+RUN = """
+name = "toy"
+titan = { steps = 1000000, checkpoint_interval_steps = 1000000 }
+groups = { count = 2 }
+allocation = { engine = "local", nodes = 2, spares = 1 }
+policy = { term_grace_s = 1.0 }
+"""
+
+
+def test_up_hold_launch_and_release_on_a_laptop(tmp_path: Path) -> None:
+    """The commands of a first hour, as they are typed, in a folder of their own. Toys train."""
+    (tmp_path / "RUN.toml").write_text(RUN)
+    env = {**os.environ, programs.SEAM: json.dumps(TOYS)}
+    for name in ("SUPERVISOR_HOME", "SUPERVISOR_ETCD"):
+        env.pop(name, None)
+
+    def typed(line: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "supervisor.cli", *line.split()[1:]], cwd=tmp_path, env=env, capture_output=True,
+            text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def pool() -> dict[str, Any]:
+        found: list[dict[str, Any]] = json.loads(typed("supervisor pools --json"))
+        assert len(found) == 1
+        return found[0]
+
+    command = [sys.executable, "-m", "supervisor.cli", "up", "--nodes", "4"]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as up:
+        try:
+            assert up.stdout is not None
+            assert up.stdout.readline().startswith("up: 4 local nodes")
+            assert typed("supervisor hold --nodes 4").startswith("pool pool holds 4 nodes; folder ")
+            eventually(lambda: [n["state"] for n in pool()["nodes"]] == ["granted"] * 4, 60, "its nodes are there")
+            assert typed("supervisor pools").splitlines()[1].split()[:4] == ["pool", "running", "local", "4"]
+            typed("supervisor launch RUN.toml --on pool")
+            assert typed("supervisor wait toy --for step=5 --timeout-s 60").startswith("run toy is at step 5")
+            assert pool()["used_by"] == {"toy": 3}
+
+            typed("supervisor stop toy")
+            eventually(lambda: not pool()["used_by"], 60, "no run uses it")
+            (log,) = system_folder(tmp_path / "runs").glob("nodes/*/ranks/toy.0.1.0/output.log")
+            log.write_text("as a rank prints\n")
+            assert "g0.gen1.r0 | as a rank prints" in typed("supervisor logs toy --remote"), (
+                "the pool's nodes have them"
+            )
+            assert typed("supervisor release pool") == "pool pool: its 4 nodes are given back to the engine\n"
+            eventually(lambda: pool()["phase"] == "stopped", 60, "the engine has all nodes")
+        finally:
+            up.terminate()
+            up.communicate(timeout=240)
+    assert up.returncode == 0
+    nodes = sorted((system_folder(tmp_path / "runs") / "nodes").iterdir())
+    assert [folder.name for folder in nodes] == ["host", "n1", "n2", "n3", "n4"]
+    assert [process.marked(str(folder)) for folder in nodes] == [[]] * 5, "nothing is left"

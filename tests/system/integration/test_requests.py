@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from agents.shim import process
+from fault_injection.testbed.stopping import frozen
 from fault_injection.testbed.waiting import eventually
 from fault_injection.testbed.world import World
+from supervisor.shell.dev.etcd_server import EtcdServer
+from supervisor.shell.inspect import asking
 from supervisor.wire import node_requests
 from supervisor.wire.records import RunRecord
 from tests.helpers.commands import ran
@@ -87,9 +92,88 @@ def test_the_logs_of_all_ranks_merged(one_run: tuple[World, RunRecord], tmp_path
     assert [(each["group"], each["text"]) for each in one] == [(1, "hay")]
     none = cli(w, tmp_path, "logs", "--grep", "no such text")
     assert (none.returncode, none.stderr) == (1, "supervisor: no node has such lines of run toy\n")
-    for wrong in (["--follow", "--remote"], ["--supervisor", "--group", "1"], ["--since", "1 week"]):
+    for wrong in (["--follow", "--hooks"], ["--supervisor", "--group", "1"], ["--since", "1 week"]):
         assert cli(w, tmp_path, "logs", *wrong).returncode == 2
+
+
+def test_the_leaders_log_from_elsewhere(one_run: tuple[World, RunRecord], tmp_path: Path) -> None:
+    w, _ = one_run
     here = cli(w, w.runs, "logs", "--supervisor", "-n", "1000")
     assert here.returncode == 0, here.stderr
-    assert "== supervisor: " in here.stdout
-    assert "no log of a supervisor below" in cli(w, tmp_path, "logs", "--supervisor").stderr
+    assert here.stdout.startswith(f"== supervisor: {w.system / 'supervisor.log'}")
+    there = cli(w, tmp_path, "logs", "--supervisor", "-n", "1000", "--grep", "leading, epoch", "--since", "1h")
+    assert there.returncode == 0, there.stderr
+    first, line = there.stdout.splitlines()
+    assert first == f"== supervisor on {socket.gethostname()}: {w.system / 'supervisor.log'}"
+    assert line in here.stdout
+    (tail,) = json.loads(cli(w, tmp_path, "logs", "--supervisor", "--remote", "-n", "3", "--json").stdout)
+    assert (tail["node"], len(tail["lines"])) == (socket.gethostname(), 3)
+
+
+def test_the_output_of_hooks_from_elsewhere(one_run: tuple[World, RunRecord], tmp_path: Path) -> None:
+    w, record = one_run
+    none = cli(w, tmp_path, "logs", "--hooks")
+    assert (none.returncode, none.stdout) == (1, "")
+    assert "no node has logs of run toy" in none.stderr
+    nodes = sorted(group.node for group in w.status(record).groups)
+    for node in nodes:
+        folder = w.system / "nodes" / node / "hooks" / "toy"
+        folder.mkdir(parents=True)
+        (folder / "before.log").write_text(f"one\nmounted on {node} \x1b]0;title\x07\n")
+    shown = cli(w, tmp_path, "logs", "--hooks", "-n", "1")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout == cli(w, w.runs, "logs", "--hooks", "-n", "1").stdout, "as on the machine itself"
+    assert [line for line in shown.stdout.splitlines() if "mounted" in line] == [
+        f"mounted on {node} ␛]0;title␇" for node in nodes
+    ]
+
+
+def test_logs_are_followed_from_elsewhere(one_run: tuple[World, RunRecord], tmp_path: Path) -> None:
+    """Each line once, over a restart, an agent that ends and an etcd that is away; Ctrl-C ends it without a traceback."""
+    w, record = one_run
+
+    assert isinstance(w.etcd, EtcdServer)
+    nodes = [group.node for group in w.status(record).groups]
+
+    def write(group: int, text: str, generation: int = 1) -> None:
+        with (w.system / "nodes" / nodes[group] / "ranks" / f"toy.{group}.{generation}.0" / "output.log").open(
+            "a"
+        ) as log:
+            log.write(text)
+
+    where = ["--etcd", w.etcd.endpoint, "--home", str(tmp_path)]
+    command = [sys.executable, "-m", "supervisor.cli", "logs", "toy", "-f", "-n", "1", *where]
+    with (
+        (tmp_path / "out").open("w") as out,
+        subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True) as follower,
+    ):
+
+        def shown() -> str:
+            return (tmp_path / "out").read_text()
+
+        eventually(shown, 20, "it begins with the newest line")
+        write(0, "first\nhalf a")
+        eventually(lambda: "first" in shown(), 20, "it follows")
+        write(0, " line\n")
+        with frozen(w.etcd.pid):
+            write(1, "while etcd is away\n")
+            assert follower.stderr is not None
+            assert "this goes on once etcd answers" in follower.stderr.readline()
+        assert follower.stderr.readline() == "supervisor: etcd answers again\n"
+        eventually(lambda: "while etcd is away" in shown(), 20, "it goes on")
+        os.kill(asking.registered(w.mirror())[nodes[1]].agent_pid, signal.SIGKILL)
+        write(1, "before the kill\n")
+        w.kill_trainer(record, 1)
+        eventually(w.running(record, 1, 2), 60, "it runs again")
+        write(1, "after it\n", generation=2)
+        eventually(lambda: "g1.gen2.r0 | after it" in shown(), 20, "a new generation is picked up")
+        eventually(lambda: "incident i1 recovered" in shown(), 20, "incidents are in their places")
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(20) == 0
+        assert follower.stderr.read() == ""
+    lines = [line.partition(" ")[2] for line in shown().splitlines()]
+    for text in ("first", "half a line", "while etcd is away", "before the kill", "after it"):
+        assert sum(line.endswith(f"| {text}") for line in lines) == 1, text
+    end = f"==== group 1 generation 1 rank 0 on {nodes[1]} ended by SIGKILL (signal 9)"
+    assert lines.index("g1.gen1.r0 | before the kill") < lines.index(end)
+    assert any("group 1 generation 2 rank 0" in line and "starts (pid" in line for line in lines)

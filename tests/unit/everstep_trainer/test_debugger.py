@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agents.requests import debugger as of_agent
-from agents.requests.inbox import CannotDo, Job
 from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.observed import DebugView
+from supervisor.shell.etcd.inbox import CannotDo, Job
 from supervisor.wire.node_requests import NodeRequest
 from supervisor.wire.records import TERMINATED, ProcessRecord
 from tests.unit.everstep_trainer.test_rank import Script, Start, script

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
-from supervisor.cli import ask, common, init, launch, look, policy, relaunch, runs, sync, system
+from supervisor.cli import ask, common, init, launch, logs, look, policy, relaunch, runs, sync, system
 from supervisor.cli import hosts as hosts_commands
 from supervisor.cli import pools as pools_commands
 from supervisor.ports.errors import Retryable
@@ -229,7 +229,7 @@ def test_they_are_down_is_handed_on(at: Callable[[Any], MemoryStore]) -> None:
 
 
 def test_every_command_has_an_example_that_begins_with_it() -> None:
-    modules = (ask, hosts_commands, init, launch, look, pools_commands, relaunch, runs, sync, system)
+    modules = (ask, hosts_commands, init, launch, logs, look, pools_commands, relaunch, runs, sync, system)
     registered = [c for m in modules for c in m.commands.registered_commands if c.callback]
     names = {c.name or c.callback.__name__.replace("_", "-"): c.epilog for c in registered if c.callback}
     assert {*names, "config", "policy", "ledger", "runs"} == {name for _, name, _, _ in cli.COMMANDS}

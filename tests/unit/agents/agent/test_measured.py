@@ -41,7 +41,7 @@ def test_the_time_of_etcds_answers_and_the_clock_are_in_the_record_of_health(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
-    monkeypatch.setattr("agents.threads.connect.connect_patiently", lambda *_: store)
+    monkeypatch.setattr("supervisor.shell.etcd.threads.connect_patiently", lambda *_: store)
     about = {"address": "a", "role": "trainer", "allocation": "", "slots": 1, "agent_pid": 1, "version": "v"}
     thread = Reporter(Registration(node="n1", **about), tmp_path, ["h:1"], 5, Callbacks())  # type: ignore[arg-type]
     thread.observed(NodeObserved(node="n1", sequence=0))

@@ -14,7 +14,7 @@ import pytest
 
 from agents.requests import stacks
 from agents.requests.asked import Asked
-from agents.requests.inbox import CannotDo, Job
+from supervisor.shell.etcd.inbox import CannotDo, Job
 from supervisor.wire.node_requests import NodeRequest
 from supervisor.wire.records import ProcessRecord
 

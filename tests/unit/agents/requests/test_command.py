@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agents.requests.command import of_rank, run
-from agents.requests.inbox import Answer, CannotDo, Job
 from fault_injection.testbed.waiting import eventually
+from supervisor.shell.etcd.inbox import Answer, CannotDo, Job
 from supervisor.wire.environment import LAUNCH
 from supervisor.wire.node_requests import TEXT_CHARACTERS, NodeRequest
 from supervisor.wire.records import TrainerLaunch, encode

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from agents.requests import mesh
-from agents.requests.inbox import Answer, CannotDo, Job
 from agents.requests.mesh import Seat
 from agents.shim import process
 from fault_injection.testbed.waiting import eventually
+from supervisor.shell.etcd.inbox import Answer, CannotDo, Job
 from supervisor.wire import marks, monarch, programs
 from supervisor.wire.node_requests import UNTIL_CLOSED_S, NodeRequest
 

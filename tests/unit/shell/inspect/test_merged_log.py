@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 
 from fault_injection.doubles.memory_store import MemoryStore
 from supervisor import cli
-from supervisor.cli import common, look
+from supervisor.cli import common
+from supervisor.cli import logs as look
 from supervisor.core.model.spec import GroupsSpec, RunSpec
 from supervisor.shell.inspect import merged_log as joined
 from supervisor.shell.inspect.merged_log import Entry, Joined, render
-from supervisor.wire import keys, log_follower
+from supervisor.wire import keys, log_follower, node_logs
 from supervisor.wire.records import RunRecord, encode
 from tests.unit.shell.records import SPEC
 
@@ -180,7 +181,7 @@ def test_what_ended_with_its_machine_has_its_last_words_and_its_place(machine: M
     machine.log("n3", 1, 3, 0, f"{stamp(T + 17)} first words")
     assert [e.text.split()[-2] for e in log.new()] == ["last", "(pid", "first"]
     machine.shim("n1", 90.0, "leftover_gone", "run.1.2.0")
-    assert [(e.generation, e.what, e.text) for e in log.new()] == [(2, "end", joined.GONE)]
+    assert [(e.generation, e.what, e.text) for e in log.new()] == [(2, "end", node_logs.GONE)]
 
 
 def test_a_shim_that_killed_what_was_left_tells_of_the_end(machine: Machine) -> None:
@@ -323,7 +324,7 @@ def test_as_json_each_line_says_whose_it_is(machine: Machine, monkeypatch: pytes
 def test_there_is_nothing_to_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = follow(Machine(tmp_path), monkeypatch, "-f")
     assert (code, out) == (1, "")
-    assert "no logs of run run below" in err
+    assert "no node has logs of run run" in err
 
 
 @pytest.mark.parametrize("more", [(), ("-f",)])

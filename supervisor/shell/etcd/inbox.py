@@ -1,7 +1,8 @@
-"""Takes the requests to this node from etcd, does a few at once, each in a thread of its own, and writes the answers.
+"""Takes the requests to a node, or to the leader, from etcd, does a few at once, each in a thread of its own, and writes
+the answers.
 
-Nothing here touches the agent's loop. A request that was there before this agent is not done: an earlier agent may have
-begun it.
+Nothing here touches the loop of the agent or leader. A request that was there before this process is not done: an earlier
+one may have begun it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
-from agents.threads.connect import EtcdThread, pause_after
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Item, Lease, Store
+from supervisor.shell.etcd.threads import EtcdThread, pause_after
 from supervisor.wire import keys, node_requests
 from supervisor.wire.node_requests import AnswerPart, NodeRequest
 from supervisor.wire.records import RecordError, decode, encode
@@ -81,10 +82,13 @@ class Inbox(EtcdThread):
         do: Callable[[NodeRequest, Job], Answer],
         registered: Callable[[], bool],
         security: Security | None = None,
+        record: str = "",
     ) -> None:
-        """`registered`: true once this agent is the one of its node's name. Until then it answers nothing."""
-        super().__init__("requests", "requests to this node are taken again", etcd, security)
+        """`registered`: true once this process is the one of its name. Until then it answers nothing. `record`: the key that
+        it writes when it becomes so; empty: a node's registration."""
+        super().__init__("requests", "requests are taken again", etcd, security)
         self._node = node
+        self._record = record or keys.registration(node)
         self._do = do
         self._registered = registered
         self._since: int | None = None
@@ -102,7 +106,7 @@ class Inbox(EtcdThread):
         snapshot = store.list(prefix)
         self._said.well()
         if self._since is None or snapshot.revision < self._since:  # etcd counts anew after a restore
-            ours = store.get(keys.registration(self._node))
+            ours = store.get(self._record)
             self._since = ours.mod_revision if ours is not None else snapshot.revision
         watch = store.watch(prefix, snapshot.revision)
         try:
@@ -157,7 +161,8 @@ class Inbox(EtcdThread):
         self._jobs[name] = job  # not before: a request whose first part is not written is taken again
         if why:
             return
-        log.info("%s is asked by %s (%s)", request.what, request.by, name)
+        again = bool(request.position)  # a follower asks each second: its first request is worth a line
+        log.log(logging.DEBUG if again else logging.INFO, "%s is asked by %s (%s)", request.what, request.by, name)
         with self._some:
             self._waiting.append(job)
         self._start_some(store)

@@ -1,0 +1,226 @@
+"""`supervisor logs`: from the files of this machine, or from the nodes and the leader."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from supervisor.cli.common import (
+    HOME,
+    Etcd,
+    Home,
+    Json,
+    Name,
+    Run,
+    SecurityFile,
+    duration_option,
+    one_name,
+    opened_store,
+    seconds_of,
+    show,
+    text_option,
+)
+from supervisor.wire import command_line, keys
+from supervisor.wire.printer import print_block, print_line
+
+if TYPE_CHECKING:
+    from supervisor.ports.store import Store
+    from supervisor.shell.control.state_cache import Mirror
+    from supervisor.shell.inspect.logs import Tail
+    from supervisor.shell.inspect.merged_log import Entry, Joined
+    from supervisor.shell.inspect.remote_logs import Follower, Wish
+
+commands = command_line.commands()
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands to the command line."""
+    app.add_typer(commands)
+
+
+FOLLOW_S = 0.25
+"""Seconds between two looks of `--follow` at this machine's files."""
+ASK_S = 1.0
+"""The same where it asks the nodes: each look is a few writes of etcd for each node."""
+
+
+@commands.command("logs", epilog="Example: supervisor logs demo --group 1 --since 10m --grep loss")
+def logs_command(
+    name: Name = "",
+    run: Run = "",
+    group: Annotated[int | None, typer.Option(help="Show only this group.")] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(help="Rank within the group. Default: 0; with --follow, or from the nodes, all ranks."),
+    ] = None,
+    lines: Annotated[
+        int,
+        typer.Option(
+            "--lines", "--tail", "-n", min=1, max=100_000,
+            help="Lines of each log; with --follow, or from the nodes, of all logs together.",
+        ),
+    ] = 20,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Follow all ranks and generations as one log, with process ends and incidents, until Ctrl-C.",
+        ),
+    ] = False,
+    hooks: Annotated[bool, typer.Option("--hooks", help="Show the output of the run's hooks instead.")] = False,
+    remote: Annotated[
+        bool, typer.Option("--remote", help="Ask the nodes, also where this machine has the logs.")
+    ] = False,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", callback=duration_option, help="Only lines of the last 90s, 10m, 2h or 1d; asks the nodes.")
+    ] = "",
+    grep: Annotated[
+        str, typer.Option(metavar="TEXT", callback=text_option, help="Only lines that have this text; asks the nodes.")
+    ] = "",
+    supervisor: Annotated[
+        bool, typer.Option("--supervisor", help="Show the log of the supervisor instead: of this machine's, else the leader's.")
+    ] = False,
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Print the newest lines of the trainers' logs. Reads the logs on this machine; each group's newest generation comes
+    last. Where this machine has none it asks the nodes, and merges the lines of all ranks by time."""
+    if (wrong := _together(hooks, follow, supervisor, bool(since), group is not None or rank is not None)) is not None:
+        _note(wrong)
+        raise typer.Exit(2)
+    from supervisor.shell.inspect import logs
+
+    asks, system = remote or bool(since) or bool(grep), logs.kept_in(home)
+    if supervisor and not asks and (own := logs.of_supervisors(system, lines)):
+        _print_tails(own, as_json)
+        return
+    with opened_store(etcd, home, security) as store:
+        from supervisor.shell.control.state_cache import Mirror
+        from supervisor.shell.inspect import client, merged_log, remote_logs
+
+        mirror = Mirror(store.list(keys.PREFIX))
+        wish = remote_logs.Wish(run="", group=group, rank=rank, lines=lines, since_s=seconds_of(since), grep=grep)
+        if supervisor:
+            _print_tails([remote_logs.of_leader(store, mirror, wish)], as_json)
+            return
+        record = client.choose_run(mirror, one_name(name, run))
+        client.require(record, group, rank)
+        name = record.spec.name
+        wish = replace(wish, run=name)
+        here: Sequence[Tail] = (
+            logs.of_hooks(system, name, lines) if hooks else logs.tails(system, name, group, rank or 0, lines)
+        )
+        if asks or not here:
+            give = _hooks_of_nodes if hooks else _follow_nodes if follow else _lines_of_nodes
+            give(store, mirror, wish, as_json)
+            return
+    if follow:
+        _follow(merged_log.Joined(system, name, Path(record.run_dir), group, rank), wish, as_json, FOLLOW_S)
+    else:
+        _print_tails(here, as_json)
+
+
+def _together(hooks: bool, follow: bool, supervisor: bool, since: bool, chosen: bool) -> str | None:
+    """Returns why these options exclude each other; None if they do not."""
+    if hooks and (follow or chosen or since):
+        return "--hooks takes no --follow, --group, --rank or --since: a hook is of a node, and its lines may have no times"
+    if supervisor and (hooks or follow or chosen):
+        return "--supervisor is the supervisor's own log: it takes no --hooks, --follow, --group or --rank"
+    return None
+
+
+def _note(sentence: str) -> None:
+    print_line(f"supervisor: {sentence}", err=True)
+
+
+def _lines_of_nodes(store: Store, mirror: Mirror, wish: Wish, as_json: bool) -> None:
+    from supervisor.shell.inspect import remote_logs, status
+
+    entries, missing = remote_logs.read(store, mirror, wish)
+    _note_missing(missing)
+    if as_json:
+        print_line(json.dumps([status.as_json(entry) for entry in entries], indent=2))
+    else:
+        _print_entries(entries, as_json)
+    if not entries:
+        _none_found(wish)
+
+
+def _hooks_of_nodes(store: Store, mirror: Mirror, wish: Wish, as_json: bool) -> None:
+    from supervisor.shell.inspect import remote_logs
+
+    tails, missing = remote_logs.hooks(store, mirror, wish)
+    _note_missing(missing)
+    _print_tails(tails, as_json)
+    if not tails:
+        _none_found(wish)
+
+
+def _follow_nodes(store: Store, mirror: Mirror, wish: Wish, as_json: bool) -> None:
+    from supervisor.shell.inspect import remote_logs
+
+    with contextlib.closing(remote_logs.Follower(store, mirror, wish, _note)) as log:
+        _follow(log, wish, as_json, ASK_S)
+
+
+def _note_missing(missing: Mapping[str, str]) -> None:
+    for node, why in missing.items():
+        _note(f"{node}: {why}")
+
+
+def _none_found(wish: Wish) -> NoReturn:
+    from supervisor.shell.inspect import remote_logs
+
+    _note(remote_logs.none_found(wish))
+    raise typer.Exit(1)
+
+
+def _follow(log: Joined | Follower, wish: Wish, as_json: bool, every_s: float) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        entries = log.new()[-wish.lines :]
+        if log.empty:
+            _none_found(wish)
+        while True:
+            _print_entries(entries, as_json)
+            if not log.behind:
+                threading.Event().wait(every_s)
+            entries = log.new()
+
+
+def _print_entries(entries: Sequence[Entry], as_json: bool) -> None:
+    from supervisor.shell.inspect import merged_log, status
+
+    for entry in entries:
+        print_line(json.dumps(status.as_json(entry)) if as_json else merged_log.render(entry))
+
+
+def _print_tails(found: Sequence[Tail], as_json: bool) -> None:
+    from supervisor.shell.inspect import logs
+
+    if as_json:
+        show([_with_lines(tail) for tail in found], True, None)
+        return
+    for tail in found:
+        print_line(logs.head(tail))
+        end = "\n"
+        for block in filter(None, tail.text()):
+            print_block(block)
+            end = block[-1]
+        if end != "\n":
+            print_line("")
+
+
+def _with_lines(tail: Tail) -> dict[str, Any]:
+    names = ("node", "group", "generation", "rank", "hook", "path")
+    about = {name: getattr(tail, name) for name in names if hasattr(tail, name)}
+    return {**about, "lines": list(tail.lines())}
