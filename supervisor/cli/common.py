@@ -126,6 +126,8 @@ def sentences() -> Iterator[None]:
             raise
         print_line(f"supervisor: {error}", err=True)
         raise typer.Exit(1) from None
+    except BrokenPipeError:  # what reads the output has ended, as in `| head`: typer ends the command without a word
+        raise
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         print_line(f"supervisor: {error.strerror or error}{where}", err=True)

@@ -21,10 +21,6 @@ pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(900)]
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "everstep.ipynb"
 
-BY_DAY = {"step=30": "step=10", "+ 20}": "+ 5}", "% 10 == 9": "% 5 == 4", "nodes=4": "nodes=3"}
-"""Replaced in the cells by day: fewer steps between two events, and no node that only stands by, since each imports
-torch three times. All else runs as it is shipped."""
-
 
 @contextmanager
 def up(home: Path) -> Iterator[None]:
@@ -39,16 +35,6 @@ def up(home: Path) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait(60)
-
-
-def shortened(notebook: Any, shorter: dict[str, str]) -> Any:
-    """Puts the shorter waits into the code of all cells. Fails if the notebook has a wait no more."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    for wait, less in shorter.items():
-        assert any(wait in cell.source for cell in cells), f"the notebook has no {wait!r}: mend BY_DAY"
-        for cell in cells:
-            cell.source = cell.source.replace(wait, less)
-    return notebook
 
 
 def outputs(notebook: Any) -> str:
@@ -68,18 +54,13 @@ def run_all(notebook: Any, folder: Path) -> None:
             executor.execute_cell(cell, index)
 
 
-@pytest.mark.parametrize(
-    ("shorter", "nodes"), [pytest.param(BY_DAY, 3, id="day"), pytest.param({}, 4, id="shipped", marks=pytest.mark.long)]
-)
-def test_the_notebook_runs_to_its_end(
-    shorter: dict[str, str], nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "runs"
     monkeypatch.setenv("SUPERVISOR_HOME", str(home))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(NOTEBOOK.parents[2]), os.environ.get("PYTHONPATH", "")]))
-    notebook = shortened(nbformat.read(NOTEBOOK, as_version=4), shorter)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is shipped without outputs"
     with up(home):
         run_all(notebook, tmp_path)
@@ -90,7 +71,7 @@ def test_the_notebook_runs_to_its_end(
     assert "<Breakpoint 1.0 in looked_at (" in text
     assert "(True, 1)" in text
     assert "running [(0, 'running'), (1, 'running'), (2, 'running')]" in text
-    assert f"pool lab: its {nodes} nodes are given back to the engine" in text
+    assert "pool lab: its 4 nodes are given back to the engine" in text
     assert "productive" in text
     pictures = [o.data for c in notebook.cells for o in c.get("outputs", ()) if "image/png" in o.get("data", {})]
     assert len(pictures) == 3

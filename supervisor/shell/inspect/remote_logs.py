@@ -67,7 +67,7 @@ def read(store: Store, mirror: Mirror, wish: Wish) -> tuple[list[Entry], dict[st
         except (KeyError, TypeError, ValueError):
             missing[node] = asking.NOT_READ
         # a stable sort: lines of one rank keep their order
-        entries = sorted(entries, key=lambda entry: (entry.t, entry.node))[-wish.lines :]
+        entries = sorted(entries, key=lambda entry: (entry.t, entry.node))[max(0, len(entries) - wish.lines) :]
     return entries, missing
 
 

@@ -304,3 +304,9 @@ def test_where_nobody_said_which_etcd_the_default_is_told_as_such(
     with alone(Up(home=system_folder(tmp_path), address=""), pytest.fail):
         said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path)])
     assert f"the etcd of the `supervisor up` in {tmp_path} does not answer at 127.0.0.1:2379" in said.stderr
+
+
+def test_a_reader_of_the_output_that_has_ended_is_no_mistake_of_a_person() -> None:
+    """As in `supervisor logs -f | head -1`: typer ends the command without a word."""
+    with pytest.raises(BrokenPipeError), common.sentences():
+        raise BrokenPipeError

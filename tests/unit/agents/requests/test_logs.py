@@ -70,6 +70,7 @@ def test_the_newest_lines_of_all_ranks_in_the_order_of_their_times(node: Path) -
     assert words == ["a1", "c1", "a2", "a3", "c2", "b1", "b2", "c3"], (
         "a line without a time stays behind the one before"
     )
+    assert read(node, lines=0) == []
     assert said(read(node, lines=2)) == [(0, 2, 0, "b2"), (1, 1, 1, "c3")]
 
 

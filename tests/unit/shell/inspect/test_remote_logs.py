@@ -9,10 +9,10 @@ import pytest
 
 from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.observed import Grant
-from supervisor.ports.errors import Retryable
+from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import asking
-from supervisor.shell.inspect.remote_logs import ALL_LINES, Follower, Wish, read
+from supervisor.shell.inspect.remote_logs import ALL_LINES, Follower, Wish, of_leader, read
 from supervisor.wire import keys
 from supervisor.wire.node_requests import Item, NodeRequest
 from supervisor.wire.records import Registration, encode
@@ -129,3 +129,9 @@ def test_of_a_run_that_has_no_nodes_any_node_may_have_the_logs(monkeypatch: pyte
     nodes.script.append({"n1": [line(1.0, "a")]})
     found, missing = read(nodes.store, Mirror(nodes.store.list(keys.PREFIX)), Wish(run="run"))
     assert ([entry.text for entry in found], missing) == (["a"], {})
+
+
+def test_the_leaders_log_without_a_leader_is_a_sentence() -> None:
+    store = MemoryStore()
+    with pytest.raises(Fatal, match="the leader gives no log: no supervisor leads"):
+        of_leader(store, Mirror(store.list(keys.PREFIX)), Wish(run=""))
