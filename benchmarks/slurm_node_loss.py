@@ -44,6 +44,7 @@ from fault_injection.testbed import netns
 from fault_injection.testbed.own_slurm import Slurm, slurm
 from fault_injection.testbed.slurm_world import SlurmWorld
 from fault_injection.testbed.waiting import eventually
+from fault_injection.testbed.world import World
 from supervisor.core.model.spec import (
     AllocationSpec,
     GroupsSpec,
@@ -176,7 +177,7 @@ def ours(cell: Cell, how: str) -> dict[str, float]:
     }
 
 
-def commits(w: SlurmWorld, record: RunRecord, group: int, since: float, above: int = 0) -> list[float]:
+def commits(w: World, record: RunRecord, group: int, since: float, above: int = 0) -> list[float]:
     """Returns the times of a group's commits since then, in generations above that one."""
     steps = [s for s in w.history(record).steps if s.group == group and s.generation > above]
     return sorted(line["t"] for s in steps for line in s.committed() if line["t"] > since)

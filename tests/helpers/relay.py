@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -24,7 +25,9 @@ class Relay:
         self._ended = False
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._mute: set[socket.socket] = set()
-        self.accepted = 0
+        self.accepted, self.seen = 0, 0
+        self.most = math.inf
+        """Number of pieces, of either direction, that are passed on; later ones are lost."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def silence(self) -> None:
@@ -76,7 +79,8 @@ class Relay:
             while data := source.recv(65536):
                 gate.wait()
                 with self._lock:
-                    mute = source in self._mute
+                    self.seen += 1
+                    mute = source in self._mute or self.seen > self.most
                 if not mute:
                     sink.sendall(data)
             sink.shutdown(socket.SHUT_RDWR)

@@ -57,8 +57,8 @@ def successor(spec: RunSpec, before: Removed) -> dict[str, bytes]:
 
 def set_aside(run_dir: Path) -> Path | None:
     """Renames the folder that a removed run has left, to the first free one of NAME.1, NAME.2 and so on. Returns its
-    new path; None if there is none. Raises OSError."""
-    if not run_dir.is_dir():
+    new path; None if there is none, or an empty one, as a launch leaves that was killed after this. Raises OSError."""
+    if not run_dir.is_dir() or not any(run_dir.iterdir()):
         return None
     number = 1
     while (to := run_dir.with_name(f"{run_dir.name}.{number}")).exists():

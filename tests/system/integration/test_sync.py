@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -22,6 +21,7 @@ from supervisor.wire.code import digest_of
 from supervisor.wire.code_tree import DIGITS
 from supervisor.wire.records import NodeObserved, RunRecord
 from tests.helpers.code_site import written
+from tests.helpers.killed import after_s, killed
 from tests.system.integration.test_cli import cli, fails
 from tests.system.integration.test_launch import said
 from tests.system.integration.test_pools import done, launched, pool
@@ -168,24 +168,20 @@ def test_a_client_that_is_killed_at_any_moment_loses_nothing(empty: World, tmp_p
     assert cli("sync", str(folder), "--on", "lab", world=w).returncode == 0
     whole_s = time.monotonic() - began
     command = [sys.executable, "-m", "supervisor.cli", "sync", str(folder), "--on", "lab", "--etcd", w.etcd.endpoint]
-    killed = 0
+    kills = 0
     for number in range(8):
         for part in range(40):
             (folder / f"data-{part}.bin").write_bytes(os.urandom(500_000))
         before = version_of(w, "lab")
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=w.environment)
-        try:
-            child.wait(whole_s * (0.5 + 0.125 * number))
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGKILL)
-            killed += child.wait() == -signal.SIGKILL
+        ended = killed(command, w.environment, after_s(whole_s * (0.5 + 0.125 * number)))
+        kills += ended == -signal.SIGKILL
         version = digest_of(scan(folder, 2**30).manifest.encode())
         assert version_of(w, "lab") in (before, version), "the old one or the new one"
         done(w, "sync", str(folder), "--on", "lab")
         assert version_of(w, "lab") == version
         [node] = pool(w).nodes
         eventually(partial(lies, w, node.node, version), 30, "the node has what was synced again")
-    assert killed >= 3
+    assert kills >= 3
 
 
 def test_a_leader_that_dies_in_the_middle_of_a_transfer_leaves_no_half_tree(empty: World, tmp_path: Path) -> None:

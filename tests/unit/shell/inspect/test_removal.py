@@ -169,6 +169,16 @@ def test_the_next_run_of_the_name_has_a_folder_of_its_own_and_goes_on_above_the_
     assert (memory.allocations_above, memory.incidents_seen, memory.lighthouse.generation) == (2, 1, 3)
 
 
+def test_a_launch_that_was_killed_before_its_commit_leaves_no_folder_to_set_aside(folder: Path) -> None:
+    store, said = ended(folder), list[str]()
+    removal.remove(store, "run", with_files=False)
+    removal.set_aside(folder)
+    folder.mkdir()
+    client.launch(store, SPEC, folder.parent, said.append)
+    assert said == []
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["run", "run.1"]
+
+
 def test_a_name_that_was_never_used_begins_at_nothing_in_the_folder_that_there_is(folder: Path) -> None:
     """A folder without a removal may hold the checkpoints from which a run of a new etcd resumes."""
     store = MemoryStore()
