@@ -8,7 +8,7 @@ in two groups on two nodes. On pools of two nodes that are held all the time (`s
 Beside it `scancel_sbatch`, the same ranks without a supervisor on two other nodes of that Slurm: the job is cancelled and
 submitted again. The trials are made in turn.
 
-`python -m benchmarks.relaunch [--rounds 5]` writes benchmarks/results/relaunch.json. Needs root, and about half an hour.
+`python -m benchmarks.relaunch [--rounds 5]` writes benchmarks/results/relaunch.json. Needs root; three rounds take three minutes.
 
 Requests are made from Python. The commands check the config before, which takes seconds and is not counted: `relaunch`
 does so while the run trains, `launch` while none does.
