@@ -75,7 +75,7 @@ class RankProcess:
             time.sleep(LOOKS_AGAIN_S)
             wishes = agreement.on(self.control.take())
         self.ledger.event("waited")
-        self.report.phase(before)
+        self.report.phase(before if wishes.stop_at == NEVER else "draining")
         return wishes
 
     def _stops(self, at: DebugView | None) -> None:

@@ -61,7 +61,7 @@ def _newest(log: NodeLog, request: NodeRequest, job: Job, lines_alone: bool = Fa
     newest: list[Event] = []
     while True:
         found = log.new(at_most=READ_BYTES, whole=lines_alone)
-        newest += _wanted((e for e in found if not lines_alone or e.what == "line"), request)
+        newest += _wanted(found, request)
         newest = sorted(newest, key=order)[max(0, len(newest) - min(request.lines, LINES)) :]
         if not log.behind or job.over:
             return newest

@@ -163,7 +163,8 @@ def _hooks_of_nodes(store: Store, mirror: Mirror, wish: Wish, as_json: bool) -> 
     _note_missing(missing)
     _print_tails(tails, as_json)
     if not tails:
-        _none_found(wish)
+        _note(f"no node has output of a hook of run {wish.run}")
+        raise typer.Exit(1)
 
 
 def _follow_nodes(store: Store, mirror: Mirror, wish: Wish, as_json: bool) -> None:

@@ -108,10 +108,11 @@ class NodeLog:
         """Returns new events, ordered by time. A rank's lines come before its end.
 
         `newest`: the newest generation of each group; None: by this node's files. `at_most`: bytes after which
-        this look begins no further log; None: READ_BYTES of each. `whole`: unfinished last lines too.
+        this look begins no further log; None: READ_BYTES of each. `whole`: unfinished last lines too, and neither starts
+        nor ends.
         """
         # the history first: a rank that it reports as ended has written its last line
-        happened = [*self._held, *self._of_shim()]
+        happened = [] if whole else [*self._held, *self._of_shim()]
         lines = list(self._of_logs(happened, self.newest() if newest is None else newest, at_most, whole))
         behind = {rank_of(name, self._run) for name, log in self._logs.items() if log.behind}
         self._held = [e for e in happened if e.what == "end" and e.who in behind]
@@ -125,7 +126,7 @@ class NodeLog:
         found = self._found()
         self._logs = {name: self._logs.get(name) or self._begun(name) for name, _ in found}
         left = at_most
-        # the oldest first: a log that grows fast does not keep the others from their turn
+        # the oldest first, so that one whose lines have times does not keep the others from their turn
         for name, who in found if at_most is None else sorted(found, key=lambda each: self._logs[each[0]].t):
             log = self._logs[name]
             if left is not None and left <= 0:

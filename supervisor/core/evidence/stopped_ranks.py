@@ -25,7 +25,7 @@ def together(groups: Mapping[int, GroupMemory], observed: Observed) -> bool:
 
 def debugged(group: GroupMemory, observed: Observed) -> bool:
     """True if a person has a rank of the group stopped in the debugger: it makes no steps, and nothing is wrong."""
-    return any(rank.debugging for rank in _ranks(group, observed))
+    return any(rank.debugging and rank.state != "exited" for rank in _ranks(group, observed))
 
 
 def failure(group: GroupMemory, observed: Observed, limit_s: float) -> Failure | None:

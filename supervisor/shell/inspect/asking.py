@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from supervisor.core.model.observed import Grant
-from supervisor.ports.errors import Fatal, Retryable
+from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Changes, Store
 from supervisor.shell.control.leader import leader
 from supervisor.shell.control.state_cache import Mirror
@@ -28,6 +28,8 @@ ANSWERS_WITHIN_S = 10.0
 """Seconds until the first part of an answer, which an agent writes at once."""
 BEYOND_S = 15.0
 """Seconds beyond the limit of a request: the agent ends what takes too long, and says so."""
+CHUNK_BYTES = 2**20
+"""Most bytes of records that are written at once: etcd takes 1.5 MiB for a request by default."""
 LOOK_S = 0.25
 
 NOT_READ = "its answer cannot be read: install the same version there and here"
@@ -132,8 +134,8 @@ def ask(
     if not wanted:
         return
     request, lease = secrets.token_hex(8), store.lease(lease_s)
-    puts = [(node_requests.asked(node, request), encode(record)) for node, record in wanted.items()]
-    chunks = [dict(puts[at : at + MAX_OPERATIONS]) for at in range(0, len(puts), MAX_OPERATIONS)]
+    puts = {node_requests.asked(node, request): encode(record) for node, record in wanted.items()}
+    chunks = [*_chunks(puts)]
     try:
         revision = _first(store, chunks[0], lease.id)
         # one watch for all: there may be thousands of nodes
@@ -146,8 +148,21 @@ def ask(
                     raise Retryable("etcd was away for too long: the requests are gone; ask again")
                 yield from answers.take(watch.poll(LOOK_S))
                 yield from answers.late()
+    except Fenced as error:  # this program stood still for longer than the lease
+        raise Retryable(str(error)) from error
     finally:
         lease.revoke()
+
+
+def _chunks(puts: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """Yields records that etcd takes at once: a follower's position may have kilobytes for each node."""
+    chunk, size = dict[str, bytes](), 0
+    for key, value in puts.items():
+        if chunk and (len(chunk) == MAX_OPERATIONS or size + len(value) > CHUNK_BYTES):
+            yield chunk
+            chunk, size = {}, 0
+        chunk[key], size = value, size + len(value)
+    yield chunk
 
 
 def _first(store: Store, puts: dict[str, bytes], lease: int) -> int:

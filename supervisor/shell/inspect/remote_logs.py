@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from supervisor.core.model.memory import Memory
+from supervisor.core.remediation.restore import ENDED
 from supervisor.core.report.durations import wall_clock
 from supervisor.core.report.words import say
 from supervisor.ports.errors import Fatal, Retryable
@@ -23,6 +25,8 @@ from supervisor.wire.person import who
 
 LIMIT_S = 60.0
 """Seconds that a node may take."""
+FOLLOWED_LIMIT_S = 10.0
+"""The same for a part that a follower asks for."""
 ALL_LINES = 100_000
 """Most lines that a node gives of what it had before it was first asked."""
 
@@ -46,7 +50,8 @@ class Wish:
         return self.group is not None or self.rank is not None or bool(self.grep) or self.since_s is not None
 
     def request(self, node: str, what: Literal["logs", "follow", "hooks"]) -> NodeRequest:
-        return NodeRequest(node=node, what=what, by=who(), limit_s=LIMIT_S, **asdict(self))
+        limit_s = FOLLOWED_LIMIT_S if what == "follow" else LIMIT_S
+        return NodeRequest(node=node, what=what, by=who(), limit_s=limit_s, **asdict(self))
 
 
 def nodes_of(mirror: Mirror, run: str) -> list[str]:
@@ -109,6 +114,7 @@ class Follower:
         self._incidents = Incidents(wish.run, wish.group)
         self._at_first: frozenset[str] | None = None
         """Nodes that the run had when it was first asked for; None: it was not yet."""
+        self._began = time.monotonic()
         self._got: list[Entry] = []
         self._missing: dict[str, str] = {}
         """Nodes that did not answer the last time, with the reason."""
@@ -121,8 +127,13 @@ class Follower:
 
     @property
     def empty(self) -> bool:
-        """True if no node has a log so far."""
-        return not self._have
+        """True if no node has a log of the run, and none will have."""
+        return not (self._have or self._missing or self._away) and self._over()
+
+    def _over(self) -> bool:
+        run = self._wish.run
+        memory = self._mirror.record(keys.memory(run, "run"), Memory)
+        return keys.spec(run) not in self._mirror.items or (memory is not None and memory.phase in ENDED)
 
     def close(self) -> None:
         self._watch.close()
@@ -170,6 +181,8 @@ class Follower:
             if not empty:
                 self._have.add(node)
         self._note_missing(missing)
+        if not (self._have or again or self.empty):
+            self._note(f"no node has a log of run {run} yet: this goes on until one has")
 
     def _request(self, node: str) -> NodeRequest:
         request = self._wish.request(node, "follow")
@@ -177,7 +190,8 @@ class Follower:
             return replace(request, position=self._positions[node], since_s=None)
         if node in (self._at_first or ()):
             return request
-        return replace(request, lines=ALL_LINES, since_s=None)  # it came later: all that it has is new
+        # it came later: what it has is new, but for logs of an earlier time of the run there
+        return replace(request, lines=ALL_LINES, since_s=time.monotonic() - self._began)
 
     def _note_missing(self, missing: dict[str, str]) -> None:
         for node, why in missing.items():

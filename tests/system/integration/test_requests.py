@@ -114,7 +114,7 @@ def test_the_output_of_hooks_from_elsewhere(one_run: tuple[World, RunRecord], tm
     w, record = one_run
     none = cli(w, tmp_path, "logs", "--hooks")
     assert (none.returncode, none.stdout) == (1, "")
-    assert "no node has logs of run toy" in none.stderr
+    assert none.stderr == "supervisor: no node has output of a hook of run toy\n"
     nodes = sorted(group.node for group in w.status(record).groups)
     for node in nodes:
         folder = w.system / "nodes" / node / "hooks" / "toy"

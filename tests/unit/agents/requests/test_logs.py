@@ -14,6 +14,7 @@ import pytest
 from agents.requests import logs
 from supervisor.shell.etcd.inbox import CannotDo, Job
 from supervisor.wire import log_follower, node_logs, rotated
+from supervisor.wire.node_logs import NodeLog
 from supervisor.wire.node_requests import ANSWER_BYTES, TEXT_CHARACTERS, NodeRequest, size
 from supervisor.wire.records import decode, encode
 
@@ -204,6 +205,9 @@ def test_no_path_is_made_of_a_position(node: Path) -> None:
     secret.mkdir()
     (secret / "output.log").write_text("secret\n")
     position["logs"] = {"../secret": [1, 0, 0.0]}
+    log = NodeLog(node, "run")
+    log.go_on(position)
+    assert log.position()["logs"] == {}
     assert "secret" not in follow(node, position)[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,8 @@ def test_its_end_is_a_restart_that_costs_nothing(w: World, how: str) -> None:
     assert w.memory.spent == before
 
 
-def test_the_others_wait_for_it_where_the_run_file_says_so_and_go_on_with_it() -> None:
+@pytest.mark.parametrize("about", [{"debugging": False}, {"state": "exited", "exit_code": 1}])
+def test_the_others_wait_for_it_where_the_run_file_says_so_until_it_goes_on_or_ends(about: dict[str, Any]) -> None:
     w = World(groups=3, at_breakpoint="wait").bring_up()
     debug(w, 1)
     w.round(1.0)
@@ -128,7 +130,7 @@ def test_the_others_wait_for_it_where_the_run_file_says_so_and_go_on_with_it() -
     wanted = projection.desired(w.spec, "/runs/run", w.memory)
     waits = {trainer.group: trainer.wait for node in wanted.values() for trainer in node.trainers}
     assert waits == {0: True, 1: False, 2: True}
-    debug(w, 1, debugging=False)
+    debug(w, 1, **about)
     w.round(1.0)
     assert w.memory.debugged == ()
 

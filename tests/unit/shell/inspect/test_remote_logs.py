@@ -109,12 +109,43 @@ def test_what_came_before_etcd_went_away_is_not_lost(monkeypatch: pytest.MonkeyP
     assert nodes.notes == ["etcd is away; this goes on once etcd answers", "etcd answers again"]
 
 
-def test_a_node_that_comes_later_gives_all_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_comes_later_gives_what_it_has_since_the_follow_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what a pool's node has of an earlier time of the run there."""
     nodes = Nodes(monkeypatch)
     nodes.new(n1=given(1), n2=given(5))
     nodes.register("n3")
     assert nodes.new(n1=given(1), n2=given(5), n3=given(1, line(1.0, "c"))) == ["c"]
-    assert nodes.asked[-1]["n3"].lines == ALL_LINES
+    request = nodes.asked[-1]["n3"]
+    assert (request.lines, request.since_s) == (ALL_LINES, pytest.approx(0.0, abs=60.0))
+
+
+@pytest.mark.parametrize("first", ["its agent cannot read the request", Retryable("etcd is away"), "none"])
+def test_a_first_look_without_a_log_is_waited_out(monkeypatch: pytest.MonkeyPatch, first: Answer) -> None:
+    """Its agent is older or has just started, etcd is away, or nothing is printed yet."""
+    nodes = Nodes(monkeypatch)
+    nodes.store.put(keys.spec("run"), b"{}")
+    nodes.log = Follower(nodes.store, Mirror(nodes.store.list(keys.PREFIX)), Wish(run="run"), nodes.notes.append)
+    none: Item = {"position": {"at": 1}, "behind": False, "empty": True}
+    given_first = [none] if first == "none" else first
+    nodes.new(n1=given_first, n2=given_first)
+    assert not nodes.log.empty
+    nodes.new(n1=given_first, n2=given_first)
+    assert nodes.notes, "a person sees why nothing is shown"
+    assert nodes.new(n1=given(1, line(1.0, "a")), n2=given(5)) == ["a"]
+
+
+def test_a_run_that_is_over_and_has_no_log_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = Nodes(monkeypatch)
+    none: Item = {"position": {"at": 1}, "behind": False, "empty": True}
+    nodes.new(n1=[none], n2=[none])
+    assert nodes.log.empty, "its spec is gone"
+
+
+def test_positions_of_many_nodes_are_written_in_parts_that_etcd_takes() -> None:
+    puts = {f"k{n}": b"x" * (asking.CHUNK_BYTES // 3) for n in range(7)}
+    chunks = [*asking._chunks(puts)]
+    assert [len(chunk) for chunk in chunks] == [3, 3, 1]
+    assert {k: v for chunk in chunks for k, v in chunk.items()} == puts
 
 
 def test_of_a_run_that_has_no_nodes_any_node_may_have_the_logs(monkeypatch: pytest.MonkeyPatch) -> None:
