@@ -245,6 +245,7 @@ def test_one_who_says_nothing_and_one_who_reads_nothing_keep_nobody_out(site: Si
 def test_clients_that_make_no_request_leave_their_places_to_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silent ones, and those that send a byte now and then."""
     monkeypatch.setattr(listener, "CONNECTIONS", 4)
+    monkeypatch.setattr(listener, "MAKES_PLACE_S", SOON_S)  # a busy machine is slow to end a thread
     monkeypatch.setattr(listener, "SPEAKS_WITHIN_S", 0.3)
     with served(ToldWorld()) as site:
         clients = [socket.create_connection(("127.0.0.1", site.port)) for _ in range(4)]
@@ -266,6 +267,7 @@ def test_clients_that_make_no_request_leave_their_places_to_scrapes(monkeypatch:
 
 def test_a_scrape_takes_the_place_of_the_client_that_was_silent_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "CONNECTIONS", 4)
+    monkeypatch.setattr(listener, "MAKES_PLACE_S", SOON_S)  # a busy machine is slow to end a thread
     with served(ToldWorld()) as site:
         held = [socket.create_connection(("127.0.0.1", site.port)) for _ in range(100)]
         began = time.monotonic()
@@ -303,6 +305,7 @@ def test_a_scrape_takes_the_place_of_the_oldest_that_reads_nothing(
 ) -> None:
     """With whole requests on all places, from one address, and be it that of the scrape."""
     monkeypatch.setattr(listener, "CONNECTIONS", 4)
+    monkeypatch.setattr(listener, "MAKES_PLACE_S", SOON_S)  # a busy machine is slow to end a thread
     with served(ToldWorld()) as site:
         deaf = full_of_readers(site, address)
         with site.ask("/metrics?name[]=supervisor_leader") as answer:
@@ -315,6 +318,7 @@ def test_a_scrape_with_a_certificate_is_answered_while_others_with_one_hold_all_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(listener, "CONNECTIONS", 4)
+    monkeypatch.setattr(listener, "MAKES_PLACE_S", SOON_S)  # a busy machine is slow to end a thread
     made = authority(tmp_path, "supervisor", "reader", "node-n1")
     registry = CollectorRegistry()
     Gauge("filler", "much", ["of"], registry=registry).labels("x" * 8_000_000).set(1)
@@ -336,6 +340,7 @@ def test_a_scrape_with_a_certificate_is_answered_while_others_with_one_hold_all_
 
 def test_who_fills_all_places_takes_none_of_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "CONNECTIONS", 4)
+    monkeypatch.setattr(listener, "MAKES_PLACE_S", SOON_S)  # a busy machine is slow to end a thread
     with served(ToldWorld()) as site:
         scrape = from_address("127.0.0.3", site.port)  # it has not asked yet, and was there first
         eventually(lambda: len(site.server.unheard) == 1, SOON_S)
@@ -384,6 +389,7 @@ def test_so_many_readers_and_no_more(site: Site, monkeypatch: pytest.MonkeyPatch
 
 def test_so_many_connections_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "CONNECTIONS", 4)
+    monkeypatch.setattr(listener, "MAKES_PLACE_S", SOON_S)  # a busy machine is slow to end a thread
     world = ToldWorld()
     before = threading.active_count()
     with served(world) as site:
