@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,13 @@ from supervisor.cli.common import (
     Etcd,
     Home,
     Json,
-    Name,
     Run,
     SecurityFile,
     duration_option,
     one_name,
     opened_store,
     seconds_of,
+    sentences,
     show,
     text_option,
 )
@@ -51,9 +52,14 @@ ASK_S = 1.0
 """The same where it asks the nodes: each look is a few writes of etcd for each node."""
 
 
+NameOrFolder = Annotated[
+    str, typer.Argument(metavar="RUN", help="Name of the run, as with --run, or the folder of a past run: runs/demo.")
+]
+
+
 @commands.command("logs", epilog="Example: supervisor logs demo --group 1 --since 10m --grep loss")
 def logs_command(
-    name: Name = "",
+    name: NameOrFolder = "",
     run: Run = "",
     group: Annotated[int | None, typer.Option(help="Show only this group.")] = None,
     rank: Annotated[
@@ -94,26 +100,37 @@ def logs_command(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Print the newest lines of the trainers' logs. Reads the logs on this machine; each group's newest generation comes
-    last. Where this machine has none it asks the nodes, and merges the lines of all ranks by time."""
+    last. Where this machine has none it asks the nodes, and merges the lines of all ranks by time. Of a folder, as runs/demo,
+    it reads the files, and asks no etcd."""
     if (wrong := _together(hooks, follow, supervisor, bool(since), group is not None or rank is not None)) is not None:
         _note(wrong)
         raise typer.Exit(2)
-    from supervisor.shell.inspect import logs
+    from supervisor.shell.inspect import logs, past_logs, remote_logs
 
+    name = one_name(name, run)
+    wish = remote_logs.Wish(run="", group=group, rank=rank, lines=lines, since_s=seconds_of(since), grep=grep)
+    if past_logs.is_folder(name):
+        if follow or remote or supervisor:
+            _note(
+                f"{name} is a folder, whose files are read once: it takes no --follow, --remote or --supervisor; a run's name does"
+            )
+            raise typer.Exit(2)
+        with sentences():
+            _of_folder(Path(name), wish, hooks, as_json)
+        return
     asks, system = remote or bool(since) or bool(grep), logs.kept_in(home)
     if supervisor and not asks and (own := logs.of_supervisors(system, lines)):
         _print_tails(own, as_json)
         return
     with opened_store(etcd, home, security) as store:
         from supervisor.shell.control.state_cache import Mirror
-        from supervisor.shell.inspect import client, merged_log, remote_logs
+        from supervisor.shell.inspect import client, merged_log
 
         mirror = Mirror(store.list(keys.PREFIX))
-        wish = remote_logs.Wish(run="", group=group, rank=rank, lines=lines, since_s=seconds_of(since), grep=grep)
         if supervisor:
             _print_tails([remote_logs.of_leader(store, mirror, wish)], as_json)
             return
-        record = client.choose_run(mirror, one_name(name, run))
+        record = client.choose_run(mirror, name)
         client.require(record, group, rank)
         name = record.spec.name
         wish = replace(wish, run=name)
@@ -143,15 +160,30 @@ def _note(sentence: str) -> None:
     print_line(f"supervisor: {sentence}", err=True)
 
 
+def _of_folder(folder: Path, wish: Wish, hooks: bool, as_json: bool) -> None:
+    from supervisor.shell.inspect import merged_log, past_logs
+
+    past = past_logs.opened(folder)
+    if hooks:
+        _print_tails(past.hooks(wish.lines), as_json)
+    elif wish.since_s is None and not wish.grep:
+        _print_tails(past.tails(wish.group, wish.rank, wish.lines), as_json)
+    else:
+        since = None if wish.since_s is None else time.time() - wish.since_s
+        wanted = merged_log.Wish(group=wish.group, rank=wish.rank, since=since, tail=wish.lines, grep=wish.grep)
+        entries = past.entries(wanted)
+        _print_merged(entries, as_json)
+        if not entries:
+            _note(f"run {past.run} has no such lines")
+            raise typer.Exit(1)
+
+
 def _lines_of_nodes(store: Store, mirror: Mirror, wish: Wish, as_json: bool) -> None:
-    from supervisor.shell.inspect import remote_logs, status
+    from supervisor.shell.inspect import remote_logs
 
     entries, missing = remote_logs.read(store, mirror, wish)
     _note_missing(missing)
-    if as_json:
-        print_line(json.dumps([status.as_json(entry) for entry in entries], indent=2))
-    else:
-        _print_entries(entries, as_json)
+    _print_merged(entries, as_json)
     if not entries:
         _none_found(wish)
 
@@ -196,6 +228,15 @@ def _follow(log: Joined | Follower, wish: Wish, as_json: bool, every_s: float) -
             if not log.behind:
                 threading.Event().wait(every_s)
             entries = log.new()
+
+
+def _print_merged(entries: Sequence[Entry], as_json: bool) -> None:
+    from supervisor.shell.inspect import status
+
+    if as_json:
+        print_line(json.dumps([status.as_json(entry) for entry in entries], indent=2))
+    else:
+        _print_entries(entries, as_json)
 
 
 def _print_entries(entries: Sequence[Entry], as_json: bool) -> None:

@@ -239,21 +239,25 @@ class Run:
         """Returns the lines of all ranks and generations as one log, the oldest first.
 
         `remote`: ask the nodes; False: read the files of this machine, which have process ends and incidents too. None:
-        ask if this machine has none. Of each log the newest 256 KiB are read, by a node with `since` or `grep` 4 MiB.
+        ask if this machine has none. Of each log the newest 256 KiB are read, with `since` or `grep` 4 MiB.
         `group`, `rank`: only theirs. `since`: Unix seconds, by the node's clock; a line without a time has that of the
         line before. `tail`: at most that many, the newest; nodes give 1000 without it. `grep`: only lines with this text.
         Raises EverstepError if there are no logs, or a node does not answer.
         """
         from supervisor.client import lines
-        from supervisor.shell.inspect import client
+        from supervisor.shell.inspect import client, logs, merged_log
 
         mirror, record = self._now()
         client.require(record, group, rank)
-        wish = lines.Wish(group=group, rank=rank, since=since, tail=tail, grep=grep)
-        found = lines.of_this_machine(self._home, record, wish) if not remote else None
-        if found is None and remote is False:
-            raise EverstepError(lines.none_below(self._home, self.name))
-        return iter(lines.of_nodes(self._store, mirror, self.name, wish) if found is None else found)
+        wish = merged_log.Wish(group=group, rank=rank, since=since, tail=tail, grep=grep)
+        if not remote:
+            here = logs.kept_in(self._home)
+            found = merged_log.of_this_machine(here, self.name, Path(record.run_dir), wish)
+            if found is not None:
+                return iter(wish.chosen(found))
+            if remote is False:
+                raise EverstepError(logs.none_below(self._home, self.name))
+        return iter(lines.of_nodes(self._store, mirror, self.name, wish))
 
     @sentences()
     def stacks(self, group: int | None = None, rank: int | None = None) -> tuple[RankStacks, ...]:

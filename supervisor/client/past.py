@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from supervisor.shell.inspect.decision_replay import Why
     from supervisor.shell.inspect.incident_times import IncidentStatus
+    from supervisor.shell.inspect.merged_log import Entry
 
 UNIX_S = "_unix_s"
 """End of the names of values in Unix seconds."""
@@ -147,6 +148,22 @@ class PastRun:
         from supervisor.shell.inspect import decision_replay
 
         return decision_replay.of_journal_file(self._journal, incident)
+
+    @sentences()
+    def logs(
+        self,
+        group: int | None = None,
+        rank: int | None = None,
+        since: float | None = None,
+        tail: int | None = None,
+        grep: str = "",
+    ) -> Iterator[Entry]:
+        """Returns the lines of all ranks and generations as one log, the oldest first, with process ends and incidents, as
+        Run.logs does from this machine's files. Raises EverstepError if the nodes' files are not here."""
+        from supervisor.shell.inspect import merged_log, past_logs
+
+        wish = merged_log.Wish(group=group, rank=rank, since=since, tail=tail, grep=grep)
+        return iter(past_logs.opened(self.folder).entries(wish))
 
     def incidents(self) -> pandas.DataFrame:
         """Returns `incidents_list()` as a table, with times in UTC. Raises EverstepError without pandas."""

@@ -51,14 +51,20 @@ def endpoints_in(etcd: str, home: Path) -> list[str]:
 
 
 def why_away(home: Path, endpoints: Sequence[str]) -> str:
-    """Returns a sentence on an etcd that no one named and that does not answer: that of this home, or the default."""
-    where = ", ".join(endpoints)
+    """Returns sentences on an etcd that no one named and that does not answer: that of this home, or the default."""
+    folder = f"{home}/NAME"  # not home / "NAME", which has no slash in the home `.`, and so would be a name
+    return (
+        f"{_away(home, ', '.join(endpoints))}. To read a run's files without etcd: supervisor logs {folder}, "
+        f"supervisor ledger {folder}, supervisor explain ID --journal {folder}/journal.jsonl"
+    )
+
+
+def _away(home: Path, where: str) -> str:
     if not endpoints_of(home):
         return (
             # an `up` without nodes of its own got its etcd as an option and notes none
             f"no etcd found: no `supervisor up` in {home} has recorded one, and none answers at the default, {DEFAULT}. "
-            "Give --etcd, the --home of a running `up`, or set SUPERVISOR_ETCD; for a first run, `supervisor up` starts an etcd. "
-            f"To read a run's files without etcd: supervisor ledger {home / 'NAME'}, supervisor explain ID --journal {home / 'NAME' / 'journal.jsonl'}"
+            "Give --etcd, the --home of a running `up`, or set SUPERVISOR_ETCD; for a first run, `supervisor up` starts an etcd"
         )
     if runs_in(home):
         return (

@@ -259,6 +259,15 @@ class History:
             return not d.refused
         return built_on(d.number, d.replaced, self.told, self.reached)
 
+    def started(self) -> dict[int, list[int]]:
+        """Returns the generations that each group has started, by the journal."""
+        found: dict[int, list[int]] = {}
+        for decided in self.decisions:
+            for group, says in decided.groups.items():
+                if says.get("phase") in ("starting", "running"):
+                    found.setdefault(group, []).append(int(says["generation"]))
+        return found
+
     def newest(self) -> float:
         """Returns the newest time in the files of the nodes."""
         steps = (float(s.lines[-1].get("t") or 0.0) for s in self.steps if s.lines)
@@ -298,11 +307,7 @@ def without_later(history: History) -> History:
 def _only(history: History, ours: Callable[[int, Sequence[int]], bool]) -> History:
     """Returns the history without the processes, steps and signals of generations that are not ours. `ours` judges a
     generation by those that its group started."""
-    started: dict[int, list[int]] = {}
-    for decided in history.decisions:
-        for group, says in decided.groups.items():
-            if says.get("phase") in ("starting", "running"):
-                started.setdefault(group, []).append(int(says["generation"]))
+    started = history.started()
 
     def holds(each: Process | Steps | Signalled) -> bool:
         return each.group not in started or ours(each.generation, started[each.group])

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from supervisor.core.model.reason import of_json
 from supervisor.core.report.words import say
 from supervisor.wire.log_follower import Followed, begun
-from supervisor.wire.node_logs import FIRST_BYTES, Event, NodeLog, bodies, order
+from supervisor.wire.node_logs import FIRST_BYTES, SEARCHED_BYTES, Event, NodeLog, bodies, order
 
 FIRST_JOURNAL_BYTES = 16 * 2**20
 """Bytes read from the end of an existing journal: an earlier incident appears from its next change on."""
@@ -39,6 +39,23 @@ class Entry:
     text: str
     over: bool = False
     """True for an incident that is over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """Which lines are wanted; None: all groups, ranks, times, and as many as there are."""
+
+    group: int | None
+    rank: int | None
+    since: float | None
+    """Unix seconds."""
+    tail: int | None
+    grep: str
+
+    def chosen(self, found: Iterable[Entry]) -> list[Entry]:
+        """Returns the newest of those with the text, from the time on."""
+        kept = [entry for entry in found if (self.since is None or entry.t >= self.since) and self.grep in entry.text]
+        return kept if self.tail is None else kept[max(0, len(kept) - self.tail) :]
 
 
 @dataclass(slots=True)
@@ -84,6 +101,8 @@ class Joined:
     run_dir: Path
     group: int | None = None
     rank: int | None = None
+    most: int = FIRST_BYTES
+    """Bytes read from the end of each log that is there at first."""
     _nodes: dict[str, NodeLog] | None = None
     _journal: Followed | None = None
     _incidents: Incidents = field(init=False)
@@ -93,7 +112,7 @@ class Joined:
 
     def new(self) -> list[Entry]:
         """Returns new entries, ordered by time. A rank's lines come before its end."""
-        most = FIRST_BYTES if self._nodes is None else None
+        most = self.most if self._nodes is None else None
         nodes = self._nodes = self._nodes or {}
         for folder in sorted(self.system.glob("nodes/*")):
             if folder.name not in nodes:
@@ -119,6 +138,17 @@ class Joined:
         for body in bodies(self._journal):
             for i in body.get("incidents", ()):
                 yield from self._incidents.changed(body["t"], i, say(of_json(i.get("reason", ""))))
+
+
+def of_this_machine(system: Path, run: str, run_dir: Path, wish: Wish) -> list[Entry] | None:
+    """Returns all that this machine has of the groups and ranks that are wanted, for `Wish.chosen`; None: it has no log of
+    them."""
+    most = SEARCHED_BYTES if wish.grep or wish.since is not None else FIRST_BYTES
+    joined = Joined(system, run, run_dir, wish.group, wish.rank, most)
+    found = joined.new()
+    while joined.behind:
+        found += joined.new()
+    return None if joined.empty else found
 
 
 def entry(run: str, node: str, event: Event) -> Entry:

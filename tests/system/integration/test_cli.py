@@ -240,6 +240,7 @@ def test_up_hold_launch_and_release_on_a_laptop(tmp_path: Path) -> None:
             up.terminate()
             up.communicate(timeout=240)
     assert up.returncode == 0
+    assert typed("supervisor logs runs/toy --group 0").splitlines()[1:] == ["as a rank prints"], "there is no etcd left"
     nodes = sorted((system_folder(tmp_path / "runs") / "nodes").iterdir())
     assert [folder.name for folder in nodes] == ["host", "n1", "n2", "n3", "n4"]
     assert [process.marked(str(folder)) for folder in nodes] == [[]] * 5, "nothing is left"

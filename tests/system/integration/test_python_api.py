@@ -117,6 +117,9 @@ def test_a_run_from_its_launch_to_its_folder(
 
         assert client.pool("lab").release() == "pool lab: its 3 nodes are given back to the engine"
         assert eventually(lambda: removed(run), 20, "its nodes are given back").startswith("removed run api")
+    kept = [*past.logs(group=1)]
+    assert {line.generation for line in kept} == {1, 2, 3}, "its logs outlive it"
+    assert end in kept
     assert capsys.readouterr() == ("", ""), "the API prints nothing"
 
 

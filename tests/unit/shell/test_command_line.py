@@ -277,7 +277,7 @@ def test_what_is_wrong_about_a_cordon(
     assert len(store.commits) == 1
 
 
-@pytest.mark.parametrize("command", [("status",), ("top",), ("explain", "i1")])
+@pytest.mark.parametrize("command", [("status",), ("top",), ("explain", "i1"), ("logs", "run")])
 def test_where_nobody_said_which_etcd_the_default_is_told_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Sequence[str]
 ) -> None:
@@ -294,7 +294,8 @@ def test_where_nobody_said_which_etcd_the_default_is_told_as_such(
         f"supervisor: no etcd found: no `supervisor up` in {tmp_path} has recorded one, and none answers at the default, 127.0.0.1:2379"
         in said.stderr
     )
-    assert f"supervisor ledger {tmp_path}/NAME" in said.stderr
+    files = f"supervisor logs {tmp_path}/NAME, supervisor ledger {tmp_path}/NAME, supervisor explain ID"
+    assert files in said.stderr
     said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path), "--etcd", "127.0.0.1:2379"])
     assert said.stderr.strip() == "supervisor: no etcd answers at 127.0.0.1"
     system_folder(tmp_path).mkdir()
@@ -304,6 +305,9 @@ def test_where_nobody_said_which_etcd_the_default_is_told_as_such(
     with alone(Up(home=system_folder(tmp_path), address=""), pytest.fail):
         said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path)])
     assert f"the etcd of the `supervisor up` in {tmp_path} does not answer at 127.0.0.1:2379" in said.stderr
+    assert files in said.stderr
+    monkeypatch.chdir(tmp_path)
+    assert "supervisor logs ./NAME, " in CliRunner().invoke(cli.app, [*command, "--home", "."]).stderr
 
 
 def test_a_reader_of_the_output_that_has_ended_is_no_mistake_of_a_person() -> None:
