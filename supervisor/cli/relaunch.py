@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,11 @@ from supervisor.cli.common import (
 )
 from supervisor.wire import command_line, keys
 from supervisor.wire.printer import print_line
+
+if TYPE_CHECKING:
+    from supervisor.core.model.spec import RunSpec
+    from supervisor.shell.control.state_cache import Mirror
+    from supervisor.wire.records import RunRecord
 
 commands = command_line.commands()
 of_runs = command_line.commands(help_="List the runs, show what one runs by, compare two.")
@@ -69,7 +74,7 @@ def relaunch(
         from supervisor.shell.control.state_cache import Mirror
         from supervisor.shell.inspect import client
         from supervisor.shell.inspect import relaunch as of_run
-        from supervisor.shell.runfile.changes import changed, differences
+        from supervisor.shell.runfile.changes import changed
 
         mirror = Mirror(store.list(keys.PREFIX))
         record = client.choose_run(mirror, name)
@@ -81,11 +86,10 @@ def relaunch(
         pool = record.spec.allocation.pool
         given = read_run_file(file, name, pool) if file is not None else of_run.base(mirror, record)
         with _run_file(file or Path("--set")):
-            after, notes = of_run.prepared(mirror, record, changed(given, changes or []) if changes else given)
+            after, notes = of_run.kept(mirror, record, changed(given, changes or []) if changes else given)
+            _show_and_refuse(mirror, record, after)
         if from_memory:
             of_run.refuse_from_memory(mirror, record, after)
-        for line in differences(record.spec, after):
-            print_line(line)
         for note in notes:
             print_line(f"supervisor: {note}", err=True)
         with tree_of(store, name, credentials(home, security)) as tree:
@@ -117,18 +121,26 @@ def scale(
         from supervisor.shell.engines.registry import before_scale
         from supervisor.shell.inspect import client
         from supervisor.shell.inspect import relaunch as of_run
-        from supervisor.shell.runfile.changes import differences
 
         mirror = Mirror(store.list(keys.PREFIX))
         record = client.choose_run(mirror, name)
         client.refuse_ended(mirror, record, "scale")
         with _run_file(Path("scale")):
-            after, notes = of_run.prepared(mirror, record, of_run.sized(of_run.base(mirror, record), groups, spares))
-        for line in differences(record.spec, after):
-            print_line(line)
+            after, notes = of_run.kept(mirror, record, of_run.sized(of_run.base(mirror, record), groups, spares))
+            _show_and_refuse(mirror, record, after)
         for note in filter(None, [*notes, before_scale(record.spec, after, context_of(etcd, home, security))]):
             print_line(f"supervisor: {note}", err=True)
         print_line(f"{name}: {of_run.relaunch(store, mirror, record, after, because.strip())}")
+
+
+def _show_and_refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
+    """Prints how the spec differs from that in force, then raises what `relaunch.refuse` raises."""
+    from supervisor.shell.inspect import relaunch
+    from supervisor.shell.runfile.changes import differences
+
+    for line in differences(record.spec, after):
+        print_line(line)
+    relaunch.refuse(mirror, record, after)
 
 
 @contextlib.contextmanager

@@ -330,7 +330,8 @@ class Run:
         mirror, record = self._now()
         given = relaunch.base(mirror, record) if run is None else run
         spec, what = launching.spec_of(given, self.name, set or {}, record.spec.allocation.pool)
-        spec, notes = relaunch.prepared(mirror, record, spec)
+        spec, notes = relaunch.kept(mirror, record, spec)
+        relaunch.refuse(mirror, record, spec)
         if from_memory:
             relaunch.refuse_from_memory(mirror, record, spec)
         with tree_of(self._store, self.name, load(self._context.security)) as tree:
@@ -349,7 +350,8 @@ class Run:
         mirror, record = self._now()
         client.refuse_ended(mirror, record, "scale")
         given = relaunch.sized(relaunch.base(mirror, record), groups, spares)
-        spec, notes = relaunch.prepared(mirror, record, given)
+        spec, notes = relaunch.kept(mirror, record, given)
+        relaunch.refuse(mirror, record, spec)
         self.notes = tuple(filter(None, [*notes, before_scale(record.spec, spec, self._context)]))
         return relaunch.relaunch(self._store, mirror, record, spec, because)
 

@@ -42,7 +42,8 @@ def refuse_size(held: RunSpec, spec: RunSpec) -> None:
     if held.groups.slots < spec.groups.slots:
         raise Fatal(
             f"each node of pool {name} has room for {held.groups.slots} ranks, and run {spec.name} needs "
-            f"{spec.groups.slots} on each: hold a pool by this run file"
+            f"{spec.groups.slots} on each (groups.ranks_per_group = {spec.groups.ranks_per_group}, "
+            f"groups.nodes_per_group = {spec.groups.nodes_per_group}): hold a pool by this run file"
         )
     if held.allocation.nodes < asked:
         raise Fatal(

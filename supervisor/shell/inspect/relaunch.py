@@ -27,10 +27,10 @@ def base(mirror: Mirror, record: RunRecord) -> RunSpec:
     return asked.spec if asked is not None else record.spec
 
 
-def prepared(mirror: Mirror, record: RunRecord, given: RunSpec) -> tuple[RunSpec, list[str]]:
+def kept(mirror: Mirror, record: RunRecord, given: RunSpec) -> tuple[RunSpec, list[str]]:
     """Returns the spec by which the run would go on, with what it keeps: a policy that a person has set since the launch,
-    and on a pool the pool's [allocation.slurm]. Also returns notes: what of the given one has no effect, and what it means for the data. Raises
-    Fatal as `refuse` does, and RunFileError for contradictions with what is kept or was measured in the run."""
+    and on a pool the pool's [allocation.slurm]. Also returns notes: what of the given one has no effect, and what it means
+    for the data. `refuse` judges that spec."""
     run, after, notes = record.spec.name, given, []
     was_set = mirror.record(keys.policy(run), PolicySet)
     if was_set is not None and after.policy != was_set.policy:
@@ -41,17 +41,13 @@ def prepared(mirror: Mirror, record: RunRecord, given: RunSpec) -> tuple[RunSpec
         after = replace(after, policy=was_set.policy)
     if after.allocation.pool and after.allocation.pool == record.spec.allocation.pool:
         after = replace(after, allocation=replace(after.allocation, slurm=record.spec.allocation.slurm))
-    refuse(mirror, record, after)
-    seen = observe.memory(mirror, run).measured
-    known = parse.contradictions(record.spec, seen)
-    if wrong := [problem for problem in parse.contradictions(after, seen) if problem not in known]:
-        raise parse.RunFileError(wrong)
     return after, [*notes, *filter(None, [data_note(record.spec, after)])]
 
 
 def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
     """Raises Fatal with the reason why a run cannot go on by this spec: it says nothing new, its nodes do not fit, or
-    the run is at a point where no relaunch begins."""
+    the run is at a point where no relaunch begins. Raises RunFileError for contradictions with what the run keeps, or
+    with what was measured in it."""
     run, before = record.spec.name, record.spec
     memory = observe.memory(mirror, run)
     control = mirror.record(keys.control(run), Control) or Control()
@@ -91,10 +87,19 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
         raise Fatal(f"titan.steps = {after.titan.steps}: run {run} has a checkpoint of step {reached}; raise that")
     for node, slots in _slots(mirror, run).items():
         if memory.phase not in ENDED and slots < after.groups.slots:
+            ranks = [line for line in changes.differences(before, after) if line.startswith(RANKS_ON_A_NODE)]
             raise Fatal(
-                f"node {node} was allocated for {slots} ranks, and groups of this spec need {after.groups.slots} on each node: "
-                "stop the run, and launch it under another name with --resume-from its newest checkpoint"
+                f"{', '.join(ranks)}: node {node} was allocated for {slots} ranks, and groups of this spec need "
+                f"{after.groups.slots} on each node: stop the run, and launch it under another name with --resume-from its "
+                "newest checkpoint"
             )
+    known = parse.contradictions(before, memory.measured)
+    if wrong := [problem for problem in parse.contradictions(after, memory.measured) if problem not in known]:
+        raise parse.RunFileError(wrong)
+
+
+RANKS_ON_A_NODE = ("groups.ranks_per_", "groups.nodes_per_group")
+"""Beginnings of the keys of GroupsSpec.slots."""
 
 
 AHEAD = 20

@@ -81,6 +81,8 @@ def test_a_run_from_its_launch_to_its_folder(
         eventually(lambda: len(run.status().groups) == 2, 30, "two are left")
         with pytest.raises(everstep.EverstepError, match=r"titan\.stepz"):
             run.relaunch(set={"titan.stepz": 5})
+        with pytest.raises(everstep.EverstepError, match=r"room for 1 ranks, .* \(groups\.ranks_per_group = 64, "):
+            run.relaunch(set={"groups.ranks_per_group": 64})
         assert run.relaunch(set={"titan.steps": 10**5}).startswith(
             "spec 4: groups that train end after one common step"
         )

@@ -37,7 +37,10 @@ def test_a_run_changes_what_it_trains_by_and_keeps_its_nodes(empty: World, tmp_p
         "titan.step = 5: there is no such key; nearest: titan.steps",
     )
     fails(said(w, "relaunch", "toy", "--set", f"titan.steps={record.spec.titan.steps}"), 1, "has this spec already")
-    fails(said(w, "relaunch", "toy", "--set", "groups.ranks_per_group=64"), 1, "was allocated for 1 ranks")
+    too_many = said(w, "relaunch", "toy", "--set", "titan.steps=900000", "--set", "groups.ranks_per_group=64")
+    fails(too_many, 1, "groups.ranks_per_group: 1 -> 64: node n", "was allocated for 1 ranks")
+    differs = [f"titan.steps: {record.spec.titan.steps} -> 900000", "groups.ranks_per_group: 1 -> 64"]
+    assert too_many.stdout.splitlines() == differs
 
     asked = said(w, "relaunch", "toy", "--set", "titan.steps=900000", "--because", "enough")
     assert asked.returncode == 0, asked.stderr
@@ -60,10 +63,30 @@ def test_a_run_changes_what_it_trains_by_and_keeps_its_nodes(empty: World, tmp_p
     journal = [json.loads(line) for line in (Path(record.run_dir) / "journal.jsonl").read_text().splitlines()]
     assert {line["number"] for line in journal if line.get("event") == "relaunch"} == {2}, "again in each later term"
 
+    steps = ("--set", "titan.steps=800000")
+    refused = said(w, "relaunch", "toy", "--from-memory", *steps, "--set", "groups.count=1")
+    fails(refused, 1, "groups.count: a state in memory fits the same model and ranks alone: leave out --from-memory")
+    assert refused.stdout.splitlines() == ["titan.steps: 900000 -> 800000", "groups.count: 2 -> 1"]
+    kept = said(w, "relaunch", "toy", "--from-memory", *steps)
+    assert kept.returncode == 0, kept.stderr
+    assert "toy: spec 3: groups that train keep their states in memory, and end after one common step" in kept.stdout
+    record = eventually(lambda: _by_spec(w, 3), 60, "it is in force")
+    eventually(w.running(record, 3, 3), 90, "both groups run by it")
+
+    fewer = said(w, "scale", "toy", "--spares", "0")
+    lines = ["allocation.spares: 1 -> 0", "toy: spec 4: 2 groups; those that stay train on"]
+    assert (fewer.returncode, fewer.stdout.splitlines()) == (0, lines)
+    record = eventually(lambda: _by_spec(w, 4), 30, "it is in force")
+    eventually(lambda: len(_granted(w)) == 2, 60, "the spare is given back")
+    assert said(w, "scale", "toy", "--spares", "1").returncode == 0
+    record = eventually(lambda: _by_spec(w, 5), 30, "it is in force")
+    eventually(lambda: len(_granted(w)) == 3, 60, "a spare is held again")
+    assert [g.generation for g in w.status(record).groups] == [3, 3]
+
     eventually(lambda: min(g.step for g in w.status(record).groups) >= 10, 60, "they step")
     w.control(record, stop=True)
     eventually(lambda: w.status(record).phase == "stopped", 60, "it stops")
-    w.check(replace(record, spec=replace(record.spec, titan=replace(record.spec.titan, steps=900000))))
+    w.check(record)
 
 
 @pytest.mark.long

@@ -221,10 +221,10 @@ def test_a_relaunch_that_says_nothing_new_starts_all_groups_with_new_code(store:
 
     record = client.choose_run(mirror(), "run")
     with pytest.raises(Fatal, match="has this spec already"):
-        relaunch.prepared(mirror(), record, record.spec)
+        relaunch.refuse(mirror(), record, record.spec)
     synced(store, folder)
-    after, _ = relaunch.prepared(mirror(), record, record.spec)
-    assert "Then all start again" in relaunch.relaunch(store, mirror(), record, after, "new code")
+    relaunch.refuse(mirror(), record, record.spec)
+    assert "Then all start again" in relaunch.relaunch(store, mirror(), record, record.spec, "new code")
     asked = observe.observed(mirror(), "run", observe.memory(mirror(), "run"), 0.0, 0.0).relaunch
     assert asked is not None
     assert not asked.scales

@@ -118,7 +118,8 @@ REFUSED: list[tuple[dict[str, bytes], RunSpec, str]] = [
     (
         lab(),
         replace(RUN, groups=GroupsSpec(ranks_per_group=8)),
-        "each node of pool lab has room for 1 ranks, and run toy needs 8 on each: hold a pool by this run file",
+        "each node of pool lab has room for 1 ranks, and run toy needs 8 on each (groups.ranks_per_group = 8, "
+        "groups.nodes_per_group = 1): hold a pool by this run file",
     ),
     (
         lab(),
