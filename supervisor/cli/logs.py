@@ -115,6 +115,9 @@ def logs_command(
                 f"{name} is a folder, whose files are read once: it takes no --follow, --remote or --supervisor; a run's name does"
             )
             raise typer.Exit(2)
+        if hooks and grep:
+            _note("--hooks of a folder takes no --grep")
+            raise typer.Exit(2)
         with sentences():
             _of_folder(Path(name), wish, hooks, as_json)
         return
@@ -164,6 +167,8 @@ def _of_folder(folder: Path, wish: Wish, hooks: bool, as_json: bool) -> None:
     from supervisor.shell.inspect import merged_log, past_logs
 
     past = past_logs.opened(folder)
+    for node in past.away:
+        _note(f"node {node}: its files are not below {past.system}")
     if hooks:
         _print_tails(past.hooks(wish.lines), as_json)
     elif wish.since_s is None and not wish.grep:

@@ -48,7 +48,10 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
     whole = _heard(whole, lines, history, system)
     span, in_flight_s = _span(history, whole)
     ledgers = {g: ledger(history, g, span) for g in sorted({g for d in history.decisions for g in d.groups})}
-    missing = _not_here(history, system)
+    missing = [
+        f"node {n}: its files are not below {system}: what its groups did there counts as no process"
+        for n in nodes_not_here(history, system)
+    ]
     short = in_short(history, ledgers, span)
     by_group = {g: _seconds(totals(intervals)) for g, intervals in ledgers.items()}
     causes = totals(interval for intervals in ledgers.values() for interval in intervals)
@@ -201,11 +204,11 @@ def _seconds(found: Mapping[str, float] | Mapping[Cause, float]) -> dict[str, fl
     return {str(cause): round(seconds, 3) for cause, seconds in sorted(found.items(), key=lambda each: -each[1])}
 
 
-def _not_here(history: History, system: Path) -> list[str]:
+def nodes_not_here(history: History, system: Path) -> list[str]:
+    """Returns the nodes of the run whose files are not on this machine. `system`: the folder that holds `nodes/`."""
     groups = (g for d in history.committed() for g in d.groups.values())
     nodes = {str(node) for g in groups for node in g.get("nodes") or [g.get("node") or ""]} - {""}
-    away = sorted(node for node in nodes if not (system / "nodes" / node).is_dir())
-    return [f"node {n}: its files are not below {system}: what its groups did there counts as no process" for n in away]
+    return sorted(node for node in nodes if not (system / "nodes" / node).is_dir())
 
 
 def _without_a_trace(history: History, system: Path) -> list[str]:

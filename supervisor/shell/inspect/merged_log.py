@@ -148,7 +148,8 @@ def of_this_machine(system: Path, run: str, run_dir: Path, wish: Wish) -> list[E
     found = joined.new()
     while joined.behind:
         found += joined.new()
-    return None if joined.empty else found
+    # ordered over all looks: a long log takes several
+    return None if joined.empty else Incidents(run, wish.group).within(found)
 
 
 def entry(run: str, node: str, event: Event) -> Entry:

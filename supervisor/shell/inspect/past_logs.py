@@ -24,7 +24,13 @@ def opened(folder: Path) -> PastLogs:
     """Finds the logs of the run with this folder. Raises Fatal where there is no journal."""
     name, system = account.located(folder)
     history = files.of_lines(name, read_journal(folder / "journal.jsonl"), (), ())
-    return PastLogs(run=name, folder=folder.resolve(), system=system, started=history.started())
+    return PastLogs(
+        run=name,
+        folder=folder.resolve(),
+        system=system,
+        started=history.started(),
+        away=tuple(account.nodes_not_here(history, system)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,8 @@ class PastLogs:
     """The folder that holds `nodes/`."""
     started: Mapping[int, Sequence[int]]
     """Generations that each group has started, by the journal."""
+    away: tuple[str, ...]
+    """Its nodes whose files are not here."""
 
     def tails(self, group: int | None, rank: int | None, lines: int) -> list[LogTail]:
         """Returns the newest lines of each generation. `rank`: None is 0. Raises Fatal if there are none."""
@@ -57,7 +65,9 @@ class PastLogs:
 
     def _ours(self, of: LogTail | Entry) -> bool:
         started = self.started.get(of.group)
-        return started is None or min(started) <= of.generation <= max(started)
+        if started is None:
+            return not self.started  # a journal without one decision knows no group
+        return min(started) <= of.generation <= max(started)
 
     def _no_log(self, group: int | None, rank: int | None) -> NoReturn:
         if group is not None and self.started and group not in self.started:

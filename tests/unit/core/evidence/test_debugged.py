@@ -143,3 +143,14 @@ def test_they_do_not_wait_for_one_that_is_not_asked_for_or_whose_node_is_away(lo
         w.lapse(w.group(1).nodes[0])
     w.round(1.0)
     assert w.memory.debugged == ()
+
+
+def test_one_that_stands_in_a_quorum_while_the_others_wait_does_not_hang() -> None:
+    w = World(groups=3, at_breakpoint="wait").bring_up()
+    debug(w, 1)
+    w.hear(1, "silent")
+    w.report(2, 0, commits=1, step=50, phase="waiting")
+    w.report(0, 0, commits=1, step=50, stuck=replace(OWN, activity="quorum"))
+    for _ in range(5):
+        assert w.round(60.0).actions == ()
+    assert w.memory.incidents == {}

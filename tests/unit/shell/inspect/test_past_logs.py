@@ -129,3 +129,29 @@ def test_the_api_has_ends_and_incidents_in_their_places(folder: Path) -> None:
     assert [entry.what for entry in past.logs(tail=1)] == ["end"]
     with pytest.raises(everstep.EverstepError, match=f"no logs of run {RUN}, group 1, rank 5 below"):
         past.logs(group=1, rank=5)
+
+
+def test_groups_of_a_later_run_of_the_name_are_left_out(folder: Path, logs: Command) -> None:
+    log = folder.parent / ".supervisor" / "nodes" / "n3" / "ranks" / f"{RUN}.7.1.0" / "output.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("of another run\n")
+    assert "of another run" not in logs(folder).stdout
+    assert "has no group 7" in logs(folder, "--group", 7).stderr
+
+
+def test_a_node_whose_files_are_not_here_is_named(folder: Path, logs: Command) -> None:
+    assert logs(folder).stderr == ""
+    journal = folder / "journal.jsonl"
+    text = journal.read_text()
+    assert '"node": ""' in text
+    journal.write_text(text.replace('"node": ""', '"node": "n9"'))
+    assert "supervisor: node n9: its files are not below " in logs(folder).stderr
+
+
+def test_the_newest_lines_of_logs_of_different_length(folder: Path, logs: Command) -> None:
+    """A long log takes several looks, and the newest line of a short one comes in the first."""
+    ranks = folder.parent / ".supervisor" / "nodes"
+    lines = (f"2026-11-29 10:{n // 60 % 60:02}:{n % 60:02},{n % 1000:03} x{'y' * 1000}\n" for n in range(3000))
+    (ranks / "n1" / "ranks" / f"{RUN}.0.1.0" / "output.log").write_text("".join(lines))
+    (ranks / "n2" / "ranks" / f"{RUN}.1.1.0" / "output.log").write_text("2026-11-29 11:00:00,000 x the newest\n")
+    assert logs(folder, "--grep", " x", "-n", 1).stdout.rstrip().endswith("x the newest")
