@@ -208,7 +208,13 @@ RUN_BOARD = Board(
                 ),
                 about="0: the group has no process that could train.",
             ),
-            _lines("Groups by phase", "none", (f"max by (phase) (supervisor_groups{{{RUN}}})", "{{phase}}"), colours=_PHASES),
+            _lines(
+                "Groups by phase",
+                "none",
+                (f"max by (phase) (supervisor_groups{{{RUN}}})", "{{phase}}"),
+                (f"max(supervisor_debugged_groups{{{RUN}}})", "in the debugger"),
+                colours=_PHASES,
+            ),
         ),
         "Steps": (
             _lines(

@@ -80,6 +80,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
     recent = window(recent_s)
     # of a command that reports only its output no step is known
     stepless = f"last_over_time(supervisor_reports_steps[{recent}])"
+    debugged = f"max_over_time(supervisor_debugged_groups[{recent}])"
     hour = window(HOUR_S)
     certificate = "agent_certificate_expiry_timestamp_seconds"
     group_seconds = "supervisor_group_seconds_total"
@@ -89,7 +90,7 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             # a change of leader, which drops the series for a moment, does not begin the wait again
             expression=f'max by (run) (last_over_time(supervisor_run_phase{{phase=~"running|resuming|stopping|halted"}}[{recent}])) == 1\n'
             f"and on (run) max by (run) (last_over_time(supervisor_generation[{recent}])) > 0\n"
-            f"unless on (run) (max by (run) ({stepless}) == 0\n"
+            f"unless on (run) ((max by (run) ({stepless}) == 0 or max by (run) ({debugged}) > 0)\n"
             f'unless on (run) max by (run) (last_over_time(supervisor_run_phase{{phase="halted"}}[{recent}])) == 1)\n'
             # repeated steps after a crash are some progress; only old ones for an hour, after another reset, are none
             f"unless on (run) (max_over_time({steps}[{recent}:]) > min_over_time({steps}[{recent}:])\n"

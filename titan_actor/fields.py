@@ -71,7 +71,10 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         ),
     },
     "comm": {
-        **_honoured("init_timeout_seconds", "train_timeout_seconds"),
+        **_honoured("init_timeout_seconds"),
+        **_honoured(
+            "train_timeout_seconds", note="at least a day, where the supervisor ends what hangs (policy.hang): a person may have a rank of the group in the debugger",
+        ),
         **_honoured(
             "trace_buf_size", "save_traces_folder", "save_traces_file_prefix",
             note="NCCL writes these traces when a collective times out; without GPUs the folder stays empty",

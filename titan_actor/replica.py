@@ -234,10 +234,9 @@ class ReplicaTrainer(Trainer):
             self.control.drain(None)
         self._record()
         if self._attempts == 1:
-            # lazy set-up is over: from here on a lost rank of this group must be noticed sooner
-            dist_utils.set_pg_timeouts(
-                timeout=timedelta(seconds=self.config.comm.train_timeout_seconds), parallel_dims=self.parallel_dims
-            )
+            # lazy set-up is over
+            timeout_s = max(self.config.comm.train_timeout_seconds, self.launch.collective_timeout_s)
+            dist_utils.set_pg_timeouts(timeout=timedelta(seconds=timeout_s), parallel_dims=self.parallel_dims)
 
     def forward_backward_step(self, **batch: Any) -> Any:
         """Runs TorchTitan's step, and keeps the loss for averaging over the replicas."""

@@ -83,6 +83,7 @@ def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str)
             writer=desired.writer,
             from_memory=desired.from_memory,
             trainer=desired.trainer,
+            collective_timeout_s=desired.collective_timeout_s,
         )
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / "launch.tmp"

@@ -200,6 +200,8 @@ class TrainerLaunch:
     from_memory: int = 0
     """Number of the relaunch whose kept state is loaded before `checkpoint`, where this node has it; 0: none."""
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
+    collective_timeout_s: float = 0.0
+    """Least timeout of the group's own collectives after its first step; 0: TorchTitan's config alone counts."""
 
     @property
     def local_rank(self) -> int:
@@ -601,6 +603,8 @@ class TrainerDesired:
     wait: bool = False
     """True while its ranks wait after their step, because a person has another group in the debugger."""
     hang: HangSpec = field(default_factory=HangSpec)
+    collective_timeout_s: float = 0.0
+    """As in TrainerLaunch."""
     stop_at_step: int | None = None
     """Drain: end cleanly after this committed step (or the current one, if it is past)."""
     from_memory: int = 0

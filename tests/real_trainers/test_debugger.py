@@ -100,6 +100,8 @@ def test_attach_look_and_continue_while_the_other_group_trains(tmp_path: Path) -
 
 
 TWO_RANKS = GroupsSpec(count=2, ranks_per_group=2)
+COLLECTIVE_S = 5
+"""The timeout of a group's own collectives in TorchTitan's config, which is for trainers that no supervisor watches."""
 
 
 def standing(w: World, elsewhere: Path, *ranks: tuple[int, int]) -> list[dict[str, object]]:
@@ -113,10 +115,11 @@ def standing(w: World, elsewhere: Path, *ranks: tuple[int, int]) -> list[dict[st
 
 
 def test_groups_of_two_ranks(tmp_path: Path) -> None:
-    """A breakpoint in one rank of a group, in both, and in both groups at once: none ends, and all train on."""
+    """A breakpoint in one rank of a group, in both, and in both groups at once: none ends, and all train on. The peer of
+    the one waits in a collective for longer than the config lets it."""
     titan = TitanSpec(
         recipe="tests.real_trainers.titan.hanging:small", steps=100_000, checkpoint_interval_steps=10,
-        digest_interval_steps=5,
+        digest_interval_steps=5, overrides={"comm.train_timeout_seconds": COLLECTIVE_S},
     )  # fmt: skip
     spec = replace(
         toy_spec("dbg", spares=0, start_timeout_s=300.0, hang=HANG), titan=titan, torchft=TORCHFT, groups=TWO_RANKS
@@ -145,7 +148,9 @@ def test_groups_of_two_ranks(tmp_path: Path) -> None:
         hanging.want(record.run_dir, 1, 1, "breakpoint", rank=1)
         standing(w, tmp_path, (1, 1))
         hanging.want(record.run_dir, 1, 1, "")
+        since = time.monotonic()
         others_train()
+        eventually(lambda: time.monotonic() > since + 3 * COLLECTIVE_S, 60, "for longer than a collective may last")
         assert cast() == ["1.1 | 1"]
         assert cli(w, tmp_path, "debug", "continue").stdout == "1.1 | goes on\n"
         goes_on()

@@ -152,13 +152,18 @@ class NotFinite:
     """Evidence of all groups that ended because of a number that is not finite, put together once a round."""
 
     newest: float
-    """Time of the newest sign of it, on the run clock."""
+    """Time of the newest sign of it, on the run clock; now, while a rank of these groups still runs. It may report that
+    the number was its own, and nothing starts before it has ended."""
     told: nonfinite.Told
 
 
 def not_finite(observed: Observed, memory: Memory) -> NotFinite:
-    signs = [s for g in nonfinite.speaking(memory, observed) if (s := suspect(g, observed)) is not None]
-    newest = max((memory.suspects.get(s.key, observed.now) for s in signs if s.kind == SignKind.NAN), default=0.0)
+    newest = 0.0
+    for group in nonfinite.speaking(memory, observed):
+        sign = suspect(group, observed)
+        if sign is not None and sign.kind == SignKind.NAN:
+            runs = any(rank.state != "exited" for rank in ranks_of(group, observed))
+            newest = max(newest, observed.now if runs else memory.suspects.get(sign.key, observed.now))
     return NotFinite(newest, nonfinite.told(memory, observed))
 
 

@@ -106,7 +106,7 @@ _WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.LEFT_BEFORE: f"{WHY_FIRST[Kind.LEAVING]}: {{why}}",
     Code.MOVES_BEFORE: f"{WHY_FIRST[Kind.LEAVING]} ({{why}})",
     Code.AND: "{reason}; {note}",
-    Code.MISCONFIGURED: "no machine can train group {group} with this run file",
+    Code.MISCONFIGURED: "no machine can train group {group} with this run file and the run's folder as they are",
     Code.SAME_EVERYWHERE: "every group ended with the same error: starting them again would end the same way",
     Code.MODELS_NUMBERS: "{evidence}: the model or its data is at fault, and no machine",
     Code.SAME_STEP_AGAIN: _same_step_again,

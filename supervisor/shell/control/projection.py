@@ -11,6 +11,7 @@ from supervisor.core.evidence import checkpoint_lag
 from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.decision import Decision
 from supervisor.core.model.incident import Incident, Suspicion
+from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import Checkpoint
 from supervisor.core.model.spec import RunSpec
@@ -31,6 +32,9 @@ DIGESTS = 64
 
 DIGEST_ITEMS = 16
 """Most actions, and incidents, that a digest names."""
+
+A_DAY_S = 86_400.0
+"""Longest time for which a person has a rank in the debugger while its peers wait for it: a choice."""
 
 
 @dataclass
@@ -231,6 +235,7 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         torchft=spec.torchft,
         term_grace_s=spec.policy.term_grace_s,
         hang=spec.policy.hang,
+        collective_timeout_s=_collective_timeout_s(spec),
         # The others keep their starting values, so that a checkpoint does not rewrite every node's record.
         checkpoint=_mark(memory.checkpoint if writer else group.checkpoint),
         resume=group.resume,
@@ -246,6 +251,14 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         code=group.code,
         hold=group.phase not in ("starting", "running"),
     )
+
+
+def _collective_timeout_s(spec: RunSpec) -> float:
+    """Returns the seconds that ranks of a group wait for one of them that a person has in the debugger: a collective's
+    time cannot be prolonged once it has begun. Agents end the peers of a dead rank, and the supervisor ends what hangs.
+    0 where it does not: then nothing but the config's own timeout would."""
+    ends_hangs = spec.policy.mode == "act" and Kind.HANG not in spec.policy.observe
+    return A_DAY_S if ends_hangs else 0.0
 
 
 def _last_step(memory: Memory) -> int | None:

@@ -131,6 +131,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("supervisor_cordoned_hosts", "hosts", ("run",), "Hosts on which no group of the run is placed."),
     _gauge("supervisor_breaker_held", "bool", ("run",), "1 while the breaker holds: many failing groups, lost nodes or failed checks are treated as one cause."),
     _gauge("supervisor_groups", "groups", ("run", ("phase", GROUP_PHASES)), "Replica groups by phase."),
+    _gauge("supervisor_debugged_groups", "groups", ("run",), "Groups of which a person has a rank in the debugger."),
     _gauge("supervisor_generation", "generation", _GROUP, "Current generation of a group."),
     _gauge("supervisor_committed_steps", "steps", ("run",), "Newest committed step that running ranks report; it decreases after a resume from a checkpoint."),
     _gauge("supervisor_checkpoint_step", "steps", ("run",), "Step of the newest complete checkpoint."),

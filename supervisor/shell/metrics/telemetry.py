@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from supervisor.core.attribution.stragglers import stragglers
-from supervisor.core.evidence import checkpoint_lag
+from supervisor.core.evidence import checkpoint_lag, stopped_ranks
 from supervisor.core.evidence.group_failure import node_verdict
 from supervisor.core.goodput.causes import Cause
 from supervisor.core.model.decision import Decision
@@ -196,6 +196,8 @@ class Telemetry:
         if newest:  # the last value stands while no rank reports a step: coming and going is no progress
             m.gauge("supervisor_committed_steps", run=run).set(newest)
         self._groups(run, known, memory)
+        debugged = [group for group in memory.groups.values() if stopped_ranks.debugged(group, observed)]
+        m.gauge("supervisor_debugged_groups", run=run).set(len(debugged))
         self._nodes(spec, memory, observed)
         self._budgets(spec, memory, observed.now)
 

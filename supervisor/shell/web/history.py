@@ -56,7 +56,7 @@ class History:
             self._older = {n: p for n, p in self._older.items() if n % self._stride == 0}
 
     def nothing_to_step(self, at: float) -> None:
-        """Restarts the count of idle time: no group exists that could step."""
+        """Restarts the count of idle time: no group exists that could step, or a person has one in the debugger."""
         self._moved = at
 
     def points(self) -> dict[int, Point]:

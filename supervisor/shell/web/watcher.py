@@ -231,7 +231,8 @@ class Page:
         if "groups" in found:
             self._leaderless[run].look(not found["numbers"]["leader"], now)
             self._unlit[run].look(not found["numbers"]["lit"], now)
-            if not any(group["generation"] for group in found["groups"].values()):
+            groups = found["groups"].values()
+            if not any(group["generation"] for group in groups) or any("b" in group["ranks"] for group in groups):
                 history.nothing_to_step(now)
         point = newest_point(found, now)
         if point is not None:

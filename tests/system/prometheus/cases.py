@@ -112,6 +112,33 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary=_STILL,
         ),
         Case(
+            # a person has a rank in the debugger for half an hour, and then no step comes
+            series={
+                _ON: "1+0x80",
+                _STARTED: "1+0x80",
+                _STEPS: "0+10x20 200+0x60",
+                'supervisor_debugged_groups{run="r",instance="a"}': "0+0x20 1+0x29 0+0x30",
+            },
+            quiet=64,
+            fires=66,
+            labels={"run": "r"},
+            summary=_STILL,
+        ),
+        Case(
+            # it is halted while a person has a rank in the debugger
+            series={
+                _ON: "1+0x20 0+0x60",
+                'supervisor_run_phase{run="r",phase="halted",instance="a"}': "0+0x20 1+0x60",
+                _STARTED: "1+0x80",
+                _STEPS: "0+10x10 100+0x70",
+                'supervisor_debugged_groups{run="r",instance="a"}': "0+0x10 1+0x70",
+            },
+            quiet=30,
+            fires=33,
+            labels={"run": "r"},
+            summary=_STILL,
+        ),
+        Case(
             # another supervisor leads after a minute without a leader: another process exports the steps, and they go
             # on
             series={

@@ -69,6 +69,20 @@ def test_of_its_ranks_the_one_whose_own_loss_it_was_is_named_whoever_ended_first
     assert {(i.kind, i.rank) for i in w.incidents.values() if i.group == 1} == {(Kind.NUMERICS, 1)}
 
 
+def test_groups_are_judged_once_all_their_ranks_have_ended() -> None:
+    """On a busy machine the neighbour of the one whose number it was ends a while before it."""
+    w = World(groups=2, ranks=2, spares=1).bring_up()
+    for group, whose in enumerate(("peers", "group")):
+        w.report(group, 1, state="exited", exit_code=1, error=ERROR, numerics=whose, step=50, commits=1, ended_s=1.0)
+    w.report(0, 0, state="exited", exit_code=1, error=ERROR, numerics="peers", step=50, commits=1, ended_s=1.0)
+    judged(w)
+    w.round(3 * LOCAL_WORD_S)
+    assert w.incidents == {}
+    w.report(1, 0, state="exited", exit_code=1, error=ERROR, numerics="own", step=50, commits=1, ended_s=4.0)
+    w.round(0.1)
+    assert {i.group: (i.kind, i.rank) for i in w.incidents.values()} == {0: (Kind.ERROR, 0), 1: (Kind.NUMERICS, 0)}
+
+
 def test_a_rank_whose_neighbour_it_was_speaks_for_its_group() -> None:
     """It ends first, and the neighbour is ended with it before it can report anything."""
     w = World(groups=2, ranks=2, spares=1).bring_up()

@@ -14,7 +14,7 @@ from supervisor.core.model.decision import Action, Decision
 from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import Checkpoint, Grant, Observed
 from supervisor.core.model.seats import Seat
-from supervisor.core.model.spec import EnvSpec, GroupsSpec, HooksSpec, RunSpec
+from supervisor.core.model.spec import EnvSpec, GroupsSpec, HooksSpec, PolicySpec, RunSpec
 from supervisor.core.remediation.restore import ENDED
 from supervisor.shell.control import codes, projection
 from supervisor.shell.control.projection import Spread
@@ -176,6 +176,22 @@ def test_the_spec_reaches_the_node() -> None:
     trainer, light = wanted["n1"].trainers[0], wanted["host"].lighthouses[0]
     assert (trainer.world_size, trainer.min_groups, light.min_groups) == (4, 2, 2)
     assert trainer.term_grace_s == spec.policy.term_grace_s
+
+
+@pytest.mark.parametrize(
+    ("policy", "timeout_s"),
+    [
+        (PolicySpec(), projection.A_DAY_S),
+        (PolicySpec(observe=("crash",)), projection.A_DAY_S),
+        (PolicySpec(mode="observe"), 0.0),
+        (PolicySpec(observe=("hang",)), 0.0),
+    ],
+)
+def test_peers_wait_for_a_rank_in_the_debugger_where_the_supervisor_ends_what_hangs(
+    policy: PolicySpec, timeout_s: float
+) -> None:
+    (trainer,) = projection.desired(replace(SPEC, policy=policy), "/r", RUNNING)["n1"].trainers
+    assert trainer.collective_timeout_s == timeout_s
 
 
 def test_the_environment_and_hooks_reach_each_trainer_and_an_older_record_has_none() -> None:

@@ -75,6 +75,17 @@ def samples(telemetry: Telemetry, names: list[str]) -> dict[tuple[str, frozenset
     }
 
 
+def test_groups_in_the_debugger() -> None:
+    world = Told().bring_up()
+    assert value(world.telemetry, "supervisor_debugged_groups", run=world.spec.name) == 0
+    world.report(1, commits=1, step=5, debugging=True)
+    world.round(10.0)
+    assert value(world.telemetry, "supervisor_debugged_groups", run=world.spec.name) == 1
+    world.report(1, commits=2, step=6)
+    world.round(10.0)
+    assert value(world.telemetry, "supervisor_debugged_groups", run=world.spec.name) == 0
+
+
 def test_one_round() -> None:
     world = Told().bring_up()
     t, run = world.telemetry, world.spec.name

@@ -95,6 +95,20 @@ def test_a_run_that_stands_still_calls_when_the_alert_does(world: ToldWorld) -> 
     assert up["why"][0].startswith("no step for more than 15 min")
 
 
+def test_a_run_that_waits_for_a_person_in_the_debugger_does_not_call(world: ToldWorld) -> None:
+    watcher = Watcher(world)
+    assert watcher.up(after_s=20.0)["level"] == "no"
+    world.report(0, commits=1, step=5, debugging=True)
+    world.report(1, commits=1, step=5, phase="waiting")
+    world.round(1.0)
+    assert watcher.up(after_s=2 * STILL_S)["level"] == "no"
+    for group in (0, 1):
+        world.report(group, commits=1, step=5)
+    world.round(1.0)
+    assert watcher.up()["level"] == "no", "the count begins again"
+    assert watcher.up(after_s=STILL_S)["level"] == "now"
+
+
 def test_a_run_that_never_steps_calls_once_it_could(world: ToldWorld) -> None:
     queued = ToldWorld(groups=2, spares=1)
     queued.lead()
