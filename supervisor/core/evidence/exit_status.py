@@ -68,7 +68,7 @@ def ended(ranks: tuple[RankView, ...], plain: bool = False) -> Failure | None:
     if not bad:
         return None
     if (debugged := _debugged(ranks)) is not None:
-        return Failure(Kind.REQUESTED, (Reason.of(Code.DEBUGGED, rank=debugged),), rank=debugged)
+        return Failure(Kind.DEBUGGER, (Reason.of(Code.DEBUGGED, rank=debugged),), rank=debugged)
     first = min(bad, key=_order)
     failure = replace(_judged(first), rank=first.rank)
     if plain and failure.kind == Kind.ERROR and not failure.same:

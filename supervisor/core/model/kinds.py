@@ -79,6 +79,8 @@ class Kind(StrEnum):
     """Its GPU cannot be used any more, as the driver reports."""
     HANG = "hang"
     """A rank's step takes far longer than it did, and the rank does not wait for others."""
+    DEBUGGER = "debugger"
+    """It ended in a step in which a person had a rank in the debugger."""
     REQUESTED = "requested"
     """A person asked for a restart."""
 
@@ -88,6 +90,8 @@ class Is(Enum):
 
     PLANNED = auto()
     """Nothing failed: a person's wish, or a node that is left before it is taken. It draws on no budget."""
+    OF_A_PERSON = auto()
+    """A person's wish, or work: what failed before does not count against the group any more."""
     TRAINS_ON = auto()
     """Its group trains until something is done about it."""
 
@@ -164,7 +168,8 @@ TRAITS: Mapping[Kind, Traits] = {
     Kind.NUMERICS: _row(Is.TELLS_ITS_END, Is.MAY_BE_A_GPU, Is.ALIKE, Is.BY_WORD),
     Kind.GPU: _row(Is.LOST, Is.TELLS_ITS_END, Is.SAYS_NOTHING_OF_PROGRAM, Is.ON_THE_NODE, Is.BY_WORD),
     Kind.HANG: _row(Is.LIVES, Is.HOLDS_UP_OTHERS, Is.OF_A_MACHINE, Is.ON_THE_NODE, Is.MAY_BE_A_GPU, Is.ALIKE),
-    Kind.REQUESTED: _row(Is.PLANNED, Is.SAYS_NOTHING_OF_PROGRAM, rung=Rung.RESTART),
+    Kind.DEBUGGER: _row(Is.PLANNED, Is.OF_A_PERSON, Is.SAYS_NOTHING_OF_PROGRAM, rung=Rung.RESTART),
+    Kind.REQUESTED: _row(Is.PLANNED, Is.OF_A_PERSON, Is.SAYS_NOTHING_OF_PROGRAM, rung=Rung.RESTART),
 }
 
 
@@ -174,4 +179,5 @@ def that_are(answer: Is) -> frozenset[Kind]:
 
 
 PLANNED = that_are(Is.PLANNED)
+OF_A_PERSON = that_are(Is.OF_A_PERSON)
 TRAINS_ON = that_are(Is.TRAINS_ON)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from supervisor.core.attribution import flapping_hosts
 from supervisor.core.evidence import group_failure
 from supervisor.core.model.incident import Incident
-from supervisor.core.model.kinds import GroupPhase, Kind, Rung
+from supervisor.core.model.kinds import OF_A_PERSON, GroupPhase, Kind, Rung
 from supervisor.core.model.memory import AllocationMemory, GroupMemory
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
@@ -34,7 +34,7 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
         r.halt(why, incident)
         return
     attempts = group.attempts + 1
-    if incident.kind == Kind.REQUESTED:
+    if incident.kind in OF_A_PERSON:
         attempts, group = group.attempts, group.without_history()
         r.restarts_done[group.group] = r.observed.control.restarts.get(group.group, 0)
     if not choice.free:

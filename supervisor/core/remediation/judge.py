@@ -14,7 +14,7 @@ from supervisor.core.attribution import (
 from supervisor.core.attribution.full_preemption import all_lost, nobody_left
 from supervisor.core.evidence import group_failure, group_nodes
 from supervisor.core.model.incident import Failure, Incident
-from supervisor.core.model.kinds import Is, Kind, Rung, that_are
+from supervisor.core.model.kinds import OF_A_PERSON, Is, Kind, Rung, that_are
 from supervisor.core.model.memory import GroupMemory, PastFailure
 from supervisor.core.model.observed import Verdict
 from supervisor.core.model.reason import Code, Reason
@@ -82,7 +82,7 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
     in_place = circuit_breaker.in_place(r, incident.kind) or shared_outage.waited_for(r, group, failure)
     tried = known if known is not None and _has_failed(known, kind) else None
     at_least = min(tried.rung, Rung.REALLOCATE) if tried is not None else Rung.RIDE_THROUGH
-    if tried is not None and incident.kind != Kind.REQUESTED and not in_place:
+    if tried is not None and incident.kind not in OF_A_PERSON and not in_place:
         recovery_cost.note(r, tried, mended=False)
     if passed is None and earlier is None:
         passed = futile_restart.elsewhere(r, group, failure) or recovery_cost.elsewhere(r, group, incident.kind)
@@ -134,7 +134,7 @@ def _choice(r: Round, group: GroupMemory, failure: Failure, incident: Incident, 
     at_least, passed = limits.at_least, None
     if limits.passed is not None and at_least < Rung.REPLACE:
         at_least, passed = Rung.REPLACE, limits.passed
-    if kind == Kind.REQUESTED:
+    if kind in OF_A_PERSON:
         return ladder.Choice(Rung.RESTART, ladder.why_first(kind, r.spec.policy), free=True)
     if failure.blameless:
         why = Reason.of(Code.ANOTHERS_FAULT, evidence=failure.evidence[-1])
@@ -192,7 +192,7 @@ def _succeeded(r: RoundView, incident: Incident, successor: str) -> ladder.Choic
 
 def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -> None:
     """Finishes a group that fails while it drains. Neither a hiccup nor a requested restart counts."""
-    if failure.kind == Kind.REQUESTED:
+    if failure.kind in OF_A_PERSON:
         return
     if failure.kind == Kind.SILENT:
         incident = r.incident_for(group, failure, step)

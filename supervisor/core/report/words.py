@@ -13,6 +13,7 @@ from supervisor.core.report import words_done, words_seen, words_waits
 
 WHY_FIRST: Mapping[str, str] = {
     Kind.SILENT: "the quorum goes on without it, and its node still lives",
+    Kind.DEBUGGER: "a person had it in the debugger",
     Kind.REQUESTED: "a person asked for it",
     Kind.LEAVING: "its node is about to be taken away: it is left before",
     Kind.SAME_ERROR: "the same error comes back wherever it is started: starting it again would end the same way",

@@ -115,7 +115,7 @@ def test_its_end_is_a_restart_that_costs_nothing(w: World, how: str) -> None:
     w.round(1.0)
     w.round(20.0)
     incident = w.incident
-    assert (incident.kind, incident.group, incident.rung) == (Kind.REQUESTED, 1, Rung.RESTART)
+    assert (incident.kind, incident.group, incident.rung) == (Kind.DEBUGGER, 1, Rung.RESTART)
     assert incident.evidence == (Reason.of(Code.DEBUGGED, rank=0),)
     assert w.group(1).generation == 2
     assert w.memory.spent == before

@@ -48,6 +48,7 @@ def test_every_kind_has_a_first_rung() -> None:
         (Kind.PEERS_GONE, Rung.RESTART),
         (Kind.START_TIMEOUT, Rung.RESTART),
         (Kind.STALLED, Rung.RESTART),
+        (Kind.DEBUGGER, Rung.RESTART),
         (Kind.REQUESTED, Rung.RESTART),
         (Kind.NODE_LOST, Rung.REPLACE),
         (Kind.ALLOCATION_LOST, Rung.REALLOCATE),

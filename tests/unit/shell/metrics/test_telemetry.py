@@ -253,7 +253,7 @@ def test_a_spare_is_one_on_which_a_group_would_be_placed(about: dict[str, Any]) 
 
 @pytest.mark.parametrize(
     ("kind", "outside"),
-    [(Kind.REQUESTED, False), (Kind.LEAVING, False), (Kind.ERROR, False), (Kind.ALLOCATION_LOST, False), (Kind.CRASH, True)],
+    [(Kind.DEBUGGER, False), (Kind.REQUESTED, False), (Kind.LEAVING, False), (Kind.ERROR, False), (Kind.ALLOCATION_LOST, False), (Kind.CRASH, True)],
 )  # fmt: skip
 def test_what_was_planned_or_is_of_the_program_or_from_outside_accuses_no_node(kind: Kind, outside: bool) -> None:
     t = Told().bring_up().telemetry
