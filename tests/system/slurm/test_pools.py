@@ -15,6 +15,7 @@ from supervisor.core.model.spec import AllocationSpec
 from supervisor.shell.inspect import client, pools
 from supervisor.shell.inspect.pools import PoolStatus
 from supervisor.wire.records import RunRecord
+from tests.system.integration.test_killed_client import alive, killed_until_it_is_there
 from tests.system.integration.test_pools import done
 from tests.system.integration.test_sync import code, held, lies, printed, run_file, version_of
 
@@ -27,6 +28,12 @@ pytestmark = [
 ]
 
 SOON_S = 120.0
+SLURM = """
+[allocation]
+engine = "slurm"
+nodes = 2
+slurm = {{ node_folder = "{folder}", drain_suspects = false }}
+"""
 
 
 def status(w: SlurmWorld) -> PoolStatus:
@@ -77,16 +84,31 @@ def test_runs_on_a_pool_submit_no_job(tmp_path: Path) -> None:
             w.check(record)
 
 
+def test_clients_that_are_killed_submit_nothing_twice(tmp_path: Path) -> None:
+    with slurm_world(tmp_path) as w:
+        folder = code(tmp_path / "code", "one")
+        file = run_file(folder, tmp_path / "crash", SLURM.format(folder=w.system))
+        eventually(lambda: w.led() and alive(w), SOON_S, "a supervisor leads, and the service host is there")
+        ask = partial(killed_until_it_is_there, w, 8)
+        assert ask("hold", str(file), "--name", "lab", "--nodes", "2")["before"]
+        eventually(lambda: [n.state for n in status(w).nodes] == ["granted"] * 2, SOON_S, "its nodes are there")
+        assert len(w.live_jobs()) == 2, "a job for each node"
+        newest = submitted(w)
+        assert ask("launch", str(file), "--on", "lab")["before"]
+        record = client.choose_run(w.mirror(), "first")
+        eventually(w.running(record, 1, 1), SOON_S, "both groups run")
+        assert ask("stop", "first")["before"]
+        eventually(lambda: not status(w).used_by, SOON_S, "no run uses it")
+        assert submitted(w) == newest, "no job was submitted for a run"
+        assert ask("release", "lab")["before"]
+        eventually(lambda: not w.live_jobs(), SOON_S, "Slurm has all nodes back")
+        w.check(record, stepped=False)
+
+
 def test_edited_code_is_synced_and_seen_by_the_next_start_without_a_job(tmp_path: Path) -> None:
     with slurm_world(tmp_path) as w:
         folder = code(tmp_path / "code", "one")
-        slurm = f"""
-[allocation]
-engine = "slurm"
-nodes = 2
-slurm = {{ node_folder = "{w.system}", drain_suspects = false }}
-"""
-        file = run_file(folder, tmp_path / "crash", slurm)
+        file = run_file(folder, tmp_path / "crash", SLURM.format(folder=w.system))
         held(w, folder, 2)
         newest = submitted(w)
         assert len(w.live_jobs()) == 2, "a job for each node"
