@@ -63,6 +63,10 @@ class Quorum:
         self.all_take_part = False
         """True if this rank waits for each quorum before its step: groups that heal in one count in its step too."""
         self._healed = False
+        self._new = False
+        """True between the question for a quorum and its first use."""
+        self._patient = False
+        """True while collectives may take as long as a heal."""
         self._meeting = Meeting(manager, launch.torchft.process_group_timeout_ms / 1000)
         self._groups = torchft_names.process_group(manager)
         self._groups.supervisor_listening = gloo.servers_of(manager, launch.lighthouse, launch.master_port)
@@ -72,6 +76,7 @@ class Quorum:
         torchft_names.wrap_waits(self._waiting_for_peers)
         heals = Heals(rank.report)
         torchft_names.wrap_transfers(manager, lambda call: heals.watching(seconds.transfer(call)), seconds.transfer)
+        torchft_names.limit_heals(manager, timedelta(seconds=launch.torchft.heal_timeout_s))
         torchft_names.notice_heal(manager, partial(seconds.part, "heal"), self._on_healed)
 
     def abort(self) -> None:
@@ -88,6 +93,9 @@ class Quorum:
     def _starting(self, start: Callable[..., None]) -> Callable[..., None]:
         def start_quorum(*args: Any, **kwargs: Any) -> None:
             first = self._report.progress.commits == 0
+            self._new = True
+            if self._patient:
+                self._limit(timedelta(milliseconds=self._launch.torchft.process_group_timeout_ms), patient=False)
             if first:
                 self._report.phase("quorum")
             with self._seconds.waiting(), self._activity.during("quorum"):
@@ -109,12 +117,29 @@ class Quorum:
                 with self._seconds.waiting(), self._activity.during("quorum"):
                     wait()
                 self._report.phase(before)
+            if self._new:
+                self._new = False
+                self._wait_for_heals()
             if self.all_take_part:
                 torchft_names.all_take_part(self._manager)
             if self.id != torchft_names.quorum_id(self._manager):
                 self._on_quorum()
 
         return wait_quorum
+
+    def _wait_for_heals(self) -> None:
+        """Lets the step's collectives take as long as a heal, if a group heals in it: who gave up would go on without it,
+        and its state would be old before it was there. One that cannot heal frees those who wait for it."""
+        if not torchft_names.heals(self._manager):
+            return
+        if self._manager.errored() is None:
+            self._limit(timedelta(seconds=self._launch.torchft.heal_timeout_s), patient=True)
+        else:
+            self._groups.abort()
+
+    def _limit(self, limit: timedelta, *, patient: bool) -> None:
+        torchft_names.limit_collectives(self._manager, limit)
+        self._patient = patient
 
     def _committing(self, commit: Callable[..., bool]) -> Callable[..., bool]:
         # TorchFT waits as long as for one collective, and raises: a rank whose neighbour hangs would fail in its place

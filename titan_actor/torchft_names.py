@@ -68,6 +68,8 @@ class _Noticing:
         self._client, self._seen = client, seen
         self.place: tuple[int, int] | None = None
         """This group's number in the newest quorum, and the size of that."""
+        self.heals = False
+        """True if a group heals in the newest quorum."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -75,6 +77,9 @@ class _Noticing:
     def _quorum(self, *args: Any, **kwargs: Any) -> Any:
         quorum = self._client._quorum(*args, **kwargs)
         self.place = quorum.replica_rank, quorum.replica_world_size
+        behind = quorum.max_world_size < quorum.replica_world_size
+        # at step 0 none is behind: all take the state of one, and that gives it
+        self.heals = behind or quorum.heal or bool(quorum.recover_dst_replica_ranks)
         self._seen(list(quorum.replica_ids))
         return quorum
 
@@ -104,6 +109,32 @@ def wrap_transfers(manager: Any, receive: Wrap, send: Wrap) -> None:
         receive(transport.recv_checkpoint),
         send(transport.send_checkpoint),
     )
+
+
+def heals(manager: Any) -> bool:
+    """Returns true if a group heals in the newest quorum. After `notice_members`."""
+    return bool(manager._client.heals)
+
+
+def limit_collectives(manager: Any, limit: timedelta) -> None:
+    """Sets how long a collective between groups may take from now on. One in a process of its own keeps its limit."""
+    from torchft.process_group import ProcessGroup
+
+    groups = manager._pg
+    while isinstance(groups, ProcessGroup):
+        groups.set_timeout(limit)  # NCCL's, for each as it begins
+        groups = getattr(groups, "_pg", None)
+    if groups is not None:
+        for device in groups._device_types:  # gloo's group keeps one for all that begin
+            groups._get_backend(device)._set_default_timeout(limit)
+
+
+def limit_heals(manager: Any, limit: timedelta) -> None:
+    """Sets how long a group that gives its state waits for its reader, before its own next step. TorchFT raises after
+    it, which ends the group that gives."""
+    lock = getattr(manager._checkpoint_transport, "_checkpoint_lock", None)
+    if lock is not None:
+        lock.timeout = max(lock.timeout, limit.total_seconds())
 
 
 def notice_heal(manager: Any, part: Callable[[], AbstractContextManager[None]], loaded: Callable[[], None]) -> None:

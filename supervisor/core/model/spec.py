@@ -222,6 +222,10 @@ class TorchFTSpec:
     process_group_timeout_ms: int = setting(
         10000, "longest healthy collective; survivors of a silent loss go on after this"
     )
+    heal_timeout_s: float = setting(
+        240.0,
+        "longest transfer of a state to a group that heals: in its step the others wait so long for it, and not process_group_timeout. 30 GB a rank over 1 Gbit/s; below policy.start_timeout_s, which a heal is a part of",
+    )
     quorum_timeout_ms: int = setting(
         1_800_000,
         "longest control-plane outage that a trainer survives; also the longest wait for a store or network whose loss ends groups, unless the breaker holds. TorchFT's default of 60 s killed both replicas in a test",

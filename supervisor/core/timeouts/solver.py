@@ -72,7 +72,7 @@ def rows(spec: RunSpec, seen: Measured = NOTHING) -> tuple[Row, ...]:
     lease = _lease(spec, seen, heartbeat)
     at_least, at_most = _hang(spec, seen, join, group)
     return (
-        *(heartbeat, join, group, at_least, at_most),
+        *(heartbeat, join, group, _heal(spec, seen, group), at_least, at_most),
         *_outage(spec, heartbeat, join, group, at_most, lease),
         lease,
         *_judging(spec, seen, join, lease),
@@ -158,6 +158,25 @@ def _process_group(spec: RunSpec, seen: Measured, heartbeat: Row) -> Row:
         measured = "no step measured yet"
     return made(
         key="torchft.process_group_timeout_ms", unit="ms", value=value, least=least, best=best, measured=measured
+    )
+
+
+def _heal(spec: RunSpec, seen: Measured, group: Row) -> Row:
+    value = spec.torchft.heal_timeout_s
+    return made(
+        key="torchft.heal_timeout_s",
+        unit="s",
+        value=value,
+        least=Bound(
+            group.value / 1000,
+            f"it must not be below {group.key} = {group.value:.10g}: in a step with a heal it takes the place of that",
+        ),
+        best=highest(
+            Bound(value, "a choice: who waits for a heal that hangs is freed after it"),
+            Bound(up(3 * seen.apart_s), "three times the longest checkpoint or heal"),
+            Bound(up(top(group) / 1000), f"{group.key} must not be above it"),
+        ),
+        measured=said("longest checkpoint or heal", seen.apart_s),
     )
 
 

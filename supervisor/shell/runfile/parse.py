@@ -258,6 +258,7 @@ _AT_LEAST: dict[str, float] = {
     "torchft.heartbeat_timeout_ms": 1,
     "torchft.join_timeout_ms": 1,
     "torchft.process_group_timeout_ms": 1,
+    "torchft.heal_timeout_s": 1,
     "torchft.quorum_timeout_ms": 1,
     "torchft.quorum_retries": 0,
     "policy.budget.restart": 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -144,6 +145,32 @@ def that_freezes_rank_1_before_a_commit() -> Any:
         return mean
 
     ReplicaTrainer._share_and_check = freeze
+    return recipes.llama3_debug_small()
+
+
+SENDS_S = "SENDS_STATE_S"
+"""Environment variable: seconds for which a group gives its state to one that heals."""
+REFUSES = "REFUSES_STATE"
+"""Environment variable: while this file is there, a group gives its state to none."""
+
+
+def that_gives_its_state_slowly() -> Any:
+    """Gives its state in small pieces, as a large model's goes over a slow link."""
+    from torchft.checkpointing import http_transport
+
+    save = http_transport._streaming_save
+
+    def slowly(state: Any, to: Any) -> None:
+        if os.path.exists(os.environ.get(REFUSES, "")):
+            raise OSError("it gives nothing")
+        whole = io.BytesIO()
+        save(state, whole)
+        data, pieces = whole.getbuffer(), 100
+        for number in range(pieces):
+            time.sleep(float(os.environ[SENDS_S]) / pieces)
+            to.write(data[number * len(data) // pieces : (number + 1) * len(data) // pieces])
+
+    http_transport._streaming_save = slowly
     return recipes.llama3_debug_small()
 
 

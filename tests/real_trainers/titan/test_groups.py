@@ -16,7 +16,7 @@ from fault_injection.testbed.waiting import eventually
 from supervisor.core.goodput.causes import Cause, of_lines
 from supervisor.core.model.spec import DataSpec, TorchFTSpec
 from tests.real_trainers.titan.groups import Groups, Rank, assert_equal_digests
-from tests.real_trainers.titan.recipes import TOLD
+from tests.real_trainers.titan.recipes import REFUSES, SENDS_S, TOLD
 
 pytestmark = pytest.mark.trainers
 
@@ -193,6 +193,53 @@ def test_a_killed_data_worker_costs_the_survivor_what_a_killed_trainer_costs(gro
     of_worker, of_trainer = gap_s(1, kill_worker=True), gap_s(2, kill_worker=False)
     # the lighthouse's heartbeat timeout and its join timeout; TorchFT's wait for a store that is gone is 10 s
     assert max(of_worker, of_trainer) < 2 * (1.0 + 3.0), (of_worker, of_trainer)
+
+
+HASTY = TorchFTSpec(process_group_timeout_ms=2000, join_timeout_ms=1000)
+GIVES_S = 3 * HASTY.process_group_timeout_ms / 1000
+
+
+def giving(seconds: float, **environment: str) -> dict[str, Any]:
+    recipe = "tests.real_trainers.titan.recipes:that_gives_its_state_slowly"
+    return {"torchft": HASTY, "recipe": recipe, "environment": {SENDS_S: str(seconds), **environment}}
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(3, 1), (2, 2)])
+def test_a_heal_may_take_longer_than_a_collective(groups: Groups, count: int, ranks: int) -> None:
+    """Otherwise those who wait for it give up, and go on without it; it heals to a state that is old by then, and
+    begins again: a large model would never be whole again."""
+    fields = {"groups": count, **giving(GIVES_S)}
+    others = [groups.start_group(group, ranks, **fields) for group in range(count - 1)]
+    for rank in itertools.chain(*others):
+        rank.reached(5, commits=2)
+    late = groups.start_group(count - 1, ranks, **fields)
+    late[0].reached(others[0][0].step + 3, commits=3, within_s=10 * GIVES_S)
+    for rank in late:
+        (heal, *again) = rank.lines("heal")
+        assert (heal["transfer_s"] > GIVES_S, again) == (True, [])
+    for rank in itertools.chain(*others):
+        in_vain = [line["step"] for line in rank.lines("step") if not line["committed"]]
+        assert in_vain == [], "no one has waited for a collective in vain"
+
+
+def test_who_cannot_heal_frees_those_who_wait_for_it(groups: Groups, tmp_path: Path) -> None:
+    """Their collective may take as long as a heal now, and it has none to wait for."""
+    refuses = tmp_path / "refuses"
+    fields = giving(0.0, **{REFUSES: str(refuses)})
+    first = groups.start(0, **fields)
+    first.reached(5)
+    refuses.touch()
+    late = groups.start(1, **fields)
+
+    def has_failed() -> bool:
+        failed = late.progress.heal_failed if late.progress else None
+        return failed is not None and failed.times >= 3
+
+    within_s = TorchFTSpec().heal_timeout_s / 4
+    eventually(has_failed, within_s, "three heals fail, one after the other")
+    refuses.unlink()
+    late.reached(first.step + 5, commits=5, within_s=within_s)
+    assert_equal_digests(first, late)
 
 
 def test_two_groups_of_two_ranks_heal_to_equal_state(groups: Groups) -> None:
