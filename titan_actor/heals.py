@@ -1,4 +1,5 @@
-"""Reports heals that fail in a row: TorchFT tries again in each quorum, forever, and reports that only in its log."""
+"""Reports heals that fail in a row, and ends the rank after a few: TorchFT tries again in each quorum, forever, and no step
+of the others is committed meanwhile."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from supervisor.wire.records import HealFailed
+from titan_actor.peers import PeersGone
 from titan_actor.report import Report
 
 ERROR_CHARACTERS = 500
+
+MOST = 3
+"""Heals that may fail in a row: the first peer may have ended meanwhile, and the next one too."""
 
 
 class Heals:
@@ -37,6 +42,12 @@ class Heals:
             return state
 
         return received
+
+    def refuse_another(self) -> None:
+        """Raises PeersGone if too many have failed in a row."""
+        failed = self._report.progress.heal_failed
+        if failed is not None and failed.times >= MOST:
+            raise PeersGone(f"{failed.times} heals in a row have failed, the last from {failed.source}: {failed.error}")
 
     def _failed(self, metadata: str, error: Exception, began: float) -> None:
         self._since = self._since if self._times else began

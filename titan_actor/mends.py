@@ -32,6 +32,8 @@ ENVIRONMENT = {
     # numpy and pyarrow start threads on import, which a fork would lose
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    # else threads of ranks that share processors spin for each other
+    "OMP_WAIT_POLICY": "passive",
 }
 
 THERE, NOT_THERE, UNKNOWN = 0, 1, 2

@@ -74,8 +74,10 @@ class Quorum:
         manager.wait_quorum = self._waiting(manager.wait_quorum)
         manager.should_commit = self._committing(manager.should_commit)
         torchft_names.wrap_waits(self._waiting_for_peers)
-        heals = Heals(rank.report)
-        torchft_names.wrap_transfers(manager, lambda call: heals.watching(seconds.transfer(call)), seconds.transfer)
+        self._heals = Heals(rank.report)
+        torchft_names.wrap_transfers(
+            manager, lambda call: self._heals.watching(seconds.transfer(call)), seconds.transfer
+        )
         torchft_names.limit_heals(manager, timedelta(seconds=launch.torchft.heal_timeout_s))
         torchft_names.notice_heal(manager, partial(seconds.part, "heal"), self._on_healed)
 
@@ -92,6 +94,7 @@ class Quorum:
 
     def _starting(self, start: Callable[..., None]) -> Callable[..., None]:
         def start_quorum(*args: Any, **kwargs: Any) -> None:
+            self._heals.refuse_another()
             first = self._report.progress.commits == 0
             self._new = True
             if self._patient:

@@ -95,7 +95,8 @@ def _judged(first: RankView) -> Failure:
     if first.signal is not None or terminated(first):
         return _by_signal(first)
     if first.exit_code == PEERS_GONE_EXIT:
-        return Failure(Kind.PEERS_GONE, (Reason.of(Code.NO_PEERS, rank=first.rank),))
+        failed = Reason.of(Code.HEAL_FAILED, rank=first.rank, why=first.heal_failed) if first.heal_failed else None
+        return Failure(Kind.PEERS_GONE, (failed or Reason.of(Code.NO_PEERS, rank=first.rank),))
     return replace(_by_itself(first), misconfigured=first.exit_code == MISCONFIGURED_EXIT)
 
 

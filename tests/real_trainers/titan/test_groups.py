@@ -15,8 +15,10 @@ import pytest
 from fault_injection.testbed.waiting import eventually
 from supervisor.core.goodput.causes import Cause, of_lines
 from supervisor.core.model.spec import DataSpec, TorchFTSpec
+from supervisor.wire.records import PEERS_GONE
 from tests.real_trainers.titan.groups import Groups, Rank, assert_equal_digests
 from tests.real_trainers.titan.recipes import REFUSES, SENDS_S, TOLD
+from titan_actor import heals
 
 pytestmark = pytest.mark.trainers
 
@@ -222,22 +224,22 @@ def test_a_heal_may_take_longer_than_a_collective(groups: Groups, count: int, ra
         assert in_vain == [], "no one has waited for a collective in vain"
 
 
-def test_who_cannot_heal_frees_those_who_wait_for_it(groups: Groups, tmp_path: Path) -> None:
-    """Their collective may take as long as a heal now, and it has none to wait for."""
+def test_who_cannot_heal_frees_those_who_wait_for_it_and_ends_soon(groups: Groups, tmp_path: Path) -> None:
+    """Their collective may take as long as a heal, and no step of theirs is committed while it tries again."""
     refuses = tmp_path / "refuses"
     fields = giving(0.0, **{REFUSES: str(refuses)})
     first = groups.start(0, **fields)
     first.reached(5)
     refuses.touch()
-    late = groups.start(1, **fields)
-
-    def has_failed() -> bool:
-        failed = late.progress.heal_failed if late.progress else None
-        return failed is not None and failed.times >= 3
-
     within_s = TorchFTSpec().heal_timeout_s / 4
-    eventually(has_failed, within_s, "three heals fail, one after the other")
+    late = groups.start(1, **fields)
+    assert late.exit_code(within_s) == PEERS_GONE, late.log()[-2000:]
+    assert late.progress is not None
+    assert late.progress.heal_failed is not None
+    assert late.progress.heal_failed.times == heals.MOST
+    first.reached(first.step + 5)
     refuses.unlink()
+    late = groups.start(1, generation=2, resume="peers", **fields)
     late.reached(first.step + 5, commits=5, within_s=within_s)
     assert_equal_digests(first, late)
 

@@ -631,6 +631,19 @@ def test_a_late_start_names_the_heal_that_fails() -> None:
     assert "its heal from 10.0.0.1:43 has failed 3 times" in texts(*w.incident.evidence), w.incident
 
 
+def test_a_node_on_which_no_heal_succeeds_is_left_for_another() -> None:
+    w = World(groups=2, spares=1, budget={"restart": 1}).bring_up()
+    node, why = w.group(1).first_node, "its heal from 10.0.0.1:43 has failed 3 times in 4 s: URLError: refused"
+    w.commit(0, step=50)
+    for rung in (Rung.RESTART, Rung.REPLACE):
+        w.fail(1, code=75, heal_failed=why)
+        w.round(1.0)
+        assert (w.incident.kind, w.incident.rung) == (Kind.PEERS_GONE, rung)
+        assert why in texts(*w.incident.evidence)
+        w.start_again(1)
+    assert w.group(1).first_node != node
+
+
 # --- a command that reports no steps ---
 
 BASH = "train.sh: line 3: trian: command not found"
