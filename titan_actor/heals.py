@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +14,9 @@ from titan_actor.peers import PeersGone
 from titan_actor.report import Report
 
 ERROR_CHARACTERS = 500
+
+READ_S = 60.0
+"""TorchFT's default; its own timeout is short where it is that of a collective."""
 
 MOST = 3
 """Heals that may fail in a row: the first peer may have ended meanwhile, and the next one too."""
@@ -31,14 +35,15 @@ class Heals:
 
         def received(src_rank: int, metadata: str, *args: Any, **kwargs: Any) -> Any:
             began = time.monotonic()
+            if "timeout" in kwargs:
+                # of each read: the peer sends nothing until it has copied its state from its GPU
+                kwargs["timeout"] = max(kwargs["timeout"], timedelta(seconds=READ_S))
             try:
                 state = receive(src_rank, metadata, *args, **kwargs)
             except Exception as error:
                 self._failed(metadata, error, began)
                 raise
-            if self._times:
-                self._times = 0
-                self._report.update(heal_failed=None)
+            self.none_needed()
             return state
 
         return received
@@ -48,6 +53,12 @@ class Heals:
         failed = self._report.progress.heal_failed
         if failed is not None and failed.times >= MOST:
             raise PeersGone(f"{failed.times} heals in a row have failed, the last from {failed.source}: {failed.error}")
+
+    def none_needed(self) -> None:
+        """Forgets those that have failed: one has succeeded, or a step was committed."""
+        if self._times:
+            self._times = 0
+            self._report.update(heal_failed=None)
 
     def _failed(self, metadata: str, error: Exception, began: float) -> None:
         self._since = self._since if self._times else began

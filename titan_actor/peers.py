@@ -7,7 +7,8 @@ from supervisor.wire.records import TrainerLaunch
 
 
 class PeersGone(Exception):
-    """The group started to heal from peers, and met none that has trained and is as far as the checkpoint."""
+    """The group started to heal from peers, and met none that has trained and is as far as the checkpoint; or several of
+    its heals have failed."""
 
 
 def saved(run_dir: str) -> set[str]:

@@ -95,9 +95,9 @@ class RankProcess:
         step = self.report.progress.step
         if isinstance(error, PeersGone):
             code = PEERS_GONE
-            self.report.update(phase="failed", error=f"no peers to heal from: {error}")
+            self.report.update(phase="failed", error=f"cannot heal from peers: {error}")
             self.ledger.event("peers_gone", reason=str(error))
-            print(f"no peers to heal from: {error}", file=sys.stderr)
+            print(f"cannot heal from peers: {error}", file=sys.stderr)
         elif error is not None:
             if self._by_debugger(error):
                 self.report.update(debugging=self._stood)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -67,6 +68,8 @@ class Quorum:
         """True between the question for a quorum and its first use."""
         self._patient = False
         """True while collectives may take as long as a heal."""
+        self._waits, self._fetches = False, False
+        """True while the main thread waits for a quorum, and while its thread fetches a peer's state."""
         self._meeting = Meeting(manager, launch.torchft.process_group_timeout_ms / 1000)
         self._groups = torchft_names.process_group(manager)
         self._groups.supervisor_listening = gloo.servers_of(manager, launch.lighthouse, launch.master_port)
@@ -76,7 +79,7 @@ class Quorum:
         torchft_names.wrap_waits(self._waiting_for_peers)
         self._heals = Heals(rank.report)
         torchft_names.wrap_transfers(
-            manager, lambda call: self._heals.watching(seconds.transfer(call)), seconds.transfer
+            manager, lambda call: self._fetching(self._heals.watching(seconds.transfer(call))), seconds.transfer
         )
         torchft_names.limit_heals(manager, timedelta(seconds=launch.torchft.heal_timeout_s))
         torchft_names.notice_heal(manager, partial(seconds.part, "heal"), self._on_healed)
@@ -117,8 +120,10 @@ class Quorum:
             else:
                 before = self._report.progress.phase
                 self._report.phase("quorum")
-                with self._seconds.waiting(), self._activity.during("quorum"):
+                self._waits = True
+                with self._seconds.waiting(), self._activity.during("heal" if self._fetches else "quorum"):
                     wait()
+                self._waits = False
                 self._report.phase(before)
             if self._new:
                 self._new = False
@@ -129,6 +134,19 @@ class Quorum:
                 self._on_quorum()
 
         return wait_quorum
+
+    def _fetching(self, receive: Callable[..., Any]) -> Callable[..., Any]:
+        """Shows a heal as what it is while the main thread waits for it: it may take longer than a step."""
+
+        def received(*args: Any, **kwargs: Any) -> Any:
+            self._fetches = True
+            try:
+                with self._activity.during("heal") if self._waits else nullcontext():
+                    return receive(*args, **kwargs)
+            finally:
+                self._fetches = False
+
+        return received
 
     def _wait_for_heals(self) -> None:
         """Lets the step's collectives take as long as a heal, if a group heals in it: who gave up would go on without it,
@@ -150,7 +168,10 @@ class Quorum:
 
         def should_commit(*args: Any, **kwargs: Any) -> bool:
             with self._seconds.part("commit"), self._activity.during("commit"):
-                return bool(commit(*args, **{"timeout": patience, **kwargs}))
+                committed = bool(commit(*args, **{"timeout": patience, **kwargs}))
+            if committed:
+                self._heals.none_needed()
+            return committed
 
         return should_commit
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -117,16 +117,21 @@ def heals(manager: Any) -> bool:
 
 
 def limit_collectives(manager: Any, limit: timedelta) -> None:
-    """Sets how long a collective between groups may take from now on. One in a process of its own keeps its limit."""
+    """Sets how long a collective between groups may take from now on. A process group that does not take it keeps
+    its own, as one in a process of its own does."""
+    from torch.distributed import ProcessGroupGloo
     from torchft.process_group import ProcessGroup
 
     groups = manager._pg
     while isinstance(groups, ProcessGroup):
-        groups.set_timeout(limit)  # NCCL's, for each as it begins
+        with suppress(NotImplementedError):
+            groups.set_timeout(limit)  # NCCL's, for each as it begins
         groups = getattr(groups, "_pg", None)
-    if groups is not None:
-        for device in groups._device_types:  # gloo's group keeps one for all that begin
-            groups._get_backend(device)._set_default_timeout(limit)
+    for device in groups._device_types if groups is not None else ():
+        backend = groups._get_backend(device)
+        # NCCL's own is left: it is of a watchdog that ends the process
+        if isinstance(backend, ProcessGroupGloo):
+            backend._set_default_timeout(limit)
 
 
 def limit_heals(manager: Any, limit: timedelta) -> None:

@@ -425,7 +425,7 @@ def _note_silent(r: Round) -> None:
         g.group
         for g in r.groups.values()
         if gate is not None
-        and g.phase == "running"
+        and g.phase in ("starting", "running")  # the others wait in a collective for one that heals as it starts, too
         and gate.hearing.get(g.group) == "silent"
         and gate.admitted.get(g.group) == g.generation
     )

@@ -224,7 +224,7 @@ class TorchFTSpec:
     )
     heal_timeout_s: float = setting(
         240.0,
-        "longest transfer of a state to a group that heals: in its step the others wait so long for it, and not process_group_timeout. 30 GB a rank over 1 Gbit/s; below policy.start_timeout_s, which a heal is a part of",
+        "longest transfer of a state to a group that heals: in its step the others wait so long for it, and not process_group_timeout. 30 GB a rank over 1 Gbit/s. A heal is a part of a start: raise policy.start_timeout_s with it",
     )
     quorum_timeout_ms: int = setting(
         1_800_000,
@@ -260,7 +260,8 @@ class FirstRungSpec:
         "restart", "a process ended and its node lives: a restart in place is the cheapest remedy"
     )
     peers_gone: Literal["restart", "replace", "reallocate", "stop"] = setting(
-        "restart", "it found no peer to heal from: after a restart it resumes from the newest checkpoint"
+        "restart",
+        "it found no peer to heal from, or its heals failed: after a restart it tries again, or resumes from the newest checkpoint",
     )
     start_timeout: Literal["restart", "replace", "reallocate", "stop"] = setting(
         "restart", "it never committed a step: another start is the cheapest thing to try"

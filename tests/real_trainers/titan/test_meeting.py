@@ -32,7 +32,12 @@ class Peer:
         self.quorum: list[str] = []
         client = SimpleNamespace(
             _quorum=lambda: SimpleNamespace(
-                replica_ids=self.quorum, replica_rank=0, replica_world_size=len(self.quorum)
+                replica_ids=self.quorum,
+                replica_rank=0,
+                replica_world_size=len(self.quorum),
+                max_world_size=len(self.quorum),
+                heal=False,
+                recover_dst_replica_ranks=[],
             )
         )
         transport = SimpleNamespace(address=lambda: server)

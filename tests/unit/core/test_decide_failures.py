@@ -652,6 +652,20 @@ def test_a_hiccup_is_ridden_through_and_recovers() -> None:
     assert w.memory.silent == ()
 
 
+def test_the_others_hear_of_one_that_falls_silent_as_it_heals() -> None:
+    """They wait for it in a collective for as long as a heal may take, and its node may be gone without a word."""
+    w = World(groups=2).bring_up()
+    w.crash(0)
+    w.start_again(0)
+    w.admit(0)
+    w.hear(0, "beating")
+    w.round(1.0)
+    assert (w.group(0).phase, w.memory.silent) == ("starting", ())
+    w.hear(0, "silent")
+    w.round(1.0)
+    assert (w.group(0).phase, w.memory.silent) == ("starting", (0,))
+
+
 def test_silence_then_a_lost_node_climbs_within_the_same_incident() -> None:
     w = World().bring_up()
     w.hear(0, "silent")
