@@ -95,6 +95,7 @@ def test_attach_look_and_continue_while_the_other_group_trains(tmp_path: Path) -
         eventually(w.running(record, 1, 2), 240, "it is started again")
         (last,) = [i for i in w.incidents(record) if i.rung > Rung.RIDE_THROUGH]
         assert (last.kind, last.group, codes(*last.evidence)) == (Kind.DEBUGGER, 1, {Code.DEBUGGED})
+        assert last.rung == Rung.RESTART
         assert w.status(record).budgets_left["restart:1"] == spec.policy.budget.restart
         w.check(record)
 
@@ -216,4 +217,5 @@ def test_the_supervisor_may_die_while_a_person_is_attached(tmp_path: Path) -> No
         eventually(w.running(record, 1, 2), 240, "its group alone is started again")
         (last,) = [i for i in w.incidents(record) if i.rung > Rung.RIDE_THROUGH]
         assert (last.kind, last.group, codes(*last.evidence)) == (Kind.DEBUGGER, 1, {Code.DEBUGGED})
+        assert last.rung == Rung.RESTART
         w.check(record)

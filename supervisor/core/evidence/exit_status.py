@@ -13,6 +13,9 @@ from supervisor.core.model.reason import Code, Reason
 PEERS_GONE_EXIT = 75
 """Same as `supervisor.wire.records.PEERS_GONE`; a test holds the two equal (the core imports nothing)."""
 
+QUIT = "BdbQuit"
+"""Beginning of the error of a rank that a person has ended by the debugger's `quit`."""
+
 MISCONFIGURED_EXIT = 78
 """Same as `supervisor.wire.records.MISCONFIGURED`."""
 
@@ -81,8 +84,8 @@ def ended(ranks: tuple[RankView, ...], plain: bool = False) -> Failure | None:
 def _debugged(ranks: tuple[RankView, ...]) -> int | None:
     """Returns the rank that a person has, or had, in the debugger when its group ended; None if there is none. Its peers
     give up a collective after their own time, and so end first. A generation that has committed nothing is judged as any
-    other: one that ends so again and again must come to its budget's end."""
-    return next((r.rank for r in ranks if r.debugging and r.commits > 0), None)
+    other, unless a person has ended it: one that ends so again and again by itself must come to its budget's end."""
+    return next((r.rank for r in ranks if r.debugging and (r.commits > 0 or r.error.startswith(QUIT))), None)
 
 
 def echoes(ranks: tuple[RankView, ...]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Grant
-from supervisor.core.model.spec import RunSpec, only_scales
+from supervisor.core.model.spec import RunSpec, SlurmSpec, only_scales
 from supervisor.core.remediation import shutdown
 from supervisor.core.remediation.restore import ENDED
 from supervisor.ports.errors import Fatal, Fenced
@@ -40,6 +40,8 @@ def kept(mirror: Mirror, record: RunRecord, given: RunSpec) -> tuple[RunSpec, li
         )
         after = replace(after, policy=was_set.policy)
     if after.allocation.pool and after.allocation.pool == record.spec.allocation.pool:
+        if after.allocation.slurm not in (record.spec.allocation.slurm, SlurmSpec()):
+            notes.append("the pool's [allocation.slurm] goes on, not that of the run file")
         after = replace(after, allocation=replace(after.allocation, slurm=record.spec.allocation.slurm))
     return after, [*notes, *filter(None, [data_note(record.spec, after)])]
 
@@ -61,21 +63,8 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
         )
     if memory.phase == "stopping" and not memory.relaunching:
         raise Fatal(f"run {run} is still stopping: repeat this when `supervisor status {run}` shows how it ended")
-    if after.allocation.engine != before.allocation.engine:
-        raise Fatal(
-            f"allocation.engine: {before.allocation.engine} -> {after.allocation.engine}: a relaunch keeps the nodes of a run; "
-            "launch it under another name, with --resume-from its newest checkpoint"
-        )
-    if after.allocation.pool != before.allocation.pool:
-        raise Fatal(
-            f"allocation.pool: {before.allocation.pool} -> {after.allocation.pool}: a relaunch keeps the nodes of a run; launch it "
-            "under another name (--on), with --resume-from its newest checkpoint"
-        )
-    if after.policy.node_lease_s != before.policy.node_lease_s and memory.phase not in ENDED:
-        raise Fatal(
-            f"policy.node_lease_s: {before.policy.node_lease_s} -> {after.policy.node_lease_s}: nodes read it only at their start; "
-            "leave it as it is"
-        )
+    if why := _other_nodes(before, after, ended=memory.phase in ENDED):
+        raise Fatal(why)
     if after.allocation.pool and memory.phase in ENDED:
         pool_fit.on_its_pool(mirror, after)
     elif (pool := observe.runs(mirror).get(after.allocation.pool)) is not None:
@@ -97,6 +86,38 @@ def refuse(mirror: Mirror, record: RunRecord, after: RunSpec) -> None:
     if wrong := [problem for problem in parse.contradictions(after, memory.measured) if problem not in known]:
         raise parse.RunFileError(wrong)
 
+
+def _other_nodes(before: RunSpec, after: RunSpec, *, ended: bool) -> str:
+    """Returns why the nodes that a run has are not those of this spec; empty: they may be."""
+    was, now = before.allocation, after.allocation
+    if now.engine != was.engine:
+        return (
+            f"allocation.engine: {was.engine} -> {now.engine}: a relaunch keeps the nodes of a run; launch it under another "
+            "name, with --resume-from its newest checkpoint"
+        )
+    if now.pool != was.pool:
+        return (
+            f"allocation.pool: {was.pool} -> {now.pool}: a relaunch keeps the nodes of a run; launch it under another name "
+            "(--on), with --resume-from its newest checkpoint"
+        )
+    if ended:
+        return ""
+    others = [line for line in changes.differences(before, after) if line.startswith(OF_A_NODE)]
+    if others:
+        return (
+            f"{', '.join(others)}: a relaunch keeps the nodes of a run, which were given by that; stop the run, and launch "
+            "it under another name with --resume-from its newest checkpoint"
+        )
+    if after.policy.node_lease_s != before.policy.node_lease_s:
+        return (
+            f"policy.node_lease_s: {before.policy.node_lease_s} -> {after.policy.node_lease_s}: nodes read it only at their "
+            "start; leave it as it is"
+        )
+    return ""
+
+
+OF_A_NODE = tuple(f"allocation.slurm.{key}:" for key in ("partition", "constraint", "gres", "exclusive", "shape"))
+"""Beginnings of the differences by which Slurm would give other nodes."""
 
 RANKS_ON_A_NODE = ("groups.ranks_per_", "groups.nodes_per_group")
 """Beginnings of the keys of GroupsSpec.slots."""

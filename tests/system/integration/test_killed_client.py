@@ -112,8 +112,10 @@ def test_requests_that_are_killed_between_any_two_messages(empty: World, tmp_pat
     held(w, file, ask)
     ask("launch", str(file), "--on", "lab")
     eventually(lambda: trains(w, 1, 1, 1), 60, "both groups run")
-    ask("relaunch", "first", "--set", "titan.steps=900000", "--yes")
-    eventually(lambda: trains(w, 2, 2, 2), 90, "both groups run by the next spec")
+    file.write_text(RUN.replace("steps = 1000000,", "steps = 900000,").replace('"first"', '"other"'))
+    ask("relaunch", "first", str(file), "--yes")
+    eventually(lambda: trains(w, 2, 2, 2), 90, "both groups run by the next file, under their name")
+    assert client.choose_run(w.mirror(), "first").spec.titan.steps == 900_000
     ask("scale", "first", "--groups", "3")
     eventually(lambda: trains(w, 3, 2, 2, 1), 90, "three groups run")
     ends_well(w, 3, ask)

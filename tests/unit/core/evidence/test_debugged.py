@@ -76,7 +76,7 @@ def test_a_stopped_rank_of_another_group_is_found_as_without_it(w: World) -> Non
 def test_one_that_ends_again_before_it_has_committed_is_judged_as_any_other(w: World) -> None:
     for _ in range(3):
         generation = w.group(1).generation
-        w.fail(1, 1, "BdbQuit", debugging=True, commits=0)
+        w.fail(1, 1, "ValueError: x", debugging=True, commits=0)
         w.round(1.0)
         w.round(20.0)
         assert w.group(1).generation == generation + 1
@@ -101,6 +101,19 @@ def test_a_node_that_is_lost_is_lost_all_the_same(w: World) -> None:
     w.lapse(node)
     w.round(5.0)
     assert (w.incident.group, w.incident.kind) == (1, Kind.NODE_LOST)
+
+
+def test_all_may_be_left_in_their_first_step(w: World) -> None:
+    """A breakpoint in the code of a step stops every generation in its first. The same error in all is no bug of theirs."""
+    for number in range(4):
+        generations = [w.group(g).generation for g in (0, 1)]
+        for group in (0, 1):
+            w.fail(group, 1, "BdbQuit: ", debugging=True, commits=0, step=0)
+        for _ in range(10):
+            w.round(5.0)
+        assert w.memory.phase == "running", number
+        assert [w.group(g).generation for g in (0, 1)] == [generation + 1 for generation in generations]
+    assert w.memory.spent == {}
 
 
 @pytest.mark.parametrize("how", ["quit", "its peers gave up", "killed"])

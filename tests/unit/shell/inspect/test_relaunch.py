@@ -9,7 +9,16 @@ import pytest
 
 from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.memory import Memory
-from supervisor.core.model.spec import DataSpec, EnvSpec, GroupsSpec, RunSpec, TitanSpec, TrainerSpec
+from supervisor.core.model.spec import (
+    AllocationSpec,
+    DataSpec,
+    EnvSpec,
+    GroupsSpec,
+    RunSpec,
+    SlurmSpec,
+    TitanSpec,
+    TrainerSpec,
+)
 from supervisor.ports.errors import Fatal
 from supervisor.shell.control import observe
 from supervisor.shell.control.state_cache import Mirror
@@ -58,6 +67,28 @@ def test_data_in_which_the_groups_have_no_place_needs_a_word() -> None:
     refuse(mirror, of_store, titan(of_store, data=replace(TOKENS, path="/moved")))
     with pytest.raises(Fatal, match=r"titan.seed: 1234 -> 7: the groups have no place in that data"):
         refuse(mirror, of_store, titan(of_store, data=TOKENS, seed=7))
+
+
+def on_slurm(record: RunRecord, **fields: Any) -> RunSpec:
+    allocation = replace(record.spec.allocation, engine="slurm", slurm=SlurmSpec(partition="a", **fields))
+    return replace(record.spec, allocation=allocation)
+
+
+def test_nodes_of_another_partition_are_not_those_that_it_has() -> None:
+    mirror, record = lives()
+    record = replace(record, spec=on_slurm(record))
+    other = on_slurm(record, gres="gpu:8", time_limit="1:00:00")
+    with pytest.raises(Fatal, match=r'allocation.slurm.gres: "" -> "gpu:8": a relaunch keeps the nodes of a run'):
+        refuse(mirror, record, other)
+    refuse(mirror, record, on_slurm(record, time_limit="1:00:00"))
+    ended, _ = lives(replace(MEMORY, phase="stopped"))
+    refuse(ended, record, other)
+    pooled = replace(record, spec=replace(record.spec, allocation=AllocationSpec(engine="pool", pool="lab")))
+    given = replace(pooled.spec, allocation=replace(pooled.spec.allocation, slurm=SlurmSpec(partition="b")))
+    assert relaunch.kept(mirror, pooled, given)[1] == [
+        "the pool's [allocation.slurm] goes on, not that of the run file"
+    ]
+    assert relaunch.kept(mirror, pooled, pooled.spec)[1] == []
 
 
 def test_states_in_memory_are_for_the_same_model_ranks_and_warm_processes() -> None:
