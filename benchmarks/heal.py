@@ -3,7 +3,7 @@ one machine, by loopback:
 
 - `copy`: as many bytes by Python's own HTTP server and client, into memory: what a heal is held against;
 - `ours`: groups of `everstep_trainer`, without a supervisor;
-- `torchft`: the same groups with TorchFT's own manager and its defaults.
+- `torchft`: the same groups with TorchFT's own manager, its defaults, and TorchTitan's process group timeout (10 s).
 
 Two groups for each size; `slow`: five groups, and a link on which the transfer takes twice the process group timeout.
 `stall_s` is the longest time between two commits of the groups that train, `back_s` runs from the newcomer's start to its
@@ -214,7 +214,8 @@ def main() -> None:
     found = measure(given.sizes, given.rounds)
 
     def median_s(mb: int, name: str) -> float:
-        return float(statistics.median(one["heal_s"] for one in found[f"{mb}_mb"][name]))
+        times = [one["heal_s"] for one in found[f"{mb}_mb"][name] if one["heal_s"] is not None]
+        return statistics.median(times) if times else float("nan")
 
     ratio = {f"{mb}_mb": round(median_s(mb, "ours") / median_s(mb, "copy"), 2) for mb in given.sizes}
     made = {

@@ -3,7 +3,7 @@
 | request | answer |
 |---|---|
 | {"do":"drain","at_step":S or null,"keep":N} | ends cleanly after the current step, or once S steps are committed; N (0: not): keeps its state in memory for the relaunch of that number |
-| {"do":"abort"} | the running collective between the groups fails; this step is not committed, training goes on |
+| {"do":"abort","lost":[G, ...]} | the running collective with one of these groups fails; this step is not committed, training goes on; [] or none: with any |
 | {"do":"writer","writer":bool} | writes checkpoints from now on, or no longer; other fields are for older trainers |
 | {"do":"wait","wait":bool} | waits after its step from now on, or goes on: a person has another group in the debugger |
 | {"do":"debug","line":TEXT or null,"wait_s":S} | a line for pdb where the rank is stopped: `output`, `stopped`, `waits` |
@@ -42,7 +42,7 @@ class Commands:
         self._path = Path(launch.rank_dir) / "command.sock"
         self._socket = sockets.listen(self._path)
         self.debugger: Debugger | None = None
-        self.abort: Callable[[], None] | None = None
+        self.abort: Callable[[list[int]], None] | None = None
         """Set once there is a process group to abort."""
         threading.Thread(target=self._serve, name="commands", daemon=True).start()
 
@@ -92,7 +92,10 @@ class Commands:
         elif what == "abort":
             if self.abort is None:
                 return {"error": "there is no process group yet"}
-            self.abort()
+            lost = request.get("lost", [])
+            if not isinstance(lost, list):
+                raise TypeError("lost must be a list of groups")
+            self.abort(lost)
         elif what == "writer":
             self._control.write(_flag(request, "writer"))
         elif what == "wait":

@@ -6,7 +6,7 @@ Shared by TorchTitan's trainer and a script of the user's own (everstep_trainer)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -84,9 +84,13 @@ class Quorum:
         torchft_names.limit_heals(manager, timedelta(seconds=launch.torchft.heal_timeout_s))
         torchft_names.notice_heal(manager, partial(seconds.part, "heal"), self._on_healed)
 
-    def abort(self) -> None:
+    def abort(self, lost: Collection[int] = ()) -> None:
         """Frees this rank of a lost group: the running collective, or the wait for a new quorum's groups, fails, and
-        its step is not committed. From any thread."""
+        its step is not committed. From any thread. Does nothing if `lost` has groups, and none of them is in its newest
+        quorum: its collective is with others, and may take longer than a silence."""
+        members = torchft_names.groups(self._manager)
+        if lost and self._launch.group in members and members.isdisjoint(lost):
+            return
         self._meeting.abort()
         self._groups.abort()
 
@@ -121,9 +125,11 @@ class Quorum:
                 before = self._report.progress.phase
                 self._report.phase("quorum")
                 self._waits = True
-                with self._seconds.waiting(), self._activity.during("heal" if self._fetches else "quorum"):
-                    wait()
-                self._waits = False
+                try:
+                    with self._seconds.waiting(), self._activity.during("heal" if self._fetches else "quorum"):
+                        wait()
+                finally:
+                    self._waits = False
                 self._report.phase(before)
             if self._new:
                 self._new = False

@@ -8,6 +8,7 @@ Imports nothing large before it is called: the lighthouse loads TorchFT's native
 from __future__ import annotations
 
 import functools
+import re
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -70,6 +71,8 @@ class _Noticing:
         """This group's number in the newest quorum, and the size of that."""
         self.heals = False
         """True if a group heals in the newest quorum."""
+        self.groups: frozenset[int] = frozenset()
+        """Numbers of the groups in the newest quorum: those at the end of their replica ids, before TorchFT's uuid."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -78,6 +81,8 @@ class _Noticing:
         quorum = self._client._quorum(*args, **kwargs)
         self.place = quorum.replica_rank, quorum.replica_world_size
         behind = quorum.max_world_size < quorum.replica_world_size
+        found = (re.search(r"\d+$", name.partition(":")[0]) for name in quorum.replica_ids)
+        self.groups = frozenset(int(number[0]) for number in found if number is not None)
         # at step 0 none is behind: all take the state of one, and that gives it
         self.heals = behind or quorum.heal or bool(quorum.recover_dst_replica_ranks)
         self._seen(list(quorum.replica_ids))
@@ -109,6 +114,11 @@ def wrap_transfers(manager: Any, receive: Wrap, send: Wrap) -> None:
         receive(transport.recv_checkpoint),
         send(transport.send_checkpoint),
     )
+
+
+def groups(manager: Any) -> frozenset[int]:
+    """Returns the numbers of the groups in the newest quorum, as their replica ids have them. After `notice_members`."""
+    return frozenset(manager._client.groups)
 
 
 def heals(manager: Any) -> bool:

@@ -67,7 +67,7 @@ class RankCommands:
         stuck = progress.stuck_s(now) * 1000 > desired.torchft.heartbeat_timeout_ms
         lost = (desired.lost, progress.newest.step)
         if desired.lost and stuck and self._aborted != lost:
-            self._send({"do": "abort"}, now, aborted=lost)
+            self._send({"do": "abort", "lost": list(desired.lost)}, now, aborted=lost)
         elif desired.stop_at_step is not None and self._stop_at != (desired.stop_at_step, desired.from_memory):
             drain = {"do": "drain", "at_step": desired.stop_at_step, "keep": desired.from_memory}
             self._send(drain, now, stop_at=(desired.stop_at_step, desired.from_memory))

@@ -103,10 +103,10 @@ def _other_nodes(before: RunSpec, after: RunSpec, *, ended: bool) -> str:
     if ended:
         return ""
     others = [line for line in changes.differences(before, after) if line.startswith(OF_A_NODE)]
-    if others:
+    if others and now.engine == "slurm":
         return (
-            f"{', '.join(others)}: a relaunch keeps the nodes of a run, which were given by that; stop the run, and launch "
-            "it under another name with --resume-from its newest checkpoint"
+            f"{', '.join(others)}: a relaunch keeps the nodes of a run, which were given by that: stop the run first, and "
+            "relaunch it then"
         )
     if after.policy.node_lease_s != before.policy.node_lease_s:
         return (
@@ -116,7 +116,9 @@ def _other_nodes(before: RunSpec, after: RunSpec, *, ended: bool) -> str:
     return ""
 
 
-OF_A_NODE = tuple(f"allocation.slurm.{key}:" for key in ("partition", "constraint", "gres", "exclusive", "shape"))
+OF_A_NODE = tuple(
+    f"allocation.slurm.{key}:" for key in ("partition", "constraint", "gres", "exclusive", "flags", "shape")
+)
 """Beginnings of the differences by which Slurm would give other nodes."""
 
 RANKS_ON_A_NODE = ("groups.ranks_per_", "groups.nodes_per_group")
