@@ -13,6 +13,7 @@ from supervisor.core.report.durations import wall_clock
 from supervisor.core.report.words import say
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Store
+from supervisor.shell.control import observe
 from supervisor.shell.control.leader import leader
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import asking, client, status
@@ -55,9 +56,12 @@ class Wish:
 
 
 def nodes_of(mirror: Mirror, run: str) -> list[str]:
-    """Returns the nodes to ask: those of the run; of one that has none, as after its end, all, since a pool's may have its
-    files."""
-    return asking.nodes_of(mirror, run) or sorted(asking.registered(mirror))
+    """Returns the nodes to ask: those of the run, and of its pool, since a group may have left one of these; of a run that
+    has none, as after its end, all."""
+    record, alive, there = observe.runs(mirror).get(run), asking.registered(mirror), asking.nodes_of(mirror, run)
+    pool = record.spec.allocation.pool if record is not None and there else ""
+    left = [node for node in asking.nodes_of(mirror, pool) if node in alive] if pool else []
+    return sorted({*there, *left}) or sorted(alive)
 
 
 def read(store: Store, mirror: Mirror, wish: Wish) -> tuple[list[Entry], dict[str, str]]:

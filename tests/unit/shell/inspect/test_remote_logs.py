@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.observed import Grant
+from supervisor.core.model.spec import AllocationSpec
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.inspect import asking
-from supervisor.shell.inspect.remote_logs import ALL_LINES, Follower, Wish, of_leader, read
+from supervisor.shell.inspect.remote_logs import ALL_LINES, Follower, Wish, nodes_of, of_leader, read
 from supervisor.wire import keys
 from supervisor.wire.node_requests import Item, NodeRequest
-from supervisor.wire.records import Registration, encode
+from supervisor.wire.records import Registration, RunRecord, encode
+from tests.unit.shell.records import SPEC
 
 Answer = list[Item] | str | Retryable
 """Items, a sentence on why there are none, or etcd goes away."""
@@ -33,13 +36,13 @@ class Nodes:
         mirror = Mirror(self.store.list(keys.PREFIX))
         self.log = Follower(self.store, mirror, Wish(run="run", lines=lines), self.notes.append)
 
-    def register(self, node: str) -> None:
+    def register(self, node: str, of: str = "run") -> None:
         record = Registration(
             node=node, address="127.0.0.1", role="trainer", allocation="", slots=1, agent_pid=1, version=""
         )
         self.store.put(keys.registration(node), encode(record))
-        grant = Grant(key=f"run-{node}", state="granted", nodes=(node,), engine_id="")
-        self.store.put(keys.grant("run", grant.key), encode(grant))
+        grant = Grant(key=f"{of}-{node}", state="granted", nodes=(node,), engine_id="")
+        self.store.put(keys.grant(of, grant.key), encode(grant))
 
     def _answers(
         self, store: Any, mirror: Any, requests: Mapping[str, NodeRequest], missing: dict[str, str]
@@ -63,6 +66,17 @@ def line(t: float, text: str) -> Item:
 
 def given(at: int, *items: Item, behind: bool = False) -> list[Item]:
     return [*items, {"position": {"at": at}, "behind": behind, "empty": False}]
+
+
+def test_a_node_of_its_pool_that_a_group_has_left_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = Nodes(monkeypatch)
+    for node in ("n1", "n3", "gone"):
+        nodes.register(node, of="lab")
+    nodes.store.commit({}, [keys.registration("gone")])
+    of_pool = replace(SPEC, allocation=AllocationSpec(engine="pool", pool="lab"))
+    for spec, asked in ((SPEC, ["n1", "n2"]), (of_pool, ["n1", "n2", "n3"])):
+        nodes.store.put(keys.spec("run"), encode(RunRecord(spec=spec, run_dir="/r", launched_unix_s=1.0)))
+        assert nodes_of(Mirror(nodes.store.list(keys.PREFIX)), "run") == asked
 
 
 def test_each_node_is_asked_from_where_its_answer_ended(monkeypatch: pytest.MonkeyPatch) -> None:
