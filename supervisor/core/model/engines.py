@@ -25,15 +25,13 @@ class EngineTraits:
     """True if it announces that it will take a node, as long before as its key `warn_s` states."""
     lends: bool = False
     """True for what gives nodes of the pool that allocation.pool names."""
-    picks: bool = False
-    """True if keys of its own table choose which nodes it gives."""
 
 
 TRAITS: Mapping[EngineName, EngineTraits] = {
     # the leader asks it every 0.25 s: within two such periods it has reported that an allocation is gone
     "local": EngineTraits(word_s=0.6, warns=False),
     # asked every second
-    "slurm": EngineTraits(word_s=2.2, warns=True, picks=True),
+    "slurm": EngineTraits(word_s=2.2, warns=True),
     # it lends nodes of any engine, whose word it passes on: that of the slowest is waited for
     "pool": EngineTraits(word_s=2.2, warns=False, lends=True),
 }

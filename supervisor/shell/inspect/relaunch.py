@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from supervisor.core.model import engines
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Grant
 from supervisor.core.model.spec import RunSpec, SlurmSpec, only_scales
@@ -104,7 +103,7 @@ def _other_nodes(before: RunSpec, after: RunSpec, *, ended: bool) -> str:
     if ended:
         return ""
     others = [line for line in changes.differences(before, after) if line.startswith(OF_A_NODE)]
-    if others and engines.TRAITS[now.engine].picks:
+    if others:
         return (
             f"{', '.join(others)}: a relaunch keeps the nodes of a run, which were given by that: stop the run first, and "
             "relaunch it then"

@@ -81,8 +81,6 @@ def test_nodes_of_another_partition_are_not_those_that_it_has() -> None:
     with pytest.raises(Fatal, match=r'allocation.slurm.gres: "" -> "gpu:8": a relaunch keeps the nodes of a run'):
         refuse(mirror, record, other)
     refuse(mirror, record, on_slurm(record, time_limit="1:00:00"))
-    here = replace(other, allocation=replace(other.allocation, engine="local"))
-    refuse(mirror, replace(record, spec=replace(here, allocation=replace(here.allocation, slurm=SlurmSpec()))), here)
     ended, _ = lives(replace(MEMORY, phase="stopped"))
     refuse(ended, record, other)
     pooled = replace(record, spec=replace(record.spec, allocation=AllocationSpec(engine="pool", pool="lab")))
