@@ -120,7 +120,7 @@ def test_commands_reach_the_trainer(cold: Node, store: Store) -> None:
     assert decode(json.dumps(writer["pointer"]), CheckpointMark) == mark
     desire(store, "n0", trainer(toy_stop_at=30, writer=True, checkpoint=mark, lost=(1,)))
     # only once its step has not moved for a heartbeat timeout
-    eventually(lambda: {"do": "abort"} in commands(), 10)
+    eventually(lambda: {"do": "abort", "lost": [1]} in commands(), 10)
     assert cold.progress(FIRST).step == 30
     desire(store, "n0", trainer(toy_stop_at=30, writer=True, checkpoint=mark, stop_at_step=40))
     eventually(lambda: {"do": "drain", "at_step": 40, "keep": 0} in commands(), 5)
