@@ -227,6 +227,8 @@ def test_a_file_with_code_ends_the_start_with_a_sentence(groups: Groups, tmp_pat
         state = json.loads(evil.read_text())
         state["places"] = {place: base64.b64encode(pickle.dumps(Code(ran))).decode() for place in state["places"]}
         evil.write_text(json.dumps(state))
+        # on a slow machine there is a newest place too, of the same step, which is as good
+        shutil.rmtree(groups.run_dir / "data" / "live", ignore_errors=True)
     second = groups.start(0, generation=2, steps=6, checkpoint=mark, **fields)
     assert second.exit_code() == 1
     assert not ran.exists()
@@ -305,7 +307,7 @@ def test_without_peers_it_ends_before_a_step(groups: Groups) -> None:
     assert not rank.lines("step")
     assert rank.progress is not None
     assert rank.progress.phase == "failed"
-    assert "no peers" in rank.progress.error
+    assert "cannot heal from peers" in rank.progress.error
 
 
 @pytest.mark.trainers
