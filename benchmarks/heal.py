@@ -219,7 +219,7 @@ def main() -> None:
 
     ratio = {f"{mb}_mb": round(median_s(mb, "ours") / median_s(mb, "copy"), 2) for mb in given.sizes}
     made = {
-        "about": "python -m benchmarks.heal", "at": time.strftime("%Y-%m-%d"), "commit": commit(), "machine": machine(),
+        "about": f"python -m benchmarks.heal --rounds {given.rounds}", "at": time.strftime("%Y-%m-%d"), "commit": commit(), "machine": machine(),
         "load_before": load_before, "process_group_timeout_s": TORCHFT.process_group_timeout_ms / 1000,
         "slow_groups": SLOW_GROUPS, "slow_transfer_s": SLOW_TIMES * TORCHFT.process_group_timeout_ms / 1000,
         "given_up_after_s": WITHIN_S, "trials": found, "ratio_to_copy": ratio, "goal_ratio": GOAL,

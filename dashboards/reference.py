@@ -162,7 +162,8 @@ the first pass and 1.2 the building of the trainer; the other group's next step 
 states were equal at every comparison. In two turns, a third
 being cut off, a group alone took 27 and 33 % longer for a step than TorchTitan's own trainer (0.10 s and 0.08 s).
 
-Not yet run: NCCL between groups, groups of several ranks, the part of `make gpu` with flash attention, FlashAttention 3, and the pinned
+Not yet run: NCCL between groups (who waits for a heal that fails may not be freed before `torchft.heal_timeout_s`),
+groups of several ranks, the part of `make gpu` with flash attention, FlashAttention 3, and the pinned
 version of torch. That part trains TorchTitan's `varlen` (0.3 has SDPA for no language model) with `torch.compile` and bfloat16, and fails unless
 a trace shows flash attention's kernels. The dry run takes torch's flash kernel for processors. Groups on several nodes
 are shown on processors alone, since NCCL takes no two ranks on one GPU. A run on a GPU has

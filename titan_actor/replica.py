@@ -195,7 +195,8 @@ class ReplicaTrainer(Trainer):
         admission.admit(self.rank, self.replica_id, step=step)
 
     def train(self) -> None:
-        """Trains until all steps are committed or the group is drained. Raises PeersGone before the first commit."""
+        """Trains until all steps are committed or the group is drained. Raises PeersGone before the first commit, or after
+        several failed heals."""
         batches = self._counted(self.batch_generator(self.dataloader))
         wishes = Wishes(writer=self.launch.writer)
         step = self.manager.current_step()
