@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from supervisor.shell.etcd.inbox import Answer, CannotDo, Job
-from supervisor.wire.node_logs import FIRST_BYTES, SEARCHED_BYTES, Event, NodeLog, newest_lines, order
+from supervisor.wire.node_logs import Event, NodeLog, first_bytes, newest_lines, order
 from supervisor.wire.node_requests import ANSWER_BYTES, Item, NodeRequest, pieces, size
 
 LINES = 100_000
@@ -52,7 +52,7 @@ def hooks(folder: Path, request: NodeRequest) -> Answer:
 
 
 def _log(folder: Path, request: NodeRequest) -> NodeLog:
-    most = SEARCHED_BYTES if request.searches else FIRST_BYTES
+    most = first_bytes(request.lines, request.since_s, request.grep)
     return NodeLog(folder, request.run, request.group, request.rank, most)
 
 
@@ -60,7 +60,7 @@ def _newest(log: NodeLog, request: NodeRequest, job: Job, lines_alone: bool = Fa
     """Reads to the end of all logs, and returns the newest wanted events of all together."""
     newest: list[Event] = []
     while True:
-        found = log.new(at_most=READ_BYTES, whole=lines_alone)
+        found = log.new(at_most=READ_BYTES, whole=lines_alone, lines_alone=lines_alone)
         newest += _wanted(found, request)
         newest = sorted(newest, key=order)[max(0, len(newest) - min(request.lines, LINES)) :]
         if not log.behind or job.over:

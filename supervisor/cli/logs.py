@@ -34,7 +34,7 @@ from supervisor.wire.printer import print_block, print_line
 if TYPE_CHECKING:
     from supervisor.ports.store import Store
     from supervisor.shell.control.state_cache import Mirror
-    from supervisor.shell.inspect.logs import Tail
+    from supervisor.shell.inspect.logs import HookTail, Tail
     from supervisor.shell.inspect.merged_log import Entry, Joined
     from supervisor.shell.inspect.remote_logs import Follower, Wish
 
@@ -64,13 +64,13 @@ def logs_command(
     group: Annotated[int | None, typer.Option(help="Show only this group.")] = None,
     rank: Annotated[
         int | None,
-        typer.Option(help="Rank within the group. Default: 0; with --follow, or from the nodes, all ranks."),
+        typer.Option(help="Show only this rank of each group."),
     ] = None,
     lines: Annotated[
         int,
         typer.Option(
             "--lines", "--tail", "-n", min=1, max=100_000,
-            help="Lines of each log; with --follow, or from the nodes, of all logs together.",
+            help="Lines of all logs together; with --hooks, of each.",
         ),
     ] = 20,
     follow: Annotated[
@@ -78,7 +78,7 @@ def logs_command(
         typer.Option(
             "--follow",
             "-f",
-            help="Follow all ranks and generations as one log, with process ends and incidents, until Ctrl-C.",
+            help="Follow what comes until Ctrl-C.",
         ),
     ] = False,
     hooks: Annotated[bool, typer.Option("--hooks", help="Show the output of the run's hooks instead.")] = False,
@@ -86,10 +86,10 @@ def logs_command(
         bool, typer.Option("--remote", help="Ask the nodes, also where this machine has the logs.")
     ] = False,
     since: Annotated[
-        str, typer.Option(metavar="TIME", callback=duration_option, help="Only lines of the last 90s, 10m, 2h or 1d; asks the nodes.")
+        str, typer.Option(metavar="TIME", callback=duration_option, help="Only lines of the last 90s, 10m, 2h or 1d.")
     ] = "",
     grep: Annotated[
-        str, typer.Option(metavar="TEXT", callback=text_option, help="Only lines that have this text; asks the nodes.")
+        str, typer.Option(metavar="TEXT", callback=text_option, help="Only lines that have this text.")
     ] = "",
     supervisor: Annotated[
         bool, typer.Option("--supervisor", help="Show the log of the supervisor instead: of this machine's, else the leader's.")
@@ -99,9 +99,9 @@ def logs_command(
     security: SecurityFile = "",
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Print the newest lines of the trainers' logs. Reads the logs on this machine; each group's newest generation comes
-    last. Where this machine has none it asks the nodes, and merges the lines of all ranks by time. Of a folder, as runs/demo,
-    it reads the files, and asks no etcd."""
+    """Print the newest lines of the trainers' logs. All ranks and generations are one log, by time. It reads the files of
+    this machine, with process ends and incidents; where it has none it asks the nodes. Of a folder, as runs/demo, it reads
+    the files, and asks no etcd."""
     if (wrong := _together(hooks, follow, supervisor, bool(since), group is not None or rank is not None)) is not None:
         _note(wrong)
         raise typer.Exit(2)
@@ -121,8 +121,8 @@ def logs_command(
         with sentences():
             _of_folder(Path(name), wish, hooks, as_json)
         return
-    asks, system = remote or bool(since) or bool(grep), logs.kept_in(home)
-    if supervisor and not asks and (own := logs.of_supervisors(system, lines)):
+    searches, system = bool(since or grep), logs.kept_in(home)
+    if supervisor and not (remote or searches) and (own := logs.of_supervisors(system, lines)):
         _print_tails(own, as_json)
         return
     with opened_store(etcd, home, security) as store:
@@ -134,20 +134,23 @@ def logs_command(
             _print_tails([remote_logs.of_leader(store, mirror, wish)], as_json)
             return
         record = client.choose_run(mirror, name)
-        client.require(record, group, rank)
-        name = record.spec.name
-        wish = replace(wish, run=name)
-        here: Sequence[Tail] = (
-            logs.of_hooks(system, name, lines) if hooks else logs.tails(system, name, group, rank or 0, lines)
-        )
-        if asks or not here:
-            give = _hooks_of_nodes if hooks else _follow_nodes if follow else _lines_of_nodes
-            give(store, mirror, wish, as_json)
+        wish = replace(wish, run=record.spec.name)
+        if hooks:
+            tails = [] if remote or grep else logs.of_hooks(system, wish.run, lines)
+            _print_tails(tails or _hooks_of_nodes(store, mirror, wish), as_json)
             return
+        if remote or not merged_log.is_here(system, wish.run, group, rank):
+            client.require(record, group, rank)
+            (_follow_nodes if follow else _lines_of_nodes)(store, mirror, wish, as_json)
+            return
+        for node in remote_logs.nodes_not_here(mirror, wish.run, system):
+            _note(f"{node}: its files are not below {system}: --remote asks it")
+    run_dir = Path(record.run_dir)
     if follow:
-        _follow(merged_log.Joined(system, name, Path(record.run_dir), group, rank), wish, as_json, FOLLOW_S)
+        _follow(merged_log.Joined(system, wish.run, run_dir, group, rank), wish, as_json, FOLLOW_S)
     else:
-        _print_tails(here, as_json)
+        wanted = wish.by(time.time())
+        _print_merged(wanted.chosen(merged_log.of_this_machine(system, wish.run, run_dir, wanted) or ()), wish, as_json)
 
 
 def _together(hooks: bool, follow: bool, supervisor: bool, since: bool, chosen: bool) -> str | None:
@@ -164,23 +167,15 @@ def _note(sentence: str) -> None:
 
 
 def _of_folder(folder: Path, wish: Wish, hooks: bool, as_json: bool) -> None:
-    from supervisor.shell.inspect import merged_log, past_logs
+    from supervisor.shell.inspect import past_logs
 
     past = past_logs.opened(folder)
     for node in past.away:
         _note(f"node {node}: its files are not below {past.system}")
     if hooks:
         _print_tails(past.hooks(wish.lines), as_json)
-    elif wish.since_s is None and not wish.grep:
-        _print_tails(past.tails(wish.group, wish.rank, wish.lines), as_json)
     else:
-        since = None if wish.since_s is None else time.time() - wish.since_s
-        wanted = merged_log.Wish(group=wish.group, rank=wish.rank, since=since, tail=wish.lines, grep=wish.grep)
-        entries = past.entries(wanted)
-        _print_merged(entries, as_json)
-        if not entries:
-            _note(f"run {past.run} has no such lines")
-            raise typer.Exit(1)
+        _print_merged(past.entries(wish.by(time.time())), replace(wish, run=past.run), as_json)
 
 
 def _lines_of_nodes(store: Store, mirror: Mirror, wish: Wish, as_json: bool) -> None:
@@ -188,20 +183,18 @@ def _lines_of_nodes(store: Store, mirror: Mirror, wish: Wish, as_json: bool) -> 
 
     entries, missing = remote_logs.read(store, mirror, wish)
     _note_missing(missing)
-    _print_merged(entries, as_json)
-    if not entries:
-        _none_found(wish)
+    _print_merged(entries, wish, as_json)
 
 
-def _hooks_of_nodes(store: Store, mirror: Mirror, wish: Wish, as_json: bool) -> None:
+def _hooks_of_nodes(store: Store, mirror: Mirror, wish: Wish) -> list[HookTail]:
     from supervisor.shell.inspect import remote_logs
 
     tails, missing = remote_logs.hooks(store, mirror, wish)
     _note_missing(missing)
-    _print_tails(tails, as_json)
     if not tails:
         _note(f"no node has output of a hook of run {wish.run}")
         raise typer.Exit(1)
+    return tails
 
 
 def _follow_nodes(store: Store, mirror: Mirror, wish: Wish, as_json: bool) -> None:
@@ -235,13 +228,15 @@ def _follow(log: Joined | Follower, wish: Wish, as_json: bool, every_s: float) -
             entries = log.new()
 
 
-def _print_merged(entries: Sequence[Entry], as_json: bool) -> None:
+def _print_merged(entries: Sequence[Entry], wish: Wish, as_json: bool) -> None:
     from supervisor.shell.inspect import status
 
     if as_json:
         print_line(json.dumps([status.as_json(entry) for entry in entries], indent=2))
     else:
         _print_entries(entries, as_json)
+    if not entries:
+        _none_found(wish)
 
 
 def _print_entries(entries: Sequence[Entry], as_json: bool) -> None:
@@ -268,6 +263,6 @@ def _print_tails(found: Sequence[Tail], as_json: bool) -> None:
 
 
 def _with_lines(tail: Tail) -> dict[str, Any]:
-    names = ("node", "group", "generation", "rank", "hook", "path")
+    names = ("node", "hook", "path")
     about = {name: getattr(tail, name) for name in names if hasattr(tail, name)}
     return {**about, "lines": list(tail.lines())}

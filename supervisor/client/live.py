@@ -239,7 +239,7 @@ class Run:
         """Returns the lines of all ranks and generations as one log, the oldest first.
 
         `remote`: ask the nodes; False: read the files of this machine, which have process ends and incidents too. None:
-        ask if this machine has none. Of each log the newest 256 KiB are read, with `since` or `grep` 4 MiB.
+        ask if this machine has none. Of each log the newest 256 KiB are read, with `since`, `grep` or a `tail` above 1000 4 MiB.
         `group`, `rank`: only theirs. `since`: Unix seconds, by the node's clock; a line without a time has that of the
         line before. `tail`: at most that many, the newest; nodes give 1000 without it. `grep`: only lines with this text.
         Raises EverstepError if there are no logs, or a node does not answer.
@@ -248,7 +248,6 @@ class Run:
         from supervisor.shell.inspect import client, logs, merged_log
 
         mirror, record = self._now()
-        client.require(record, group, rank)
         wish = merged_log.Wish(group=group, rank=rank, since=since, tail=tail, grep=grep)
         if not remote:
             here = logs.kept_in(self._home)
@@ -257,6 +256,7 @@ class Run:
                 return iter(wish.chosen(found))
             if remote is False:
                 raise EverstepError(logs.none_below(self._home, self.name))
+        client.require(record, group, rank)
         return iter(lines.of_nodes(self._store, mirror, self.name, wish))
 
     @sentences()

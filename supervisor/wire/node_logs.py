@@ -20,7 +20,8 @@ from supervisor.wire.node_requests import NodeRequest
 FIRST_BYTES = 256 * 1024
 """Bytes that are read from the end of each log."""
 SEARCHED_BYTES = 4 * 2**20
-"""The same where lines are chosen by their time or text."""
+"""The same where lines are chosen by their time or text, or more than MANY_LINES are wanted."""
+MANY_LINES = 1000
 LEAST_BYTES = PIECE_BYTES + 4096
 """Least bytes that a look reads of a log: more than the longest line, so that a reader from a position comes on."""
 
@@ -103,16 +104,20 @@ class NodeLog:
         return found
 
     def new(
-        self, newest: Mapping[int, int] | None = None, at_most: int | None = None, whole: bool = False
+        self,
+        newest: Mapping[int, int] | None = None,
+        at_most: int | None = None,
+        whole: bool = False,
+        lines_alone: bool = False,
     ) -> list[Event]:
         """Returns new events, ordered by time. A rank's lines come before its end.
 
         `newest`: the newest generation of each group; None: by this node's files. `at_most`: bytes after which
-        this look begins no further log; None: READ_BYTES of each. `whole`: unfinished last lines too, and neither starts
-        nor ends.
+        this look begins no further log; None: READ_BYTES of each. `whole`: unfinished last lines too. `lines_alone`:
+        neither starts nor ends.
         """
         # the history first: a rank that it reports as ended has written its last line
-        happened = [] if whole else [*self._held, *self._of_shim()]
+        happened = [] if lines_alone else [*self._held, *self._of_shim()]
         lines = list(self._of_logs(happened, self.newest() if newest is None else newest, at_most, whole))
         behind = {rank_of(name, self._run) for name, log in self._logs.items() if log.behind}
         self._held = [e for e in happened if e.what == "end" and e.who in behind]
@@ -168,6 +173,12 @@ class NodeLog:
                 yield _event(body["t"], "end", who, _how(body))
 
 
+def first_bytes(lines: int | None, since_s: float | None, grep: str) -> int:
+    """Returns the bytes to read from the end of each log for this wish."""
+    searches = since_s is not None or bool(grep) or (lines or 0) > MANY_LINES
+    return SEARCHED_BYTES if searches else FIRST_BYTES
+
+
 def rank_of(name: str, run: str) -> Who | None:
     """Returns group, generation and rank in the name of a rank's process and folder; None: it is no rank of the run."""
     match = re.fullmatch(rf"{re.escape(run)}\.(\d+)\.(\d+)\.(\d+)", name, re.ASCII)
@@ -193,7 +204,7 @@ def bodies(file: Followed) -> Iterator[dict[str, Any]]:
 def newest_lines(path: Path, request: NodeRequest, now: float) -> Iterator[str]:
     """Yields the newest lines of a log that a request wants. `now`: Unix seconds, by this machine's clock."""
     found: deque[str] = deque(maxlen=request.lines)
-    log = begun(path, SEARCHED_BYTES if request.searches else FIRST_BYTES)
+    log = begun(path, first_bytes(request.lines, request.since_s, request.grep))
     while True:
         found.extend(line for t, line in log.timed(whole=True) if request.takes(t, line, now))
         if not log.behind:

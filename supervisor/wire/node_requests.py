@@ -76,11 +76,6 @@ class NodeRequest:
     pems: dict[str, str] = field(default_factory=dict, repr=False)
     """mesh: the files of `monarch.PEMS`, with a private key that serves this mesh alone."""
 
-    @property
-    def searches(self) -> bool:
-        """True if lines are chosen by their time or text."""
-        return self.since_s is not None or bool(self.grep)
-
     def takes(self, t: float, text: str, now: float) -> bool:
         """Returns true if a line with this time is wanted. Both times in Unix seconds, by the same clock."""
         return (self.since_s is None or t >= now - self.since_s) and self.grep in text

@@ -1,4 +1,4 @@
-"""Reads the own output of trainers and hooks, as far as this machine has it, with only one block in memory at a time."""
+"""Reads the output of hooks and supervisors, as far as this machine has it, with only one block in memory at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from supervisor.core.report.visible import visible
 from supervisor.shell.dev.home import system_folder
 from supervisor.wire import rotated
-from supervisor.wire.node_logs import rank_of
 
 BLOCK_BYTES = 64 * 1024
 LINE_CHARACTERS = 2**20
@@ -71,15 +70,6 @@ class Tail:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogTail(Tail):
-    """The last lines of one rank's output."""
-
-    group: int
-    generation: int
-    rank: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class HookTail(Tail):
     """The last lines of a hook's output when it ran last on its node."""
 
@@ -95,21 +85,6 @@ class SupervisorTail(Tail):
 def kept_in(home: Path) -> Path:
     """Returns the folder that holds `nodes/`: that of `supervisor up`, or an agent's home under an engine."""
     return home if (home / "nodes").is_dir() else system_folder(home)
-
-
-def tails(system: Path, run: str, group: int | None, rank: int, lines: int) -> list[LogTail]:
-    """Returns the tails ordered by group and generation. `system` is the folder that holds `nodes/`."""
-    found = []
-    for path in system.glob(f"nodes/*/ranks/{run}.*/output.log"):
-        who = rank_of(path.parent.name, run)
-        if who is None or who[2] != rank or group not in (None, who[0]):
-            continue
-        g, generation, r = who
-        begins = tuple(_last_lines([*rotated.parts(path), path], lines))
-        found.append(
-            LogTail(node=path.parts[-4], group=g, generation=generation, rank=r, path=str(path), begins=begins)
-        )
-    return sorted(found, key=lambda t: (t.group, t.generation))
 
 
 def of_hooks(system: Path, run: str, lines: int) -> list[HookTail]:
@@ -140,10 +115,8 @@ def head(tail: Tail) -> str:
     """Returns the line above a tail's text."""
     if isinstance(tail, SupervisorTail):
         return f"== supervisor{f' on {tail.node}' if tail.node else ''}: {tail.path}"
-    if isinstance(tail, HookTail):
-        return f"== hook {tail.hook} on {tail.node}: {tail.path}"
-    assert isinstance(tail, LogTail)
-    return f"== group {tail.group} generation {tail.generation} rank {tail.rank} on {tail.node}: {tail.path}"
+    assert isinstance(tail, HookTail)
+    return f"== hook {tail.hook} on {tail.node}: {tail.path}"
 
 
 def _last_lines(paths: list[Path], lines: int) -> list[tuple[Path, int]]:

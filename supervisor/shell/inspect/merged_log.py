@@ -15,7 +15,7 @@ from typing import Any, Literal
 from supervisor.core.model.reason import of_json
 from supervisor.core.report.words import say
 from supervisor.wire.log_follower import Followed, begun
-from supervisor.wire.node_logs import FIRST_BYTES, SEARCHED_BYTES, Event, NodeLog, bodies, order
+from supervisor.wire.node_logs import FIRST_BYTES, Event, NodeLog, bodies, first_bytes, order, rank_of
 
 FIRST_JOURNAL_BYTES = 16 * 2**20
 """Bytes read from the end of an existing journal: an earlier incident appears from its next change on."""
@@ -110,8 +110,11 @@ class Joined:
     def __post_init__(self) -> None:
         self._incidents = Incidents(self.run, self.group)
 
-    def new(self) -> list[Entry]:
-        """Returns new entries, ordered by time. A rank's lines come before its end."""
+    def new(self, whole: bool = False) -> list[Entry]:
+        """Returns new entries, ordered by time. A rank's lines come before its end. `whole`: unfinished last lines too."""
+        return self._incidents.within([*self._of_nodes(whole), *self._of_journal()])
+
+    def _of_nodes(self, whole: bool) -> Iterator[Entry]:
         most = self.most if self._nodes is None else None
         nodes = self._nodes = self._nodes or {}
         for folder in sorted(self.system.glob("nodes/*")):
@@ -120,8 +123,8 @@ class Joined:
         newest: dict[int, int] = {}
         for log in nodes.values():
             newest |= {group: max(generation, newest.get(group, 0)) for group, generation in log.newest().items()}
-        found = [entry(self.run, node, event) for node, log in nodes.items() for event in log.new(newest)]
-        return self._incidents.within([*found, *self._of_journal()])
+        for node, log in nodes.items():
+            yield from (entry(self.run, node, event) for event in log.new(newest, whole=whole))
 
     @property
     def behind(self) -> bool:
@@ -140,14 +143,19 @@ class Joined:
                 yield from self._incidents.changed(body["t"], i, say(of_json(i.get("reason", ""))))
 
 
+def is_here(system: Path, run: str, group: int | None, rank: int | None) -> bool:
+    """Returns true if this machine has a log of the run, or of the group and rank of it."""
+    found = (rank_of(path.parent.name, run) for path in system.glob("nodes/*/ranks/*/output.log"))
+    return any(who is not None and group in (None, who[0]) and rank in (None, who[2]) for who in found)
+
+
 def of_this_machine(system: Path, run: str, run_dir: Path, wish: Wish) -> list[Entry] | None:
     """Returns all that this machine has of the groups and ranks that are wanted, for `Wish.chosen`; None: it has no log of
     them."""
-    most = SEARCHED_BYTES if wish.grep or wish.since is not None else FIRST_BYTES
-    joined = Joined(system, run, run_dir, wish.group, wish.rank, most)
-    found = joined.new()
+    joined = Joined(system, run, run_dir, wish.group, wish.rank, first_bytes(wish.tail, wish.since, wish.grep))
+    found = joined.new(whole=True)
     while joined.behind:
-        found += joined.new()
+        found += joined.new(whole=True)
     # ordered over all looks: a long log takes several
     return None if joined.empty else Incidents(run, wish.group).within(found)
 

@@ -11,7 +11,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.control.journal import read as read_journal
 from supervisor.shell.history import account, files
 from supervisor.shell.inspect import logs, merged_log
-from supervisor.shell.inspect.logs import HookTail, LogTail
+from supervisor.shell.inspect.logs import HookTail
 from supervisor.shell.inspect.merged_log import Entry, Wish
 
 
@@ -46,11 +46,6 @@ class PastLogs:
     away: tuple[str, ...]
     """Its nodes whose files are not here."""
 
-    def tails(self, group: int | None, rank: int | None, lines: int) -> list[LogTail]:
-        """Returns the newest lines of each generation. `rank`: None is 0. Raises Fatal if there are none."""
-        found = logs.tails(self.system, self.run, group, rank or 0, lines)
-        return [tail for tail in found if self._ours(tail)] or self._no_log(group, rank)
-
     def hooks(self, lines: int) -> list[HookTail]:
         """Returns the newest lines of the hooks, by node. Raises Fatal if there are none."""
         return logs.of_hooks(self.system, self.run, lines) or self._none(f"output of hooks of run {self.run}")
@@ -63,7 +58,7 @@ class PastLogs:
             self._no_log(wish.group, wish.rank)
         return wish.chosen(ours)
 
-    def _ours(self, of: LogTail | Entry) -> bool:
+    def _ours(self, of: Entry) -> bool:
         started = self.started.get(of.group)
         if started is None:
             return not self.started  # a journal without one decision knows no group

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from supervisor.core.model.memory import Memory
@@ -16,7 +17,7 @@ from supervisor.ports.store import Store
 from supervisor.shell.control import observe
 from supervisor.shell.control.leader import leader
 from supervisor.shell.control.state_cache import Mirror
-from supervisor.shell.inspect import asking, client, status
+from supervisor.shell.inspect import asking, client, merged_log, status
 from supervisor.shell.inspect.logs import HookTail, SupervisorTail
 from supervisor.shell.inspect.merged_log import Entry, Incidents, entry
 from supervisor.wire import keys
@@ -50,9 +51,19 @@ class Wish:
         """True if not all lines are wanted, so that there may be none."""
         return self.group is not None or self.rank is not None or bool(self.grep) or self.since_s is not None
 
+    def by(self, now: float) -> merged_log.Wish:
+        """Returns the same wish to files of this machine. `now`: Unix seconds."""
+        since = None if self.since_s is None else now - self.since_s
+        return merged_log.Wish(group=self.group, rank=self.rank, since=since, tail=self.lines, grep=self.grep)
+
     def request(self, node: str, what: Literal["logs", "follow", "hooks"]) -> NodeRequest:
         limit_s = FOLLOWED_LIMIT_S if what == "follow" else LIMIT_S
         return NodeRequest(node=node, what=what, by=who(), limit_s=limit_s, **asdict(self))
+
+
+def nodes_not_here(mirror: Mirror, run: str, system: Path) -> list[str]:
+    """Returns the run's nodes that have no folder on this machine. `system`: the folder that holds `nodes/`."""
+    return sorted(node for node in asking.nodes_of(mirror, run) if not (system / "nodes" / node).is_dir())
 
 
 def nodes_of(mirror: Mirror, run: str) -> list[str]:
@@ -222,8 +233,9 @@ class Follower:
 
 def none_found(wish: Wish) -> str:
     """Returns the sentence for no line at all."""
-    gone = ": the nodes that ran it are gone; their folders may still be on their machines"
-    return f"no node has {'such lines' if wish.chosen else 'logs'} of run {wish.run}{'' if wish.chosen else gone}"
+    if wish.chosen:
+        return f"run {wish.run} has no such lines"
+    return f"no node has logs of run {wish.run}: the nodes that ran it are gone; their folders may still be on their machines"
 
 
 def _event(item: Item) -> Event:

@@ -90,7 +90,7 @@ def test_the_logs_of_all_ranks_merged(one_run: tuple[World, RunRecord], tmp_path
     one = json.loads(cli(w, tmp_path, "logs", "--group", "1", "--tail", "1", "--since", "1h", "--json").stdout)
     assert [(each["group"], each["text"]) for each in one] == [(1, "hay")]
     none = cli(w, tmp_path, "logs", "--grep", "no such text")
-    assert (none.returncode, none.stderr) == (1, "supervisor: no node has such lines of run toy\n")
+    assert (none.returncode, none.stderr) == (1, "supervisor: run toy has no such lines\n")
     for wrong in (["--follow", "--hooks"], ["--supervisor", "--group", "1"], ["--since", "1 week"]):
         assert cli(w, tmp_path, "logs", *wrong).returncode == 2
 

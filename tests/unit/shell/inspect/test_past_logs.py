@@ -44,11 +44,13 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 def test_a_folders_logs_are_printed_as_those_of_a_run(folder: Path, logs: Command) -> None:
-    shown = logs(folder, "-n", 1)
+    shown = logs(folder)
     assert shown.exit_code == 0, shown.output
-    assert shown.stdout.splitlines()[1::2] == [f"last of {which}" for which in ("0.1", "1.1", "1.2", "1.3")]
-    assert shown.stdout.startswith("== group 0 generation 1 rank 0 on n1: ")
-    assert logs("--run", folder, "-n", 1).stdout == shown.stdout
+    lines = [line.partition("Z ")[2] for line in shown.stdout.splitlines() if " | last" in line]
+    assert sorted(lines) == [f"g{g}.gen{n}.r0 | last of {g}.{n}" for g, n in ((0, 1), (1, 1), (1, 2), (1, 3))]
+    assert "**** group 1: incident " in shown.stdout
+    assert logs("--run", folder).stdout == shown.stdout
+    assert logs(folder, "-n", 1).stdout == shown.stdout.splitlines()[-1] + "\n"
 
 
 def test_a_folder_without_a_slash_is_known_by_its_dot(
@@ -62,11 +64,10 @@ def test_a_folder_without_a_slash_is_known_by_its_dot(
     assert logs("run.1", "--group", 0).stdout == here.stdout
 
 
-def test_as_json_it_has_each_log(folder: Path, logs: Command) -> None:
+def test_as_json_it_has_each_line(folder: Path, logs: Command) -> None:
     found: list[dict[str, Any]] = json.loads(logs(folder, "--group", 1, "--json").stdout)
-    assert [(log["generation"], log["lines"][-1]) for log in found] == [
-        (1, "last of 1.1"), (2, "last of 1.2"), (3, "last of 1.3"),
-    ]  # fmt: skip
+    lines = [(entry["generation"], entry["text"]) for entry in found if entry["what"] == "line"]
+    assert sorted(lines) == [(n, f"{which} of 1.{n}") for n in (1, 2, 3) for which in ("first", "last")]
 
 
 def test_lines_are_chosen_by_text_and_time_over_all_generations(folder: Path, logs: Command) -> None:
