@@ -9,7 +9,9 @@ import os
 import socket
 from typing import Any
 
+from supervisor.wire import environment
 from supervisor.wire.address import interface_of
+from supervisor.wire.records import TrainerLaunch
 
 _node: str | None = None
 
@@ -30,6 +32,13 @@ def use(node_address: str) -> None:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, interface)
     _node = node_address
+
+
+def meet(launch: TrainerLaunch) -> None:
+    """Has this rank listen at its node, meet its group, and find its way to the lighthouse."""
+    use(launch.node_address)
+    # rank 0 serves the store itself, only at the node's address
+    os.environ.update({**environment.meeting_point(launch), "TORCHELASTIC_USE_AGENT_STORE": "True"})
 
 
 def serve_store(node_address: str, port: int, timeout_s: float) -> Any:

@@ -19,7 +19,7 @@ from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
 
 from supervisor.wire.gpus import SHARED
 from supervisor.wire.records import TrainerLaunch
-from titan_actor import mends
+from titan_actor import mends, torchft_names
 from titan_actor.experts import Experts
 
 
@@ -29,17 +29,19 @@ def backend() -> str:
 
 
 def manager(launch: TrainerLaunch) -> TorchFTManager:
-    """Makes TorchFT's manager of this rank; rank 0's serves the group's others."""
-    return TorchFTManager(
-        TorchFTManager.Config(
-            enable=True,
-            process_group=backend(),
-            process_group_timeout_ms=launch.torchft.process_group_timeout_ms,
-            replica_id=launch.group,
-            group_size=launch.groups,
-            min_replica_size=launch.min_groups,
+    """Returns what TorchTitan has around TorchFT's manager of this rank, which `torchft_names.make` makes: it calls the
+    lighthouse from then on. Rank 0's serves the group's others."""
+    with torchft_names.later():
+        return TorchFTManager(
+            TorchFTManager.Config(
+                enable=True,
+                process_group=backend(),
+                process_group_timeout_ms=launch.torchft.process_group_timeout_ms,
+                replica_id=launch.group,
+                group_size=launch.groups,
+                min_replica_size=launch.min_groups,
+            )
         )
-    )
 
 
 def split(config: Any, trainer: Any) -> None:

@@ -67,7 +67,7 @@ def keep(number: int, launch: TrainerLaunch, step: int, state: dict[str, Any]) -
     if DESCRIPTOR is None or HOLDER is None or select.select([HOLDER], [], [], 0)[0]:
         log.warning("the state is not kept in memory: this rank was not forked from the warm process that is here now")
         return False
-    size, free = _bytes_of(state) * launch.local_world_size, _free_bytes()
+    size, free = _bytes_of(state) * launch.local_world_size, free_bytes()
     if free < LEAST_FREE * size:
         log.warning("the state is not kept in memory: that of the ranks here has %d bytes, and %d are free", size, free)
         return False
@@ -117,7 +117,8 @@ def _bytes_of(value: Any) -> int:
     return sum(map(_bytes_of, inner))
 
 
-def _free_bytes() -> int:
+def free_bytes() -> int:
+    """Returns the memory that processes here may still take."""
     with open("/proc/meminfo", encoding="ascii") as lines:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return min([free, *_left_by_cgroups()])

@@ -27,6 +27,12 @@ CONNECTS_S = 1.0
 STRANGERS_S = 3.0
 """Seconds to wait for a peer that was never met: its version may not use meetings. On a busy machine those who know it
 take more than a second to write that it is gone."""
+RETURNS_S = 0.2
+"""Seconds for which a peer whose port is closed may come under its id again: a group's next process on its node takes it
+again, and is there within milliseconds of its quorum."""
+VERDICT, HERE = "verdict", b"all"
+"""Key that the first rank writes which knows whether all are here, and what it writes if they are: all go by it, where
+a peer comes just as another gives it up."""
 GONE = "gone"
 """Key under which a rank that knows a missing peer writes that it is gone: ranks that do not know it then stop waiting
 too."""
@@ -74,14 +80,16 @@ class Meeting:
             self._go_on(began, f"{', '.join(missing)} did not come to this quorum")
             known = {_place(self._met[id_]): id_ for id_ in missing if id_ in self._met}
             gone = [known[each] for each, open_ in knock(known, LOOK_S).items() if not open_]
-            if gone:
-                store.set(GONE, ", ".join(gone))
+            if gone and time.monotonic() - began > RETURNS_S:
+                _judge(store, ", ".join(gone).encode())
             if store.check([GONE]):
-                raise ConnectionError(f"{store.get(GONE).decode()} has ended since it asked for this quorum")
+                raise _ended(store.get(GONE))
             if missing and not known and time.monotonic() - began > STRANGERS_S:
                 return
             self._aborted.wait(pause_s)
             pause_s = min(2 * pause_s, LOOK_S)
+        if (verdict := _judge(store, HERE)) != HERE:
+            raise _ended(verdict)
         self._met = {id_: told.decode() for id_, told in zip(ids, store.multi_get(everyone), strict=True)}
 
     def _store(self, address: str, began: float) -> Any:
@@ -108,6 +116,18 @@ class Meeting:
             raise ConnectionError(f"aborted: {otherwise}")
         if time.monotonic() - began > self._timeout_s:
             raise TimeoutError(f"{otherwise} for {self._timeout_s:g} s")
+
+
+def _judge(store: Any, verdict: bytes) -> bytes:
+    """Writes a verdict unless there is one; returns the one that counts."""
+    found: bytes = store.compare_set(VERDICT, "", verdict)
+    if found != HERE:
+        store.set(GONE, found)
+    return found
+
+
+def _ended(gone: bytes) -> ConnectionError:
+    return ConnectionError(f"{gone.decode()} has ended since it asked for this quorum")
 
 
 def knock(places: Iterable[tuple[str, int]], within_s: float) -> dict[tuple[str, int], bool]:

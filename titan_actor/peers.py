@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from supervisor.wire.checkpoints import listed
-from supervisor.wire.records import TrainerLaunch
+from supervisor.wire.records import Progress, RecordError, TrainerLaunch, decode
 
 
 class PeersGone(Exception):
     """The group started to heal from peers, and met none that has trained and is as far as the checkpoint; or several of
     its heals have failed."""
+
+
+def before(launch: TrainerLaunch) -> str:
+    """Returns the replica id of the group's last generation, which has ended on this node; empty: it was elsewhere, or had
+    none."""
+    name = f"{launch.run}.{launch.group}.{launch.generation - 1}.0"
+    try:
+        return decode((Path(launch.rank_dir).parent / name / "progress.json").read_bytes(), Progress).replica_id
+    except (OSError, RecordError):
+        return ""
 
 
 def saved(run_dir: str) -> set[str]:

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,14 +39,34 @@ LOOKS_AGAIN_S = 0.1
 class RankProcess:
     """One rank's process, from its first moment to its last: its records, and the commands of its node."""
 
-    def __init__(self, launch: TrainerLaunch, warm: bool = False) -> None:
-        """`warm`: forked from the warm process. Raises OSError if its folder cannot be written."""
-        self.launch, folder = launch, Path(launch.rank_dir)
+    def __init__(
+        self, launch: TrainerLaunch, warm: bool = False, comes: Callable[[], TrainerLaunch] | None = None
+    ) -> None:
+        """`warm`: forked from the warm process. `comes`: a hot standby's wait for the launch of its start; it has no records
+        before `begin`. Raises OSError if its folder cannot be written."""
+        self.launch, self._warm, self._comes = launch, warm, comes
+        if comes is None:
+            self._begin(born_unix_s())
+
+    @property
+    def waits(self) -> bool:
+        """True of a standby that has not begun."""
+        return self._comes is not None
+
+    def begin(self) -> None:
+        """Returns once this rank has begun: a standby waits here until it is used, with the launch of that start from then
+        on."""
+        if self._comes is not None:
+            self.launch, self._comes = self._comes(), None
+            self._begin(time.time())
+
+    def _begin(self, born: float) -> None:
+        launch, folder = self.launch, Path(self.launch.rank_dir)
         folder.mkdir(parents=True, exist_ok=True)
         where = {"generation": launch.generation, "group": launch.group, "rank": launch.rank}
-        self.ledger = Ledger(folder / "steps.jsonl", born_unix_s(), **where)
+        self.ledger = Ledger(folder / "steps.jsonl", born, **where)
         let_the_node_look()
-        self.ledger.event("start", pid=os.getpid(), warm=warm, resume=launch.resume)
+        self.ledger.event("start", pid=os.getpid(), warm=self._warm, resume=launch.resume)
         self.report, self.control = Report(launch), Control(launch.writer)
         self.commands = Commands(launch, self.control)
         self.debugger = self.commands.debugger = Debugger(self._stops)

@@ -46,7 +46,9 @@ def manager(launch: TrainerLaunch, state_dict: Callable[[], Any], load: Callable
         "replica_id": f"{launch.run}_{launch.group}",
         "hostname": launch.node_address,
     }
-    made = Manager(load_state_dict=load, state_dict=state_dict, **{**values, **options})
+    with torchft_names.named(peers.before(launch)):
+        made = Manager(load_state_dict=load, state_dict=state_dict, **{**values, **options})
+    torchft_names.join_anew(made)
     made.supervisor_store = store  # lives as long as the manager
     return made
 
@@ -62,7 +64,8 @@ class Quorum:
         self.id = -1
         """Number of the newest quorum."""
         self.all_take_part = False
-        """True if this rank waits for each quorum before its step: groups that heal in one count in its step too."""
+        """True if a group that may be behind waits for the quorum before its step, in all groups: one that heals counts in
+        that step too."""
         self._healed = False
         self._new = False
         """True between the question for a quorum and its first use."""

@@ -24,7 +24,7 @@ from torchtitan.trainer import Trainer
 
 from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark, TrainerLaunch
-from titan_actor import address, admission, between_groups, kept_state, mends, rehearsal, shares, torchft_names
+from titan_actor import address, admission, between_groups, kept_state, mends, peers, rehearsal, shares, torchft_names
 from titan_actor.checkpoint import Checkpoints, Purge, purge
 from titan_actor.compiling import Compiling
 from titan_actor.control import NEVER, Agreement, Wishes
@@ -81,14 +81,13 @@ class ReplicaTrainer(Trainer):
     ft_manager: TorchFTManager
 
     def __init__(self, config: Any, rank: RankProcess) -> None:
-        self.rank = rank
-        self.launch, self.report, self.ledger, self.control = rank.launch, rank.report, rank.ledger, rank.control
-        self.activity, self.seconds, launch = rank.activity, rank.seconds, rank.launch
-        self.compiling = Compiling(self.activity, self.seconds)
+        self.rank, self.launch = rank, rank.launch
         self._store: Any = None
         self._attempts = 0
         self._commits = 0
         self._committed = False
+        self._behind = True
+        """True if the others may have gone on without this group: its attempt before was not committed, or there was none."""
         self._stepping = "step"
         self._loss: Any = None
         self._groups_loss = 0.0
@@ -104,22 +103,37 @@ class ReplicaTrainer(Trainer):
         """Round of the step in progress; 0 outside of one."""
         between_groups.split(config, self)
         if config.metrics.enable_wandb:
-            _name_wandb_run(launch)
+            if rank.waits:
+                raise RuntimeError("no standby: Weights & Biases would show it beside the rank that trains")
+            _name_wandb_run(self.launch)
         super().__init__(config)
         self._refuse_without_data()
         mends.apply_to("built", self)
+        self.agreement = Agreement(self.launch.rank, self.launch.world_size)
+        if why := too_many_tokens(self.tokenizer, self.model_config):
+            raise ValueError(why)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begins this generation: a hot standby has built all above, and waits here."""
+        rank, standby = self.rank, self.rank.waits
+        rank.begin()
+        self.launch, self.report, self.ledger, self.control = rank.launch, rank.report, rank.ledger, rank.control
+        self.activity, self.seconds, launch = rank.activity, rank.seconds, rank.launch
+        self.compiling = Compiling(self.activity, self.seconds)
+        if standby:
+            address.meet(launch)
+            self._make_manager()
+        self.quorum = Quorum(self.manager, rank)
         self._watch()
-        self.agreement = Agreement(launch.rank, launch.world_size)
         self.cursor = self._place()
-        self.quorum.all_take_part = self.cursor.waits
+        self.quorum.all_take_part = True
         self.heal = HealState(self, self.cursor)
         self.manager.register_state_dict_fn("supervisor", self._load_peer, self.heal.save)
         self.checkpoints = Checkpoints(launch, self, self.agreement, self._on_checkpoint)
         self._purge = Purge()
         self.ledger.event("constructed", device=self.device.type, groups=launch.groups, titan=asdict(launch.titan))
         self._restore()
-        if why := too_many_tokens(self.tokenizer, self.model_config):
-            raise ValueError(why)
 
     @property
     def manager(self) -> Any:
@@ -132,7 +146,8 @@ class ReplicaTrainer(Trainer):
         return torchft_names.replica_id(self.manager)
 
     def init_distributed(self) -> Any:
-        """Makes process groups and manager at the node's address; the store is rank 0's."""
+        """Makes process groups and manager at the node's address; the store is rank 0's. A standby's manager comes with
+        `_begin`."""
         launch = self.launch
         if launch.rank == 0:
             self._store = address.serve_store(launch.master_address, launch.master_port, timeout_s=300)
@@ -140,8 +155,14 @@ class ReplicaTrainer(Trainer):
         self.ft_manager = between_groups.manager(launch)
         # TorchTitan's pair heals stale state (findings, 6): it must not be registered beside ours
         self.manager.set_state_dict_fns = lambda *pair: None
-        self.quorum = Quorum(self.manager, self.rank)
+        if not self.rank.waits:
+            self._make_manager()
         return dims
+
+    def _make_manager(self) -> None:
+        with torchft_names.named(peers.before(self.launch)):
+            torchft_names.make(self.manager)
+        torchft_names.join_anew(self.manager)
 
     def _refuse_without_data(self) -> None:
         """Raises NoData before the quorum, in which the others would wait for a group that never ends a step."""
@@ -219,6 +240,7 @@ class ReplicaTrainer(Trainer):
 
     def _attempt(self, batches: Iterator[Any]) -> None:
         self._attempts += 1
+        self._behind = not self._committed
         self.seconds.begin()
         self._committed, self._mean_loss, self._gradient_norm, self._loss, self._taken = False, None, None, None, (0, 0)
         self._gradients, self._round = [], 0
@@ -403,15 +425,13 @@ class ReplicaTrainer(Trainer):
         self.metrics_processor.log = self._logging(self.metrics_processor.log)
 
     def _starting(self, start: Callable[..., None]) -> Callable[..., None]:
-        """Loads a peer's state before the first forward pass, not after it, where the quorum is waited for.
-
-        At step 0 every replica counts as a participant, but those that heal from the first one would add zeros. The
-        first gradient would be divided by too many.
+        """Waits for the quorum before the step of a group that may be behind, and loads a peer's state before its forward
+        pass: its gradient counts in the very step in which it heals, and that is divided by all groups.
         """
 
         def start_quorum(*args: Any, **kwargs: Any) -> None:
             start(*args, **kwargs)
-            if self._commits == 0 or self.cursor.waits:
+            if self._behind or self.cursor.waits:
                 self.manager.wait_quorum()
                 torchft_names.load_now(self.manager, begins=lambda: self.report.phase("healing"))
                 self.report.phase(self._stepping)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,69 @@ Call = Callable[..., Any]
 Wrap = Callable[[Call], Call]
 
 # --- a manager ---
+
+
+class _Later:
+    """Stands for a manager that is yet to be made. What is set on it before is set on that."""
+
+    def __init__(self, make: Call, **options: Any) -> None:
+        vars(self).update(_make=functools.partial(make, **options), _made=None, _set={"_pg": options["pg"]})
+
+    def __getattr__(self, name: str) -> Any:
+        if self._made is not None:
+            return getattr(self._made, name)
+        try:
+            return self._set[name]
+        except KeyError:
+            raise AttributeError(f"TorchFT's manager is not made yet, and has no {name}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._made is not None:
+            setattr(self._made, name, value)
+        else:
+            self._set[name] = value
+
+
+@contextmanager
+def later() -> Iterator[None]:
+    """Has what is constructed inside get a manager that `make` makes: it serves and calls from its construction on."""
+    import torchft
+
+    manager = torchft.Manager
+    torchft.Manager = functools.partial(_Later, manager)
+    try:
+        yield
+    finally:
+        torchft.Manager = manager
+
+
+@contextmanager
+def named(replica_id: str) -> Iterator[None]:
+    """Has a manager that is made inside take the whole id of the group's start before; empty: one of its own. The
+    lighthouse need not drop that one first, and the quorum waits for no one. After `join_anew` only."""
+    import torchft.manager as module
+
+    uuid = module.uuid
+    if replica_id:
+        module.uuid = types.SimpleNamespace(uuid4=lambda: replica_id.partition(":")[2])
+    try:
+        yield
+    finally:
+        module.uuid = uuid
+
+
+def join_anew(manager: Any) -> None:
+    """Has the manager's first quorum be a new one, also if its members' ids are those of the last: the others must meet this
+    process. It asks as one whose commit has failed."""
+    manager._commit_failures = 1
+
+
+def make(manager: Any) -> None:
+    """Makes a manager of `later`, by the environment of now. Raises what TorchFT raises."""
+    made = manager._make()
+    for name, value in manager._set.items():
+        setattr(made, name, value)
+    vars(manager)["_made"] = made
 
 
 def replica_id(manager: Any) -> str:
@@ -169,8 +232,8 @@ def notice_heal(manager: Any, part: Callable[[], AbstractContextManager[None]], 
 
 
 def all_take_part(manager: Any) -> None:
-    """Has all groups of the newest quorum count in its step, those that heal in it too. For ranks that all load a peer's
-    state before their first forward pass: TorchFT's rule for a quorum that was waited for. After `notice_members`.
+    """Has all groups of the newest quorum count in its step, those that heal in it too: TorchFT's rule for a quorum that
+    was waited for. One that heals without having waited for it adds zeros. After `notice_members`.
 
     From the lighthouse's answer: the ranks of a group must agree on it, also where one has met an error since."""
     if manager._client.place is not None:

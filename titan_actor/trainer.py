@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import os
 import sys
 from pathlib import Path
 
-from supervisor.wire import environment
 from supervisor.wire.records import MISCONFIGURED, TrainerLaunch, decode
 from supervisor.wire.version import misfits
 from titan_actor import address, mends
@@ -25,19 +23,25 @@ from titan_actor.tokens.format import TokensError
 
 MISTAKES = (NoData, NoPlace, NotOnCpu)
 """Errors of a run file or a run's folder: no other machine can train it."""
+SENTENCES = (*MISTAKES, CheckpointRefused, Refused, TokensError)
+"""Errors that say all in one sentence."""
 
 
 def main(path: str, warm: bool = False) -> int:
     """Trains as the launch file says; returns the exit code. Raises OSError or RecordError for a bad launch file."""
-    rank = RankProcess(decode(Path(path).read_bytes(), TrainerLaunch), warm)
+    return run(RankProcess(decode(Path(path).read_bytes(), TrainerLaunch), warm))
+
+
+def run(rank: RankProcess) -> int:
+    """Trains; returns the exit code. Raises what a hot standby meets before it has begun."""
     try:
         _train(rank)
-    except MISTAKES as error:
-        return rank.ended(error, MISCONFIGURED, trace=False)
-    except (CheckpointRefused, Refused, TokensError) as error:
-        return rank.ended(error, trace=False)
-    except Exception as error:  # noqa: BLE001  (the top of the process: whatever it is, it is reported)
-        return rank.ended(error)
+    except (Exception, Refused) as error:
+        if rank.waits:
+            raise
+        if isinstance(error, MISTAKES):
+            return rank.ended(error, MISCONFIGURED, trace=False)
+        return rank.ended(error, trace=not isinstance(error, SENTENCES))
     return rank.ended()
 
 
@@ -45,7 +49,7 @@ def _train(rank: RankProcess) -> None:
     launch = rank.launch
     if why := misfits():
         raise RuntimeError(f"node {launch.node}: {why}")
-    _environment(launch)
+    address.meet(launch)
     mends.apply()
     import torch
     from torchtitan.tools.logging import init_logger
@@ -58,7 +62,8 @@ def _train(rank: RankProcess) -> None:
     init_logger()
     # one empty line for each commit
     logging.getLogger("torchft_commits").setLevel(logging.WARNING)
-    rank.ledger.event("imported")
+    if not rank.waits:
+        rank.ledger.event("imported")
     made = config.for_launch(launch)
     if not mends.on_gpu():
         fit.refuse_on_cpu(made)
@@ -67,12 +72,6 @@ def _train(rank: RankProcess) -> None:
     trainer.admit()
     trainer.train()
     trainer.close()
-
-
-def _environment(launch: TrainerLaunch) -> None:
-    address.use(launch.node_address)
-    # rank 0 serves the store itself, only at the node's address
-    os.environ.update({**environment.meeting_point(launch), "TORCHELASTIC_USE_AGENT_STORE": "True"})
 
 
 if __name__ == "__main__":

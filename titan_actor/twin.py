@@ -5,8 +5,8 @@ Reads a Plan as JSON on stdin. Prints a JSON line for each step: {"loss", "norm"
 EVERYBODY's). Or prints {"unknown": why, "no_twin": NoTwin}, and ends.
 
 A group's gradient is the sum over its ranks. A step's is the sum over the groups that took part, divided by their
-number; one with more samples than the others weighs more. TorchFT's manager does the same: groups that only heal add
-zeros to its sum.
+number; one with more samples than the others weighs more. TorchFT's manager does the same; a group that heals takes part,
+since it loads the others' state before its forward pass.
 """
 
 from __future__ import annotations

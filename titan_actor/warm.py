@@ -1,17 +1,17 @@
 """`python -m titan_actor.warm --fd N`: imports everything once, then forks a trainer for every start.
 
 Talks over a Unix SEQPACKET socket: sends {"ready": true, ...}, takes {"launch", "log", "env"}, answers {"pid"} or
-{"error"}, and ends at end of file. A fork keeps only the thread that forks. So this process must have a single thread,
+{"error"}, and ends at end of file. Beside that it keeps hot standbys (standby.py). A fork keeps only the thread that forks. So this process must have a single thread,
 no CUDA context, and untouched random generators: it checks that, and reports what it found.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -21,14 +21,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from supervisor.wire import marks
-from supervisor.wire.records import TrainerLaunch, decode, encode
-from titan_actor import kept_state, mends, process, trainer
-
-LONGEST_MESSAGE = 1 << 18
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-
-SHIM_PID = "SUPERVISOR_SHIM_PID"
-"""Set by the shim for its children: a trainer must not outlive its shim (a lost shim is a lost node)."""
+from supervisor.wire.records import RecordError, TrainerLaunch, decode, encode
+from titan_actor import forking, kept_state, mends, process, trainer
+from titan_actor.standby import LONGEST_MESSAGE, LOOK_S, Standbys
 
 TOUCHED = (
     "torch",
@@ -132,12 +127,29 @@ def serve(channel: socket.socket) -> None:
     seen = warm_up()
     problem, files = seen.pop("problem"), kept_state.Files()
     _send(channel, {"error": problem} if problem else {"ready": True, **seen})
-    while message := channel.recv(LONGEST_MESSAGE):
+    standbys = Standbys(files)
+    while True:
+        if not select.select([channel], [], [], LOOK_S if standbys.any else None)[0]:
+            standbys.look()
+            continue
+        if not (message := channel.recv(LONGEST_MESSAGE)):
+            return
         try:
-            answer = {"error": problem} if problem else {"pid": _fork_twice(json.loads(message), files)}
+            answer = {"error": problem} if problem else {"pid": _started(json.loads(message), files, standbys)}
         except (OSError, ValueError, KeyError, TypeError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         _send(channel, answer)
+
+
+def _started(request: dict[str, Any], files: kept_state.Files, standbys: Standbys) -> int:
+    """Returns the pid of the trainer: a standby that is built already, or a new fork."""
+    try:
+        launch = decode(Path(str(request["launch"])).read_bytes(), TrainerLaunch)
+    except (OSError, RecordError):
+        return _fork_twice(request, files)  # which says why
+    pid = standbys.take(launch, request) or _fork_twice(request, files)
+    standbys.started(launch, pid)
+    return pid
 
 
 def _send(channel: socket.socket, message: dict[str, Any]) -> None:
@@ -173,46 +185,19 @@ def _fork_twice(request: dict[str, Any], files: kept_state.Files) -> int:
     return int(told)
 
 
-def _die_with_shim(between: int) -> None:
-    """Ties the trainer to the shim once it is adopted. Set earlier, the death of the process between would kill it."""
-    shim = os.environ.get(SHIM_PID)
-    if shim is None:
-        return
-    while os.getppid() == between:
-        time.sleep(0.001)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(shim):
-        os._exit(128 + signal.SIGKILL)
-
-
 def _become_trainer(launch: str, output: int, env: dict[str, str], between: int) -> NoReturn:
     code = 1
     try:
         marks.put(env.get(marks.STARTED_BY, ""))
-        os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) not in (kept_state.DESCRIPTOR, kept_state.HOLDER):
-                _close(int(name))
+        forking.in_the_background(output, (kept_state.DESCRIPTOR, kept_state.HOLDER))
         os.environ.update(env)
-        _die_with_shim(between)
+        forking.die_with_shim(between)
         sys.argv = ["titan_actor.trainer", launch]
-        ctypes.CDLL(None).prctl(PR_SET_NAME, b"trainer", 0, 0, 0)
+        forking.call_it("trainer")
         code = trainer.main(launch, warm=True)
     except BaseException:  # noqa: BLE001  (must not run on into the warm process's own loop)
         traceback.print_exc()
     process.leave(code)
-
-
-def _close(descriptor: int) -> None:
-    try:
-        os.close(descriptor)
-    except OSError:
-        # the listing's own descriptor
-        pass
 
 
 def main() -> None:

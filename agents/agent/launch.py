@@ -84,6 +84,7 @@ def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str)
             from_memory=desired.from_memory,
             trainer=desired.trainer,
             collective_timeout_s=desired.collective_timeout_s,
+            standby=desired.standby == "built",
         )
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / "launch.tmp"
@@ -103,7 +104,8 @@ def trainer_request(settings: Settings, desired: TrainerDesired, rank: int, arou
         argv = ["env", *desired.trainer.command]
         # the warm process has imported TorchTitan, which such a program does not use
         return {**request, "argv": argv, "own": {**free, **own}, "launch": None, "cold": True}
-    return {**request, "argv": programs.command("trainer", launch), "launch": launch, "cold": settings.cold}
+    cold = settings.cold or desired.standby == "none"
+    return {**request, "argv": programs.command("trainer", launch), "launch": launch, "cold": cold}
 
 
 def _of_rank(settings: Settings, desired: TrainerDesired, rank: int) -> dict[str, Any]:

@@ -117,7 +117,8 @@ class GateState:
         if self.is_stale(group, generation):
             return True
         entry = self._of(group, generation)
-        of_others = {other.replica_id for key, other in self.generations.items() if key != (group, generation)}
+        # the next generation of a group takes its id again where it can
+        of_others = {other.replica_id for (its, _), other in self.generations.items() if its != group}
         if replica_id in of_others or (entry.spoken and entry.replica_id != replica_id):
             return False
         entry.came, entry.replica_id, entry.loss_confirmed = True, replica_id, False

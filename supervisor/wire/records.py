@@ -202,6 +202,8 @@ class TrainerLaunch:
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
     collective_timeout_s: float = 0.0
     """Least timeout of the group's own collectives after its first step; 0: TorchTitan's config alone counts."""
+    standby: bool = False
+    """True if the next start of this rank is built before it is needed, where this node can."""
 
     @property
     def local_rank(self) -> int:
@@ -605,6 +607,8 @@ class TrainerDesired:
     hang: HangSpec = field(default_factory=HangSpec)
     collective_timeout_s: float = 0.0
     """As in TrainerLaunch."""
+    standby: Literal["built", "warm", "none"] = "warm"
+    """`policy.standby`."""
     stop_at_step: int | None = None
     """Drain: end cleanly after this committed step (or the current one, if it is past)."""
     from_memory: int = 0

@@ -331,6 +331,10 @@ class PolicySpec:
         (),
         "kinds of failure, as `supervisor incidents` names them, that are only observed in every mode. What follows from them is only observed too: if error is listed, a repeated error does not halt the run",
     )
+    standby: Literal["built", "warm", "none"] = setting(
+        "built",
+        "how far the next start of a rank is prepared on its node. built: its process is forked, and its model built, while the rank trains, if twice the memory of the ranks there is free; on a GPU, in a group over several nodes and in a script of your own as warm. warm: a process that has imported everything forks it. none: a new process",
+    )
     at_breakpoint: Literal["go_on", "wait"] = setting(
         "go_on",
         "go_on: the other groups train on while a person has a rank of one in the debugger. wait: they stop after their step until it goes on",

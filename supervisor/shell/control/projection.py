@@ -236,6 +236,7 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         term_grace_s=spec.policy.term_grace_s,
         hang=spec.policy.hang,
         collective_timeout_s=_collective_timeout_s(spec),
+        standby=spec.policy.standby,
         # The others keep their starting values, so that a checkpoint does not rewrite every node's record.
         checkpoint=_mark(memory.checkpoint if writer else group.checkpoint),
         resume=group.resume,

@@ -64,10 +64,10 @@ def test_nothing_is_kept_without_a_warm_process_or_room(
     import torch
 
     state = {"parameters": [[torch.zeros(1000)]]}
-    monkeypatch.setattr(kept_state, "_free_bytes", lambda: 15999)
+    monkeypatch.setattr(kept_state, "free_bytes", lambda: 15999)
     assert not kept_state.keep(2, launch(), 40, state)
     assert "that of the ranks here has 8000 bytes, and 15999 are free" in caplog.text
-    monkeypatch.setattr(kept_state, "_free_bytes", lambda: 16000)
+    monkeypatch.setattr(kept_state, "free_bytes", lambda: 16000)
     assert kept_state.keep(2, launch(), 40, state)
     with subprocess.Popen(["true"]) as ended:
         gone = os.pidfd_open(ended.pid)

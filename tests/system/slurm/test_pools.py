@@ -97,9 +97,16 @@ def test_clients_that_are_killed_submit_nothing_twice(tmp_path: Path) -> None:
         assert ask("launch", str(file), "--on", "lab")["before"]
         record = client.choose_run(w.mirror(), "first")
         eventually(w.running(record, 1, 1), SOON_S, "both groups run")
+        code(folder, "two")
+        assert ask("sync", str(folder), "--on", "lab")["before"]
+        for node in status(w).nodes:
+            eventually(partial(lies, w, node.node, version_of(w, "lab")), 30, "every node of the pool gets it")
+        assert ask("relaunch", "first", "--yes")["before"]
+        eventually(w.running(record, 2, 2), SOON_S, "all groups start again")
+        assert [printed(w, record, group, 2) for group in (0, 1)] == ["two", "two"]
         assert ask("stop", "first")["before"]
         eventually(lambda: not status(w).used_by, SOON_S, "no run uses it")
-        assert submitted(w) == newest, "no job was submitted for a run"
+        assert submitted(w) == newest, "no job was submitted for a run or its code"
         assert ask("release", "lab")["before"]
         eventually(lambda: not w.live_jobs(), SOON_S, "Slurm has all nodes back")
         w.check(record, stepped=False)

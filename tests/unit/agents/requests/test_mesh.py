@@ -36,7 +36,11 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node()
 
 
-def job(by: str = "ann@desk", name: str = "j1") -> Job:
+J1 = f"j1-{os.getpid()}"
+"""Another process that runs these tests must not kill what is marked with it."""
+
+
+def job(by: str = "ann@desk", name: str = J1) -> Job:
     request = NodeRequest(node="n1", what="mesh", by=by, limit_s=UNTIL_CLOSED_S, pems=PEMS)
     return Job(name, request, time.monotonic() + 60.0)
 
@@ -59,7 +63,7 @@ def test_a_worker_listens_as_long_as_its_asker_is_there(node: Node, tmp_path: Pa
     assert said["release"] == monarch.RELEASE
     assert node.seat.holder == "ann@desk"
     child = int((tmp_path / mesh.FILES / "child").read_text())
-    assert marks.of(child) == "mesh.n1.j1"
+    assert marks.of(child) == f"mesh.n1.{J1}"
     environment = (tmp_path / mesh.FILES / "environment").read_text().splitlines()
     assert f"HYPERACTOR_TLS_KEY={tmp_path}/files/key.pem" in environment
     assert "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY=1s" in environment

@@ -1,0 +1,163 @@
+"""Hot standbys: the next start of a rank is built before the rank fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fault_injection.testbed.waiting import eventually
+from supervisor.wire.records import TrainerLaunch
+from tests.real_trainers.titan.groups import Groups, assert_equal_digests, complete
+from titan_actor import kept_state, standby
+
+
+def named(pid: int) -> str:
+    """A process's name; empty once it has ended, also where this process has not reaped it."""
+    try:
+        name, state = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rsplit(") ", 1)
+    except OSError:
+        return ""
+    return "" if state.startswith("Z") else name
+
+
+def standbys(groups: Groups) -> set[int]:
+    """The pids of standbys that are built, below the warm process."""
+    children = Path(f"/proc/{groups.warm.process.pid}/task/{groups.warm.process.pid}/children").read_text().split()
+    found = {int(p) for c in children for p in Path(f"/proc/{c}/task/{c}/children").read_text().split()}
+    return {pid for pid in found if named(pid) == "standby ready"}
+
+
+def built(groups: Groups, count: int) -> set[int]:
+    return eventually(lambda: found if len(found := standbys(groups)) == count else None, 60, f"{count} standbys")
+
+
+def test_the_next_start_was_built_before_the_rank_failed(groups: Groups) -> None:
+    lost = groups.start(0, standby=True)
+    other = groups.start(1)
+    lost.reached(5, commits=5)
+    (waits,) = built(groups, 1)
+    lost.kill()
+    back = groups.start(0, generation=2, resume="peers", standby=True)
+    assert back.pid == waits
+    back.reached(other.step + 3, commits=4)
+    other.reached(back.step)
+    assert_equal_digests(back, other)
+    assert named(back.pid) == "trainer"
+    first = back.lines("step")[0]
+    assert (first["healed"], first["committed"], first["participants"]) == (True, True, 2)
+    assert first["participating_rank"] is not None, "its first step counts"
+    begun = back.lines()[0]
+    assert (begun["event"], begun["pid"], begun["generation"]) == ("start", back.pid, 2)
+    assert begun["t"] - begun["start"] < 5, "its wait is in no account"
+    assert "step:" in back.log(), "it prints where its rank does"
+    assert built(groups, 1) != {waits}, "and the next one is built"
+    back.signal(signal.SIGTERM)
+    assert back.exit_code() == 143, "it ends as any rank"
+
+
+def test_the_ranks_of_a_group_are_used_together(groups: Groups) -> None:
+    lost = groups.start_group(0, 2, standby=True)
+    other = groups.start_group(1, 2)
+    for rank in lost:
+        rank.reached(5, commits=5)
+    waiting = built(groups, 2)
+    for rank in lost:
+        rank.kill()
+    back = groups.start_group(0, 2, generation=2, resume="peers", standby=True)
+    assert {rank.pid for rank in back} == waiting
+    for rank in back:
+        rank.reached(other[0].step + 3, commits=4)
+    for rank in other:
+        rank.reached(back[0].step)
+    assert_equal_digests(back[0], other[0])
+    assert_equal_digests(back[1], other[1])
+
+
+def test_one_of_two_that_has_ended_leaves_none(groups: Groups) -> None:
+    ranks = groups.start_group(0, 2, standby=True, groups=1)
+    for rank in ranks:
+        rank.reached(5, commits=5)
+    waiting = built(groups, 2)
+    os.kill(min(waiting), signal.SIGKILL)
+    eventually(lambda: not standbys(groups), 30, "the other one is ended")
+    for rank in ranks:
+        rank.kill()
+    back = groups.start_group(0, 2, generation=2, standby=True, groups=1)
+    assert waiting.isdisjoint(rank.pid for rank in back)
+    for rank in back:
+        rank.reached(3, commits=3)
+
+
+def test_it_resumes_from_a_checkpoint(groups: Groups) -> None:
+    fields: dict[str, Any] = {"groups": 1, "standby": True, "checkpoint_interval_steps": 5}
+    lost = groups.start(0, writer=True, **fields)
+    marks = eventually(lambda: complete(groups.run_dir), 60, "a checkpoint")
+    (waits,) = built(groups, 1)
+    lost.kill()
+    newest = complete(groups.run_dir)[-1] or marks
+    back = groups.start(0, generation=2, checkpoint=newest, **fields)
+    assert back.pid == waits
+    back.reached(newest.step + 3, commits=3)
+    assert back.lines("resumed")[0]["step"] == newest.step
+    assert back.digests()[newest.step + 1] == lost.digests().get(newest.step + 1, back.digests()[newest.step + 1])
+
+
+@pytest.mark.parametrize("change", [{"steps": 999}, {"groups": 3}])
+def test_another_config_is_not_of_a_standby(groups: Groups, change: dict[str, int]) -> None:
+    lost = groups.start(0, standby=True)
+    lost.reached(5, commits=5)
+    (waits,) = built(groups, 1)
+    lost.kill()
+    back = groups.start(0, generation=2, **change)
+    assert back.pid != waits
+    eventually(lambda: not named(waits).startswith("standby"), 30, "it has ended")
+    back.reached(3, commits=3)
+
+
+def test_a_run_that_is_over_has_none(groups: Groups) -> None:
+    rank = groups.start(0, steps=60, standby=True, groups=1)
+    (waits,) = built(groups, 1)
+    assert rank.exit_code() == 0
+    eventually(lambda: not named(waits).startswith("standby"), 30, "it has ended")
+
+
+def test_no_standby_where_its_policy_has_none(groups: Groups) -> None:
+    groups.start(0, groups=1).reached(20, commits=20)
+    assert not standbys(groups)
+
+
+@pytest.fixture
+def made(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], bool]:
+    """Returns true if a rank gets a standby where that many times its memory are free, in this process."""
+    rank = groups.start(0, groups=1, standby=True)
+    rank.reached(3, commits=3)
+    size = int(Path(f"/proc/{rank.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    forked: list[TrainerLaunch] = []
+
+    def fork(launch: TrainerLaunch) -> Any:
+        forked.append(launch)
+        raise InterruptedError
+
+    def ask(times: float) -> bool:
+        monkeypatch.setattr(kept_state, "free_bytes", lambda: times * size)
+        mine = standby.Standbys(kept_state.Files())
+        monkeypatch.setattr(mine, "_fork", fork)
+        mine.started(replace(rank.launch, standby=True), rank.pid)
+        forked.clear()
+        try:
+            mine.look()
+        except InterruptedError:
+            assert forked[0].master_port != rank.launch.master_port
+        return bool(forked)
+
+    return ask
+
+
+def test_it_is_built_where_its_memory_is_free(made: Callable[[float], bool]) -> None:
+    assert [made(times) for times in (3.0, 1.5)] == [True, False]

@@ -1,0 +1,273 @@
+"""Hot standbys: the next start of each rank that trains on this node, forked and built before it is needed.
+
+The warm process makes them once the ranks of a group train, where the memory allows it. A standby has built all but what
+belongs to one generation: its records, TorchFT's manager, the place in the data and the state. It waits for the launch
+file of a start that differs in these alone, outside of the quorum; the warm process then answers with its pid, as if it
+had just forked it. The ranks of a group are used together or not at all, since they have met already. Where there is no
+such standby the rank is forked as ever.
+
+A standby is the child of a process between, which ends when the standby is used: the shim adopts it, as any fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from supervisor.wire import marks
+from supervisor.wire.address import free_port
+from supervisor.wire.records import TrainerLaunch, decode
+from titan_actor import forking, kept_state, mends, process, trainer
+
+LOOK_S = 0.25
+"""Seconds between two looks at what trains here."""
+COMMITS = 2
+"""Committed steps of a rank after which its standby is built: its own start is over then."""
+LEAST_FREE = 2.0
+"""Standbys are built where this many times the memory of the ranks here is free, and ended where less than a rank's is."""
+UNUSED_S = 300.0
+"""Seconds after the end of its rank for which a standby waits: a fence may take as long."""
+ANSWER_S = 1.0
+LOG = "standby.log"
+"""Beside the folders of the ranks: what standbys print until they are used."""
+LONGEST_MESSAGE = 1 << 18
+
+
+def shape(launch: TrainerLaunch) -> TrainerLaunch:
+    """Returns a launch without what a standby takes over when it is used."""
+    return replace(
+        launch, generation=0, master_port=0, lighthouse="", rank_dir="", checkpoint=None, resume="disk", writer=False,
+        from_memory=0, collective_timeout_s=0.0,
+    )  # fmt: skip
+
+
+@dataclass
+class Standby:
+    """One built rank that waits."""
+
+    launch: TrainerLaunch
+    between: int
+    """pid of the process between."""
+    ours: socket.socket
+    ready: bool = False
+    pid: int = 0
+
+    def look(self) -> bool:
+        """Returns false if it has ended."""
+        with suppress(BlockingIOError):
+            if not (message := self.ours.recv(LONGEST_MESSAGE, socket.MSG_DONTWAIT)):
+                return False
+            self.pid = int(json.loads(message)["pid"])
+            self.ready = True
+        return True
+
+    def use(self, request: dict[str, Any]) -> int:
+        """Has it become the rank of this request; returns its pid. Raises OSError if it does not."""
+        self.ours.settimeout(ANSWER_S)
+        self.ours.send(json.dumps(request).encode())
+        if not self.ours.recv(LONGEST_MESSAGE):
+            raise OSError("the standby has ended")
+        self.ours.close()  # the process between ends, and leaves it to the shim
+        os.waitpid(self.between, 0)
+        return self.pid
+
+    def end(self) -> None:
+        """Ends it, with the process between."""
+        self.ours.close()
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.between, signal.SIGKILL)
+            os.waitpid(self.between, 0)
+
+
+@dataclass
+class Team:
+    """The ranks of a group that train here, and their standbys."""
+
+    ranks: dict[int, tuple[TrainerLaunch, int]] = field(default_factory=dict)
+    """Rank -> its launch and pid."""
+    standbys: dict[int, Standby] = field(default_factory=dict)
+    generation: int = 0
+    tried: bool = False
+    """True once standbys were made, or could not be."""
+    used_by: int | None = None
+    """Generation that uses the standbys."""
+    ended_at: float | None = None
+
+
+class Standbys:
+    """The warm process's standbys."""
+
+    def __init__(self, files: kept_state.Files) -> None:
+        self._files, self._teams = files, dict[tuple[str, int], Team]()
+        self._possible = not mends.on_gpu()  # a second model would not fit, and its context is not to be had twice
+
+    @property
+    def any(self) -> bool:
+        """True while there is something to look at."""
+        return bool(self._teams)
+
+    def started(self, launch: TrainerLaunch, pid: int) -> None:
+        """Takes note of a rank that was started here."""
+        here = launch.ranks_here in (0, launch.world_size)
+        if not (self._possible and here and launch.standby and not launch.trainer.command):
+            return
+        for key in [key for key in self._teams if key[0] != launch.run]:
+            self._drop(key)
+        key = launch.run, launch.group
+        team = self._teams.get(key)
+        if team is None or team.generation != launch.generation or launch.rank in team.ranks:
+            self._drop(key, keep=team is not None and team.used_by == launch.generation)
+            team = self._teams.setdefault(key, Team())
+            team.ranks, team.generation, team.tried, team.ended_at = {}, launch.generation, False, None
+        team.ranks[launch.rank] = (launch, pid)
+
+    def take(self, launch: TrainerLaunch, request: dict[str, Any]) -> int | None:
+        """Returns the pid of the standby that becomes this rank; None: there is none."""
+        key = launch.run, launch.group
+        team = self._teams.get(key)
+        if team is None or launch.rank not in team.standbys:
+            return None
+        if team.used_by is None and not self._fits(team, launch):
+            self._drop(key)
+            return None
+        if team.used_by not in (None, launch.generation):
+            return None
+        team.used_by = launch.generation
+        one = team.standbys.pop(launch.rank)
+        try:
+            return one.use(request)
+        except (OSError, ValueError):
+            one.end()
+            return None
+
+    def _fits(self, team: Team, launch: TrainerLaunch) -> bool:
+        every = team.standbys.values()
+        whole = len(team.standbys) == launch.world_size and all(one.look() and one.ready for one in every)
+        return whole and shape(team.standbys[launch.rank].launch) == shape(launch)
+
+    def look(self) -> None:
+        """Makes standbys of ranks that train, and ends those that no one will use."""
+        now = time.monotonic()
+        for key, team in list(self._teams.items()):
+            alive = all(Path(f"/proc/{pid}").exists() for _, pid in team.ranks.values())
+            team.ended_at = None if alive else team.ended_at or now
+            if team.ended_at is not None and (now > team.ended_at + UNUSED_S or self._is_over(team)):
+                self._drop(key)
+            elif not all(one.look() for one in team.standbys.values()):
+                self._end(team)
+            elif alive and not team.tried and self._train(team):
+                team.tried, team.used_by = True, None
+                if self._has_room(team, LEAST_FREE):
+                    self._make(team)
+            elif team.standbys and not self._has_room(team, 1.0):
+                self._end(team)
+
+    def _train(self, team: Team) -> bool:
+        """Returns true if all ranks of the group have made steps."""
+        launches = [launch for launch, _ in team.ranks.values()]
+        return len(launches) == launches[0].world_size and all(
+            int(_progress(one).get("commits", 0)) >= COMMITS for one in launches
+        )
+
+    def _is_over(self, team: Team) -> bool:
+        return all(_progress(launch).get("phase") == "finished" for launch, _ in team.ranks.values())
+
+    def _has_room(self, team: Team, times: float) -> bool:
+        try:
+            pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for _, pid in team.ranks.values())
+        except OSError:
+            return True  # one has ended: this is when they are needed
+        return kept_state.free_bytes() >= times * pages * os.sysconf("SC_PAGE_SIZE")
+
+    def _make(self, team: Team) -> None:
+        self._end(team)
+        first = next(launch for launch, _ in team.ranks.values())
+        port = free_port(first.node_address)
+        for rank, (launch, _) in team.ranks.items():
+            team.standbys[rank] = self._fork(replace(launch, master_port=port))
+
+    def _fork(self, launch: TrainerLaunch) -> Standby:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        folder = Path(launch.rank_dir)
+        kept_state.DESCRIPTOR, kept_state.HOLDER = self._files.of(str(folder / "launch.json")), self._files.holder
+        between = os.fork()
+        if between == 0:
+            _stand_between(launch, theirs, folder.parent / LOG)
+        theirs.close()
+        return Standby(launch, between, ours)
+
+    def _drop(self, key: tuple[str, int], keep: bool = False) -> None:
+        if keep or (team := self._teams.pop(key, None)) is None:
+            return
+        self._end(team)
+
+    def _end(self, team: Team) -> None:
+        for one in team.standbys.values():
+            one.end()
+        team.standbys = {}
+
+
+def _progress(launch: TrainerLaunch) -> dict[str, Any]:
+    try:
+        return dict(json.loads((Path(launch.rank_dir) / "progress.json").read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _stand_between(launch: TrainerLaunch, theirs: socket.socket, log: Path) -> NoReturn:
+    """Forks the standby, and ends once it is used; the standby ends with it before that."""
+    try:
+        forking.die_with_parent()
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        myself = os.getpid()
+        if (child := os.fork()) == 0:
+            _become_standby(launch, theirs, output, myself)
+        forking.in_the_background(output, ())
+        os.waitpid(child, 0)
+    finally:
+        os._exit(0)
+
+
+def _become_standby(launch: TrainerLaunch, theirs: socket.socket, output: int, between: int) -> NoReturn:
+    code = 1
+    try:
+        forking.die_with_parent()
+        keep = (kept_state.DESCRIPTOR, kept_state.HOLDER, theirs.fileno())
+        forking.in_the_background(output, keep)
+        forking.call_it("standby")
+        rank = process.RankProcess(launch, warm=True, comes=lambda: _wait(launch, theirs, between))
+        code = trainer.run(rank)
+    except BaseException:  # noqa: BLE001  (must not run on into the warm process's own loop)
+        traceback.print_exc()
+    process.leave(code)
+
+
+def _wait(built: TrainerLaunch, theirs: socket.socket, between: int) -> TrainerLaunch:
+    """Returns the launch of the start that this standby is used for. Ends the process if there will be none."""
+    forking.call_it("standby ready")
+    theirs.send(json.dumps({"pid": os.getpid()}).encode())
+    if not (message := theirs.recv(LONGEST_MESSAGE)):
+        os._exit(0)
+    request = json.loads(message)
+    env = dict(request.get("env") or {})
+    forking.die_with_parent(False)
+    output = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    forking.write_to(output)
+    os.close(output)
+    marks.put(env.get(marks.STARTED_BY, ""))
+    os.environ.update(env)
+    forking.call_it("trainer")
+    theirs.send(json.dumps({"pid": os.getpid()}).encode())
+    theirs.close()
+    os.kill(between, signal.SIGKILL)
+    forking.die_with_shim(between)
+    launch = decode(Path(request["launch"]).read_bytes(), TrainerLaunch)
+    return replace(launch, master_port=built.master_port)  # where its ranks have met
