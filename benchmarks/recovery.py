@@ -331,13 +331,15 @@ class TorchFTWarm(TorchFT):
     warm = True
 
 
-PR_SET_CHILD_SUBREAPER = 36
+def adopt() -> None:
+    """Has what is started here stay below this process, whichever process between ends."""
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 @contextmanager
 def warm_process() -> Iterator[socket.socket]:
     """Yields the way to a process that has imported everything, and forks ranks, which become children of this process."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         command = [sys.executable, "-m", "titan_actor.warm", "--fd", str(theirs.fileno())]

@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from contextlib import suppress
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from supervisor.wire import marks
+from supervisor.wire import marks, standbys
 from supervisor.wire.address import free_port
 from supervisor.wire.records import TrainerLaunch, decode
 from titan_actor import forking, kept_state, mends, process, trainer
@@ -59,6 +60,8 @@ class Standby:
     ours: socket.socket
     ready: bool = False
     pid: int = 0
+    handle: int = -1
+    """pidfd of the standby once it is ready."""
 
     def look(self) -> bool:
         """Returns false if it has ended."""
@@ -66,7 +69,7 @@ class Standby:
             if not (message := self.ours.recv(LONGEST_MESSAGE, socket.MSG_DONTWAIT)):
                 return False
             self.pid = int(json.loads(message)["pid"])
-            self.ready = True
+            self.handle, self.ready = os.pidfd_open(self.pid), True
         return True
 
     def use(self, request: dict[str, Any]) -> int:
@@ -75,16 +78,24 @@ class Standby:
         self.ours.send(json.dumps(request).encode())
         if not self.ours.recv(LONGEST_MESSAGE):
             raise OSError("the standby has ended")
-        self.ours.close()  # the process between ends, and leaves it to the shim
-        os.waitpid(self.between, 0)
+        os.waitpid(self.between, 0)  # it has ended that one, and is left to the shim
+        self._close()
         return self.pid
 
     def end(self) -> None:
-        """Ends it, with the process between."""
-        self.ours.close()
+        """Ends it, with the process between; also where it has begun, but did not answer: there must be no second."""
+        if self.ready:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.between, signal.SIGKILL)
             os.waitpid(self.between, 0)
+        self._close()
+
+    def _close(self) -> None:
+        self.ours.close()
+        if self.ready:
+            os.close(self.handle)
 
 
 @dataclass
@@ -107,6 +118,7 @@ class Standbys:
 
     def __init__(self, files: kept_state.Files) -> None:
         self._files, self._teams = files, dict[tuple[str, int], Team]()
+        self._told: dict[Path, list[int]] = {}
         self._possible = not mends.on_gpu()  # a second model would not fit, and its context is not to be had twice
 
     @property
@@ -119,8 +131,6 @@ class Standbys:
         here = launch.ranks_here in (0, launch.world_size)
         if not (self._possible and here and launch.standby and not launch.trainer.command):
             return
-        for key in [key for key in self._teams if key[0] != launch.run]:
-            self._drop(key)
         key = launch.run, launch.group
         team = self._teams.get(key)
         if team is None or team.generation != launch.generation or launch.rank in team.ranks:
@@ -166,9 +176,24 @@ class Standbys:
             elif alive and not team.tried and self._train(team):
                 team.tried, team.used_by = True, None
                 if self._has_room(team, LEAST_FREE):
-                    self._make(team)
+                    try:
+                        self._make(team)
+                    except OSError as error:
+                        print(f"no standby of {key[0]} group {key[1]}: {error}", file=sys.stderr, flush=True)
+                        self._end(team)
             elif team.standbys and not self._has_room(team, 1.0):
                 self._end(team)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Writes the pids of those that are built, for the node's agent."""
+        now: dict[Path, list[int]] = {ranks: [] for ranks in self._told}
+        for one in (one for team in self._teams.values() for one in team.standbys.values() if one.ready):
+            now.setdefault(Path(one.launch.rank_dir).parent, []).append(one.pid)
+        for ranks in [ranks for ranks in now if now[ranks] != self._told.get(ranks)]:
+            with suppress(OSError):  # a full disk: the next change is written
+                standbys.write(ranks, now[ranks])
+        self._told = now
 
     def _train(self, team: Team) -> bool:
         """Returns true if all ranks of the group have made steps."""

@@ -155,6 +155,8 @@ class Exporter:
             "agent_warm_ready": float(health.warm == "ready"),
             "agent_disk_free_bytes": health.disk_free_bytes,
             "agent_memory_available_bytes": health.memory_available_bytes,
+            "agent_standbys": health.standbys,
+            "agent_standby_bytes": health.standby_bytes,
             "agent_problems": len(health.problems) + len(health.facts),
         }
         for metric, number in gauges.items():

@@ -690,7 +690,8 @@ class Agent:
         if telling == self._last_health[0] and now - self._last_health[1] < HEALTH_S:
             return
         self._last_health = (telling, now)
-        current: Health = machine.read(self._settings.node, self._view.disk_free_bytes, self._warm, problems, facts)
+        own, free = self._settings, self._view.disk_free_bytes
+        current: Health = machine.read(own.node, own.node_folder, free, self._warm, problems, facts)
         self._reporter.health(current)
         self._exporter.node(self._view, current, standing)
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Literal, cast
 
+from supervisor.wire import standbys
 from supervisor.wire.records import Fact, Health
 
 
-def read(node: str, disk_free_bytes: int, warm: str, problems: tuple[str, ...], facts: tuple[Fact, ...]) -> Health:
-    """Adds the memory available without swapping, in bytes, and the load. The reporter fills in the sequence."""
+def read(
+    node: str, folder: Path, disk_free_bytes: int, warm: str, problems: tuple[str, ...], facts: tuple[Fact, ...]
+) -> Health:
+    """Adds the memory available without swapping, in bytes, that of the hot standbys, and the load. `folder`: the node's.
+    The reporter fills in the sequence."""
+    held = standbys.memory(folder / "ranks")
     return Health(
+        standbys=len(held),
+        standby_bytes=sum(held),
         node=node,
         sequence=0,
         warm=cast(Literal["off", "starting", "ready"], warm),

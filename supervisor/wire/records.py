@@ -428,6 +428,10 @@ class Health:
     """Milliseconds that etcd usually takes for this agent's report, up to the next power of two; 0: not measured."""
     unix_s: float = 0.0
     """The machine's clock at the time of writing, to warn people if it is off; 0 if not reported."""
+    standbys: int = 0
+    """Ranks whose next start is built already."""
+    standby_bytes: int = 0
+    """Memory of these."""
 
 
 @dataclass(frozen=True, kw_only=True)

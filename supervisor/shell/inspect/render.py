@@ -103,7 +103,7 @@ def nodes(found: Sequence[NodeStatus]) -> RenderableType:
             n.role or "-",
             n.address or "-",
             (n.allocation or "-") + (f" ({n.lent_to})" if n.lent_to else ""),
-            n.warm,
+            n.warm + (f", {n.standbys} built" if n.standbys else ""),
             _gib(n.disk_free_bytes),
             _gib(n.memory_available_bytes),
         )

@@ -148,6 +148,8 @@ class NodeStatus:
     """Last result of its machine's checks; None if it was never checked."""
     cordon: str = ""
     """Why its host gets no group any more, and by whom; empty if it does."""
+    standbys: int = 0
+    """Ranks whose next start is built already."""
     lent_to: str = ""
     """Run that has it from a pool; empty: it is of no pool, or free."""
 
@@ -312,6 +314,7 @@ def node_status(mirror: Mirror) -> list[NodeStatus]:
                 )
                 + tuple(f"{x.run} lighthouse ({x.state})" for x in (seen.lighthouses if seen is not None else ())),
                 warm=health.warm if health is not None else "",
+                standbys=health.standbys if health is not None else 0,
                 disk_free_bytes=health.disk_free_bytes if health is not None else None,
                 memory_available_bytes=health.memory_available_bytes if health is not None else None,
                 problems=(*_second(mirror, name), *(health.problems if health is not None else ())),

@@ -151,6 +151,8 @@ CATALOGUE: tuple[Metric, ...] = (
     _counter("agent_process_starts_total", "starts", ("node", _PROCESS, ("how", ("warm", "cold"))), "Processes started."),
     _counter("agent_process_exits_total", "exits", ("node", _PROCESS, ("how", ("clean", "peers_gone", "error", "signal"))), "Processes ended."),
     _gauge("agent_warm_ready", "bool", ("node",), "1 while a warm process is ready to fork trainers."),
+    _gauge("agent_standbys", "processes", ("node",), "Hot standbys: ranks whose next start is built already."),
+    _gauge("agent_standby_bytes", "bytes", ("node",), "Memory of the hot standbys, with their share of what they have in common with others."),
     _gauge("agent_disk_free_bytes", "bytes", ("node",), "Free space below the home folder."),
     _gauge("agent_memory_available_bytes", "bytes", ("node",), "Memory available without swapping."),
     _gauge("agent_problems", "problems", ("node",), "Problems that the agent reports about itself and its machine."),

@@ -18,7 +18,7 @@ from supervisor.core.model.spec import TorchFTSpec
 from supervisor.wire.address import free_port
 from tests.real_trainers.titan.groups import Groups
 from titan_actor import meeting
-from titan_actor.meeting import STRANGERS_S, Meeting, knock
+from titan_actor.meeting import HERE, LOOK_S, STRANGERS_S, VERDICT, Meeting, knock
 
 TIMEOUT_S = 60.0
 AT_ONCE_S = TIMEOUT_S / 4
@@ -74,6 +74,12 @@ class Site:
     def dies(self, peer: Peer) -> None:
         self._servers[peer.name].close()
 
+    def store_of(self, number: int) -> Any:
+        """The store in which the peers of a quorum meet."""
+        from torch.distributed import PrefixStore
+
+        return PrefixStore(f"torchft/{number}/0/met", self._store)
+
     def join(self, number: int, *peers: Peer, of: tuple[Peer, ...] = ()) -> list[Future[None]]:
         quorum = [peer.name for peer in of or peers]
         return [self._pool.submit(peer.join, f"{self.store}/{number}/0", quorum) for peer in peers]
@@ -104,6 +110,48 @@ def test_one_that_has_died_since_is_not_waited_for(site: Site) -> None:
             future.result(TIMEOUT_S)
     assert time.monotonic() - began < AT_ONCE_S
     assert (a.configured, c.configured) == (1, 1)
+
+
+def test_the_next_process_of_a_group_is_met_under_the_same_id(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "RETURNS_S", TIMEOUT_S)  # on a busy machine it may come late
+    a, before = site.peer("a"), site.peer("b")
+    for future in site.join(0, a, before):
+        future.result(TIMEOUT_S)
+    site.dies(before)
+    (waits,) = site.join(1, a, of=(a, before))
+    time.sleep(3 * LOOK_S)
+    assert not waits.done(), "the closed port alone says nothing yet"
+    again = site.peer("b")
+    for future in (waits, *site.join(1, again, of=(a, before))):
+        future.result(TIMEOUT_S)
+    assert (a.configured, again.configured) == (2, 1)
+
+
+def test_one_that_comes_when_it_was_given_up_is_sent_away_at_once(site: Site) -> None:
+    """Else it would wait in the process group for those who have left."""
+    a, before = site.peer("a"), site.peer("b")
+    for future in site.join(0, a, before):
+        future.result(TIMEOUT_S)
+    site.dies(before)
+    (gave_up,) = site.join(1, a, of=(a, before))
+    with pytest.raises(ConnectionError, match="b has ended"):
+        gave_up.result(TIMEOUT_S)
+    again = site.peer("b")
+    (late,) = site.join(1, again, of=(a, before))
+    with pytest.raises(ConnectionError, match="b has ended"):
+        late.result(AT_ONCE_S)
+    assert again.configured == 0
+
+
+@pytest.mark.parametrize("first", [HERE, b"b"])
+def test_one_verdict_counts_for_all(site: Site, first: bytes) -> None:
+    """A peer comes in the moment in which another gives it up."""
+    a, b = peers = (site.peer("a"), site.peer("b"))
+    store = site.store_of(0)
+    store.set(VERDICT, first)
+    outcomes = [future.exception(TIMEOUT_S) for future in site.join(0, *peers)]
+    assert [type(outcome) for outcome in outcomes] == [type(None) if first == HERE else ConnectionError] * 2
+    assert (a.configured, b.configured) == ((1, 1) if first == HERE else (0, 0))
 
 
 def test_a_newcomer_hears_it_from_those_who_knew_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fault_injection.testbed.waiting import eventually
+from supervisor.wire import standbys as wire
 from supervisor.wire.records import TrainerLaunch
 from tests.real_trainers.titan.groups import Groups, assert_equal_digests, complete
 from titan_actor import kept_state, standby
@@ -42,6 +43,7 @@ def test_the_next_start_was_built_before_the_rank_failed(groups: Groups) -> None
     other = groups.start(1)
     lost.reached(5, commits=5)
     (waits,) = built(groups, 1)
+    eventually(lambda: len(wire.memory(groups.top)) == 1, 10, "its node's agent can tell its memory")
     lost.kill()
     back = groups.start(0, generation=2, resume="peers", standby=True)
     assert back.pid == waits
@@ -52,6 +54,9 @@ def test_the_next_start_was_built_before_the_rank_failed(groups: Groups) -> None
     first = back.lines("step")[0]
     assert (first["healed"], first["committed"], first["participants"]) == (True, True, 2)
     assert first["participating_rank"] is not None, "its first step counts"
+    assert back.progress is not None
+    assert lost.progress is not None
+    assert back.progress.replica_id == lost.progress.replica_id, "the lighthouse need not drop the other first"
     begun = back.lines()[0]
     assert (begun["event"], begun["pid"], begun["generation"]) == ("start", back.pid, 2)
     assert begun["t"] - begun["start"] < 5, "its wait is in no account"

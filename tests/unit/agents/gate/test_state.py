@@ -113,6 +113,7 @@ def test_a_group_takes_no_id_of_another() -> None:
     assert not gate.built(0, 2, "toy_1:g1", 0.1)
     assert gate.built(0, 1, "toy_0:g1", 0.1), "as the forwarder repeats it"
     assert (gate.replica_id(0, 1), gate.replica_id(0, 2), gate.beats(0.5)) == ("toy_0:g1", "", ("toy_0:g1", "toy_1:g1"))
+    assert gate.built(0, 2, "toy_0:g1", 0.1), "the group's next process takes its id"
 
 
 def test_an_id_that_its_manager_never_used_is_not_beaten_for() -> None:
