@@ -64,8 +64,9 @@ class Quorum:
         self.id = -1
         """Number of the newest quorum."""
         self.all_take_part = False
-        """True if a group that may be behind waits for the quorum before its step, in all groups: one that heals counts in
-        that step too."""
+        """True if all groups wait for each quorum before their step: those that heal in one count in its step too."""
+        self.waits_if_behind = False
+        """True if a group that may be behind waits for the quorum: it counts too where all groups of the quorum do so."""
         self._healed = False
         self._new = False
         """True between the question for a quorum and its first use."""
@@ -137,7 +138,8 @@ class Quorum:
             if self._new:
                 self._new = False
                 self._wait_for_heals()
-            if self.all_take_part:
+            heals = self.waits_if_behind and self._meeting.all_count and torchft_names.heals(self._manager)
+            if self.all_take_part or heals:
                 torchft_names.all_take_part(self._manager)
             if self.id != torchft_names.quorum_id(self._manager):
                 self._on_quorum()

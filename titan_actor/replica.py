@@ -127,7 +127,7 @@ class ReplicaTrainer(Trainer):
         self.quorum = Quorum(self.manager, rank)
         self._watch()
         self.cursor = self._place()
-        self.quorum.all_take_part = True
+        self.quorum.all_take_part, self.quorum.waits_if_behind = self.cursor.waits, True
         self.heal = HealState(self, self.cursor)
         self.manager.register_state_dict_fn("supervisor", self._load_peer, self.heal.save)
         self.checkpoints = Checkpoints(launch, self, self.agreement, self._on_checkpoint)

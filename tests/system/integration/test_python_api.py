@@ -88,6 +88,7 @@ def test_a_run_from_its_launch_to_its_folder(
         )
         eventually(lambda: [g.generation for g in run.status().groups] == [2, 3], 60, "both start again")
         run.wait("running", timeout_s=60)
+        eventually(lambda: [g.phase for g in run.status().groups] == ["running"] * 2, 60, "both have made a step")
         assert pool.status().used_by == {"api": 2}
         assert [each.name for each in client.pools()] == ["lab"]
         with pytest.raises(everstep.EverstepError, match="pool lab is used by run api"):
