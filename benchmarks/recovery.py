@@ -5,7 +5,8 @@ model (TorchTitan's Llama 3 debug model, and that cut to two layers), with two d
   again with the others' once both have committed together;
 - `everstep_node`: all processes of a node are killed at once; a spare node takes its place;
 - `torchft_warm`, `torchft_cold`: the same two groups by hand: TorchFT's own lighthouse with a heartbeat timeout of one
-  second, and a parent that starts a killed rank at once, by a fork of a process that has imported everything, or by exec;
+  second, and a parent that starts a killed rank at once, by a fork of a process that has imported everything, or by exec.
+  The trainer is Everstep's, so that its first step counts here too;
 - `torchrun`: TorchTitan's own trainer, two data-parallel ranks; all are started again, from the newest checkpoint (every
   20 steps). PyTorch's elastic agent needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE (pytorch#135712);
 - `nvrx`: the same under NVIDIA's in-process restart with a warm spare for each kill (--nvrx FOLDER: where
@@ -263,7 +264,8 @@ class ByHand:
     def begin(self, group: int) -> int:
         """Starts a rank; returns its pid."""
         number = self.starts[group] = self.starts.get(group, 0) + 1
-        folder = self.folder / "nodes" / f"n{group}" / "ranks" / f"{RUN}.{group}.{number}.0"
+        # apart, so that it takes no id of the one before, as Everstep's restart in place does
+        folder = self.folder / "nodes" / f"n{group}-{number}" / "ranks" / f"{RUN}.{group}.{number}.0"
         folder.mkdir(parents=True)
         launch = TrainerLaunch(
             run=RUN, group=group, generation=number, rank=0, world_size=1, groups=2, min_groups=1, node=f"n{group}",

@@ -32,9 +32,16 @@ def write_to(output: int) -> None:
     os.dup2(output, 2)
 
 
-def die_with_parent(dies: bool = True) -> None:
-    """Has the kernel end this process with its parent, or no longer."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL if dies else 0, 0, 0, 0)
+def die_with_parent(parent: int) -> None:
+    """Has the kernel end this process with its parent; ends it if that has ended already."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def outlive_parent() -> None:
+    """Takes that back."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def die_with_shim(between: int) -> None:
@@ -44,9 +51,7 @@ def die_with_shim(between: int) -> None:
         return
     while os.getppid() == between:
         time.sleep(0.001)
-    die_with_parent()
-    if os.getppid() != int(shim):
-        os._exit(128 + signal.SIGKILL)
+    die_with_parent(int(shim))
 
 
 def call_it(name: str) -> None:

@@ -29,10 +29,8 @@ STRANGERS_S = 3.0
 take more than a second to write that it is gone."""
 RETURNS_S = 0.2
 """Seconds for which a peer whose port is closed may come under its id again: a group's next process on its node takes it
-again, and is there within milliseconds of its quorum."""
-COUNTS = "counts"
-"""Prefix of a key that each rank writes whose step counts where its group heals in it, and the key of what holds for all
-ranks of all groups: older ones add zeros then, and divide by fewer."""
+again, and is there within milliseconds of its quorum. Twice as long after each that did not, up to STRANGERS_S: on a busy
+machine it is only late."""
 VERDICT, HERE = "verdict", b"all"
 """Key that the first rank writes which knows whether all are here, and what it writes if they are: all go by it, where
 a peer comes just as another gives it up."""
@@ -51,8 +49,7 @@ class Meeting:
         self._met: dict[str, str] = {}
         """Replica id -> the address of this rank's peer there. The peer's heal server listens for as long as its
         process lives."""
-        self.all_count = False
-        """True if the groups of the newest quorum all count in a step in which one of them heals."""
+        self._returns_s = RETURNS_S
         self._aborted = threading.Event()
         self._members: list[str] = []
         """Replica ids of the newest quorum."""
@@ -69,7 +66,6 @@ class Meeting:
 
     def _meet_and_configure(self, store: str, replica_id: str, rank: int, world_size: int, *more: Any) -> None:
         self._aborted.clear()
-        self.all_count = False
         if len(self._members) == world_size > 1:
             self._meet(store, rank, self._members)
         self._configure(store, replica_id, rank, world_size, *more)
@@ -79,7 +75,6 @@ class Meeting:
         does not come."""
         began = time.monotonic()
         store = self._store(f"{store_address}/met", began)
-        store.set(f"{COUNTS}.{rank}", "")
         store.set(str(rank), self._own)
         everyone, pause_s = list(map(str, range(len(ids)))), FIRST_PAUSE_S
         while not store.check(everyone):
@@ -87,12 +82,12 @@ class Meeting:
             self._go_on(began, f"{', '.join(missing)} did not come to this quorum")
             known = {_place(self._met[id_]): id_ for id_ in missing if id_ in self._met}
             gone = [known[each] for each, open_ in knock(known, LOOK_S).items() if not open_]
-            if gone and time.monotonic() - began > RETURNS_S:
+            if gone and time.monotonic() - began > self._returns_s:
+                self._returns_s = min(2 * self._returns_s, STRANGERS_S)
                 _judge(store, ", ".join(gone).encode())
             if store.check([GONE]):
                 raise _ended(store.get(GONE))
             if missing and not known and time.monotonic() - began > STRANGERS_S:
-                self._agree(store_address, False)
                 return
             self._aborted.wait(pause_s)
             pause_s = min(2 * pause_s, LOOK_S)
@@ -100,13 +95,8 @@ class Meeting:
             raise _ended(verdict)
         if store.check([GONE]):  # by a version that knows no verdict
             raise _ended(store.get(GONE))
-        self._agree(store_address, store.check([f"{COUNTS}.{n}" for n in everyone]))
+        self._returns_s = RETURNS_S
         self._met = {id_: told.decode() for id_, told in zip(ids, store.multi_get(everyone), strict=True)}
-
-    def _agree(self, store_address: str, count: bool) -> None:
-        """Takes what the first rank has found that came so far: the ranks of a group meet apart, and must not differ."""
-        shared = self._store(f"{store_address.rpartition('/')[0]}/{COUNTS}", time.monotonic())
-        self.all_count = shared.compare_set(COUNTS, "", HERE if count else b"not all") == HERE
 
     def _store(self, address: str, began: float) -> Any:
         """Connects to the quorum's store in short tries: the client alone would retry for its whole timeout, even where

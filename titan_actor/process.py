@@ -20,6 +20,7 @@ from titan_actor.activity import ActivityFile
 from titan_actor.commands import Commands
 from titan_actor.control import NEVER, Agreement, Control, Wishes
 from titan_actor.debugger import Debugger, was_quit
+from titan_actor.forking import SHIM_PID
 from titan_actor.ledger import Ledger, born_unix_s, told, write_error_file
 from titan_actor.peers import PeersGone, saved
 from titan_actor.report import Report
@@ -27,7 +28,6 @@ from titan_actor.seconds import Seconds
 
 log = logging.getLogger(__name__)
 
-SHIM_PID = "SUPERVISOR_SHIM_PID"
 _PR_SET_PTRACER = 0x59616D61
 
 WAITING = ("starting", "built", "quorum")

@@ -67,6 +67,8 @@ class Quorum:
         """True if all groups wait for each quorum before their step: those that heal in one count in its step too."""
         self.waits_if_behind = False
         """True if a group that may be behind waits for the quorum: it counts too where all groups of the quorum do so."""
+        self.waited = True
+        """False while the step goes on without having waited for its quorum."""
         self._healed = False
         self._new = False
         """True between the question for a quorum and its first use."""
@@ -138,9 +140,9 @@ class Quorum:
             if self._new:
                 self._new = False
                 self._wait_for_heals()
-            heals = self.waits_if_behind and self._meeting.all_count and torchft_names.heals(self._manager)
-            if self.all_take_part or heals:
-                torchft_names.all_take_part(self._manager)
+            heals = torchft_names.heals(self._manager) and torchft_names.all_count(self._manager)
+            if self.all_take_part or (heals and self.waits_if_behind):
+                torchft_names.all_take_part(self._manager, self.waited)
             if self.id != torchft_names.quorum_id(self._manager):
                 self._on_quorum()
 

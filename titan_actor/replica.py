@@ -430,8 +430,9 @@ class ReplicaTrainer(Trainer):
         """
 
         def start_quorum(*args: Any, **kwargs: Any) -> None:
+            self.quorum.waited = self._behind or self.cursor.waits
             start(*args, **kwargs)
-            if self._behind or self.cursor.waits:
+            if self.quorum.waited:
                 self.manager.wait_quorum()
                 torchft_names.load_now(self.manager, begins=lambda: self.report.phase("healing"))
                 self.report.phase(self._stepping)

@@ -34,8 +34,9 @@ COMMITS = 2
 """Committed steps of a rank after which its standby is built: its own start is over then."""
 LEAST_FREE = 2.0
 """Standbys are built where this many times the memory of the ranks here is free, and ended where less than a rank's is."""
-UNUSED_S = 300.0
-"""Seconds after the end of its rank for which a standby waits: a fence may take as long."""
+UNUSED_S = 120.0
+"""Seconds after the end of its rank for which a standby waits, where no other starts here: the longest pause before a
+restart, and a fence."""
 ANSWER_S = 1.0
 LOG = "standby.log"
 """Beside the folders of the ranks: what standbys print until they are used."""
@@ -65,11 +66,15 @@ class Standby:
 
     def look(self) -> bool:
         """Returns false if it has ended."""
-        with suppress(BlockingIOError):
+        try:
             if not (message := self.ours.recv(LONGEST_MESSAGE, socket.MSG_DONTWAIT)):
                 return False
             self.pid = int(json.loads(message)["pid"])
             self.handle, self.ready = os.pidfd_open(self.pid), True
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
         return True
 
     def use(self, request: dict[str, Any]) -> int:
@@ -78,7 +83,8 @@ class Standby:
         self.ours.send(json.dumps(request).encode())
         if not self.ours.recv(LONGEST_MESSAGE):
             raise OSError("the standby has ended")
-        os.waitpid(self.between, 0)  # it has ended that one, and is left to the shim
+        os.waitpid(self.between, 0)  # it has ended that one, and is the shim's by now
+        self.ours.send(b"go")
         self._close()
         return self.pid
 
@@ -132,6 +138,8 @@ class Standbys:
         if not (self._possible and here and launch.standby and not launch.trainer.command):
             return
         key = launch.run, launch.group
+        for other in [each for each, team in self._teams.items() if each != key and team.ended_at is not None]:
+            self._drop(other)  # its group was moved away, or its run has ended
         team = self._teams.get(key)
         if team is None or team.generation != launch.generation or launch.rank in team.ranks:
             self._drop(key, keep=team is not None and team.used_by == launch.generation)
@@ -215,6 +223,7 @@ class Standbys:
     def _make(self, team: Team) -> None:
         self._end(team)
         first = next(launch for launch, _ in team.ranks.values())
+        (Path(first.rank_dir).parent / LOG).write_bytes(b"")
         port = free_port(first.node_address)
         for rank, (launch, _) in team.ranks.items():
             team.standbys[rank] = self._fork(replace(launch, master_port=port))
@@ -223,9 +232,9 @@ class Standbys:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         folder = Path(launch.rank_dir)
         kept_state.DESCRIPTOR, kept_state.HOLDER = self._files.of(str(folder / "launch.json")), self._files.holder
-        between = os.fork()
+        warm, between = os.getpid(), os.fork()
         if between == 0:
-            _stand_between(launch, theirs, folder.parent / LOG)
+            _stand_between(launch, theirs, folder.parent / LOG, warm)
         theirs.close()
         return Standby(launch, between, ours)
 
@@ -247,11 +256,11 @@ def _progress(launch: TrainerLaunch) -> dict[str, Any]:
         return {}
 
 
-def _stand_between(launch: TrainerLaunch, theirs: socket.socket, log: Path) -> NoReturn:
+def _stand_between(launch: TrainerLaunch, theirs: socket.socket, log: Path, warm: int) -> NoReturn:
     """Forks the standby, and ends once it is used; the standby ends with it before that."""
     try:
-        forking.die_with_parent()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        forking.die_with_parent(warm)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         myself = os.getpid()
         if (child := os.fork()) == 0:
             _become_standby(launch, theirs, output, myself)
@@ -264,7 +273,7 @@ def _stand_between(launch: TrainerLaunch, theirs: socket.socket, log: Path) -> N
 def _become_standby(launch: TrainerLaunch, theirs: socket.socket, output: int, between: int) -> NoReturn:
     code = 1
     try:
-        forking.die_with_parent()
+        forking.die_with_parent(between)
         keep = (kept_state.DESCRIPTOR, kept_state.HOLDER, theirs.fileno())
         forking.in_the_background(output, keep)
         forking.call_it("standby")
@@ -283,16 +292,19 @@ def _wait(built: TrainerLaunch, theirs: socket.socket, between: int) -> TrainerL
         os._exit(0)
     request = json.loads(message)
     env = dict(request.get("env") or {})
-    forking.die_with_parent(False)
+    forking.outlive_parent()
+    os.kill(between, signal.SIGKILL)
+    forking.die_with_shim(between)
+    theirs.send(b"here")
+    # a warm process that has ended has not reported this pid: the shim starts another
+    if theirs.recv(LONGEST_MESSAGE) != b"go":
+        os._exit(0)
+    theirs.close()
     output = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     forking.write_to(output)
     os.close(output)
     marks.put(env.get(marks.STARTED_BY, ""))
     os.environ.update(env)
     forking.call_it("trainer")
-    theirs.send(json.dumps({"pid": os.getpid()}).encode())
-    theirs.close()
-    os.kill(between, signal.SIGKILL)
-    forking.die_with_shim(between)
     launch = decode(Path(request["launch"]).read_bytes(), TrainerLaunch)
     return replace(launch, master_port=built.master_port)  # where its ranks have met

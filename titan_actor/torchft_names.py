@@ -57,15 +57,25 @@ def later() -> Iterator[None]:
         torchft.Manager = manager
 
 
+COUNTS = "-counts"
+"""End of the replica id of a group whose step counts where it heals in it. All ranks of all groups see the ids alike: an
+older one adds zeros in such a step, and divides by fewer, so none may count beside it."""
+
+
+def counts(replica_id: str) -> bool:
+    """Returns true for the id of a group that counts in a step in which it heals."""
+    return replica_id.endswith(COUNTS)
+
+
 @contextmanager
-def named(replica_id: str) -> Iterator[None]:
-    """Has a manager that is made inside take the whole id of the group's start before; empty: one of its own. The
-    lighthouse need not drop that one first, and the quorum waits for no one. After `join_anew` only."""
+def named(before: str) -> Iterator[None]:
+    """Has a manager that is made inside take the whole id of the group's start before; empty, or an older version's: one of
+    its own. The lighthouse need not drop that one first, and the quorum waits for no one. Needs `join_anew`."""
     import torchft.manager as module
 
     uuid = module.uuid
-    if replica_id:
-        module.uuid = types.SimpleNamespace(uuid4=lambda: replica_id.partition(":")[2])
+    own = before.partition(":")[2] if counts(before) else f"{uuid.uuid4()}{COUNTS}"
+    module.uuid = types.SimpleNamespace(uuid4=lambda: own)
     try:
         yield
     finally:
@@ -134,6 +144,8 @@ class _Noticing:
         """This group's number in the newest quorum, and the size of that."""
         self.heals = False
         """True if a group heals in the newest quorum."""
+        self.all_count = False
+        """True if all groups of the newest quorum count in a step in which one of them heals."""
         self.groups: frozenset[int] = frozenset()
         """Numbers of the groups in the newest quorum: those at the end of their replica ids, before TorchFT's uuid."""
 
@@ -143,6 +155,7 @@ class _Noticing:
     def _quorum(self, *args: Any, **kwargs: Any) -> Any:
         quorum = self._client._quorum(*args, **kwargs)
         self.place = quorum.replica_rank, quorum.replica_world_size
+        self.all_count = all(map(counts, quorum.replica_ids))
         behind = quorum.max_world_size < quorum.replica_world_size
         found = (re.search(r"\d+$", name.partition(":")[0]) for name in quorum.replica_ids)
         self.groups = frozenset(int(number[0]) for number in found if number is not None)
@@ -189,6 +202,11 @@ def heals(manager: Any) -> bool:
     return bool(manager._client.heals)
 
 
+def all_count(manager: Any) -> bool:
+    """Returns true if all groups of the newest quorum count in a step in which one heals. After `notice_members`."""
+    return bool(manager._client.all_count)
+
+
 def limit_collectives(manager: Any, limit: timedelta) -> None:
     """Sets how long a collective between groups may take from now on. A process group that does not take it keeps
     its own, as one in a process of its own does."""
@@ -231,13 +249,14 @@ def notice_heal(manager: Any, part: Callable[[], AbstractContextManager[None]], 
     manager._apply_pending_state_dict = applying
 
 
-def all_take_part(manager: Any) -> None:
+def all_take_part(manager: Any, waited: bool) -> None:
     """Has all groups of the newest quorum count in its step, those that heal in it too: TorchFT's rule for a quorum that
-    was waited for. One that heals without having waited for it adds zeros. After `notice_members`.
+    was waited for. One that heals and has not `waited` adds zeros, and has no place. After `notice_members`.
 
     From the lighthouse's answer: the ranks of a group must agree on it, also where one has met an error since."""
     if manager._client.place is not None:
-        manager._participating_replica_rank, manager._participating_replica_world_size = manager._client.place
+        place, manager._participating_replica_world_size = manager._client.place
+        manager._participating_replica_rank = None if manager._healing and not waited else place
 
 
 def load_now(manager: Any, begins: Callable[[], None]) -> None:

@@ -1,8 +1,9 @@
 """`python -m titan_actor.warm --fd N`: imports everything once, then forks a trainer for every start.
 
 Talks over a Unix SEQPACKET socket: sends {"ready": true, ...}, takes {"launch", "log", "env"}, answers {"pid"} or
-{"error"}, and ends at end of file. Beside that it keeps hot standbys (standby.py). A fork keeps only the thread that forks. So this process must have a single thread,
-no CUDA context, and untouched random generators: it checks that, and reports what it found.
+{"error"}, and ends at end of file. Beside that it keeps hot standbys (standby.py). A fork keeps only the thread that
+forks. So this process must have a single thread, no CUDA context, and untouched random generators: it checks that,
+and reports what it found.
 """
 
 from __future__ import annotations

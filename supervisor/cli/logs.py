@@ -28,7 +28,7 @@ from supervisor.cli.common import (
     show,
     text_option,
 )
-from supervisor.wire import command_line, keys
+from supervisor.wire import command_line, keys, node_logs
 from supervisor.wire.printer import print_block, print_line
 
 if TYPE_CHECKING:
@@ -145,11 +145,12 @@ def logs_command(
             return
         for node in remote_logs.nodes_not_here(mirror, wish.run, system):
             _note(f"{node}: its files are not below {system}: --remote asks it")
-    run_dir = Path(record.run_dir)
+    run_dir, wanted = Path(record.run_dir), wish.by(time.time())
     if follow:
-        _follow(merged_log.Joined(system, wish.run, run_dir, group, rank), wish, as_json, FOLLOW_S)
+        most = node_logs.first_bytes(lines, wanted.since, grep)
+        log = merged_log.Joined(system, wish.run, run_dir, group, rank, most, wanted.since, grep)
+        _follow(log, wish, as_json, FOLLOW_S)
     else:
-        wanted = wish.by(time.time())
         _print_merged(wanted.chosen(merged_log.of_this_machine(system, wish.run, run_dir, wanted) or ()), wish, as_json)
 
 

@@ -103,6 +103,9 @@ class Joined:
     rank: int | None = None
     most: int = FIRST_BYTES
     """Bytes read from the end of each log that is there at first."""
+    since: float | None = None
+    grep: str = ""
+    """Only entries from that time on, and with this text."""
     _nodes: dict[str, NodeLog] | None = None
     _journal: Followed | None = None
     _incidents: Incidents = field(init=False)
@@ -112,7 +115,8 @@ class Joined:
 
     def new(self, whole: bool = False) -> list[Entry]:
         """Returns new entries, ordered by time. A rank's lines come before its end. `whole`: unfinished last lines too."""
-        return self._incidents.within([*self._of_nodes(whole), *self._of_journal()])
+        wanted = Wish(group=self.group, rank=self.rank, since=self.since, tail=None, grep=self.grep)
+        return wanted.chosen(self._incidents.within([*self._of_nodes(whole), *self._of_journal()]))
 
     def _of_nodes(self, whole: bool) -> Iterator[Entry]:
         most = self.most if self._nodes is None else None

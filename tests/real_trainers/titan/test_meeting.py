@@ -17,7 +17,7 @@ from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import TorchFTSpec
 from supervisor.wire.address import free_port
 from tests.real_trainers.titan.groups import Groups
-from titan_actor import meeting
+from titan_actor import meeting, torchft_names
 from titan_actor.meeting import HERE, LOOK_S, STRANGERS_S, VERDICT, Meeting, knock
 
 TIMEOUT_S = 60.0
@@ -80,9 +80,9 @@ class Site:
 
         return PrefixStore(f"torchft/{number}/0/met", self._store)
 
-    def join(self, number: int, *peers: Peer, of: tuple[Peer, ...] = (), rank: int = 0) -> list[Future[None]]:
+    def join(self, number: int, *peers: Peer, of: tuple[Peer, ...] = ()) -> list[Future[None]]:
         quorum = [peer.name for peer in of or peers]
-        return [self._pool.submit(peer.join, f"{self.store}/{number}/{rank}", quorum) for peer in peers]
+        return [self._pool.submit(peer.join, f"{self.store}/{number}/0", quorum) for peer in peers]
 
 
 @pytest.fixture
@@ -97,19 +97,15 @@ def test_those_who_all_come_are_configured(site: Site) -> None:
         for future in site.join(number, *peers):
             future.result(TIMEOUT_S)
     assert [peer.configured for peer in peers] == [2, 2, 2]
-    assert all(peer.meeting.all_count for peer in peers)
 
 
-def test_beside_an_older_rank_a_healed_group_adds_zeros_for_all(site: Site) -> None:
-    """That one divides by the number of the others alone, in all ranks of its group."""
-    (a, b), other_ranks = (site.peer("a"), site.peer("b")), (site.peer("d"), site.peer("e"))
-    site.store_of(0).set("2", b.meeting._own)  # as an older version comes, which writes no more
-    for future in site.join(0, a, b, of=(a, b, Peer("c", ""))):
-        future.result(TIMEOUT_S)
-    assert (a.meeting.all_count, b.meeting.all_count) == (False, False)
-    for future in site.join(0, *other_ranks, of=other_ranks, rank=1):
-        future.result(TIMEOUT_S)
-    assert not any(peer.meeting.all_count for peer in other_ranks), "they met no older one, and go by the same"
+@pytest.mark.parametrize(("ids", "all_count"), [(("a:1-counts", "b:2-counts"), True), (("a:1-counts", "b:2"), False)])
+def test_a_healed_group_counts_where_all_ids_have_the_mark(ids: tuple[str, ...], all_count: bool) -> None:
+    """An older rank adds zeros as it heals, and divides by fewer: so then must all."""
+    peer = Peer("a", "")
+    peer.quorum = list(ids)
+    peer._manager._client._quorum()
+    assert torchft_names.all_count(peer._manager) == all_count
 
 
 def test_one_that_has_died_since_is_not_waited_for(site: Site) -> None:

@@ -308,6 +308,14 @@ def test_the_command_follows_until_it_is_interrupted(machine: Machine, monkeypat
     assert lines[3].endswith("it came later")
 
 
+def test_a_follower_shows_what_has_the_text_and_is_new_enough(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = follow(machine, monkeypatch, "-f", "--grep", "step 2")
+    assert (code, [line.rpartition("- ")[2] for line in out.splitlines()]) == (0, ["step 2", "step 2 again"])
+    assert follow(machine, monkeypatch, "-f", "--since", "1h") == (0, "", ""), "all is of 2023"
+
+
 def test_as_json_each_line_says_whose_it_is(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = follow(machine, monkeypatch, "--follow", "--json", "-n", "100", "--group", "1")
     bodies = [json.loads(line) for line in out.splitlines()]
