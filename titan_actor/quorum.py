@@ -184,6 +184,9 @@ class Quorum:
                 committed = bool(commit(*args, **{"timeout": patience, **kwargs}))
             if committed:
                 self._heals.none_needed()
+            elif self._manager.errored() is not None:
+                # the others may wait in a collective for this rank, which comes to no other of this quorum
+                self._groups.abort()
             return committed
 
         return should_commit
