@@ -40,7 +40,7 @@ WARM_UP = 40
 GOALS = {"spare": 1.01, "saturated": 1.03}
 GOAL_CPU = {"agent and shim, each node": 0.5, "gate and lighthouse": 2.0, "supervisor and etcd": 2.0}
 TRAINERS, REST = {0}, {1}
-"""Processors of the trainers and of all else, where one is to spare."""
+"""Processors of the trainers and of all else, with a spare one."""
 PARTS = {
     "agents.shim": "agent and shim, each node",
     "agents.cli": "agent and shim, each node",

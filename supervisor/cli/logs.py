@@ -28,7 +28,7 @@ from supervisor.cli.common import (
     show,
     text_option,
 )
-from supervisor.wire import command_line, keys, node_logs
+from supervisor.wire import command_line, keys
 from supervisor.wire.printer import print_block, print_line
 
 if TYPE_CHECKING:
@@ -147,7 +147,9 @@ def logs_command(
             _note(f"{node}: its files are not below {system}: --remote asks it")
     run_dir, wanted = Path(record.run_dir), wish.by(time.time())
     if follow:
-        most = node_logs.first_bytes(lines, wanted.since, grep)
+        from supervisor.wire.node_logs import first_bytes
+
+        most = first_bytes(lines, wanted.since, grep)
         log = merged_log.Joined(system, wish.run, run_dir, group, rank, most, wanted.since, grep)
         _follow(log, wish, as_json, FOLLOW_S)
     else:
