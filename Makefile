@@ -121,6 +121,7 @@ bench-nodes: debian  ## measure how long a lost node of a two-node group costs, 
 docs: install-dev  ## generate what is generated: the reference pages, the dashboards, the alerts
 	$(BIN)/python -m dashboards.build
 	$(BIN)/python -m dashboards.reference
+	$(BIN)/python -m benchmarks.report
 
 install: $(VENV)/installed  ## the program in .venv; again when pyproject.toml or a lock file has changed
 install-dev: $(VENV)/installed-dev  ## the same, with the tools that check and test it

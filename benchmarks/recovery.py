@@ -55,6 +55,7 @@ from supervisor.core.model.spec import (
     TitanSpec,
     TorchFTSpec,
 )
+from supervisor.shell.inspect import status
 from supervisor.wire.address import free_port
 from supervisor.wire.log_follower import Followed
 from supervisor.wire.node_logs import rank_of
@@ -137,6 +138,10 @@ class System(ABC):
     def kill(self) -> None:
         """Kills the victim, by its newest step."""
         os.kill(self.of(VICTIM)[-1].pid, signal.SIGKILL)
+
+    def ready(self) -> bool:
+        """Returns true if all is there that a kill needs."""
+        return True
 
     def back(self, at: float, lives: frozenset[str]) -> float | None:
         """Returns when both had made a step together after a kill at that time; None: not yet. `lives`: of before."""
@@ -244,6 +249,12 @@ class Everstep(Groups):
 
 class EverstepNode(Everstep):
     """Under a supervisor, and nodes are lost."""
+
+    def ready(self) -> bool:
+        """Returns true if a warm spare is there."""
+        used = {group.node for group in self.world.status(self.record).groups}
+        nodes = status.node_status(self.world.mirror())
+        return any(node.alive and node.warm == "ready" and node.node not in used for node in nodes)
 
     def kill(self) -> None:
         self.world.kill_node(self.world.status(self.record).groups[VICTIM].node)
@@ -432,6 +443,8 @@ def turn(name: str, model: str, kills: int) -> Iterator[dict[str, Any]]:
                 return all(sum(s.whole for s in system.of(who, since)) >= BETWEEN for who in (VICTIM, OTHER))  # noqa: B023
 
             eventually(settled, BEGIN_S, f"both train ({name}, kill {number})")
+            eventually(system.ready, BEGIN_S, "a spare is there")
+            system.look()
             count = len(system.of(VICTIM))
 
             def steps() -> bool:
