@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from supervisor.core.model.observed import DebugView
 from supervisor.wire.records import PEERS_GONE, TERMINATED, DigestMark, TrainerLaunch
+from supervisor.wire.version import RECORDS
 from titan_actor.activity import ActivityFile
 from titan_actor.commands import Commands
 from titan_actor.control import NEVER, Agreement, Control, Wishes
@@ -66,7 +67,7 @@ class RankProcess:
         where = {"generation": launch.generation, "group": launch.group, "rank": launch.rank}
         self.ledger = Ledger(folder / "steps.jsonl", born, **where)
         let_the_node_look()
-        self.ledger.event("start", pid=os.getpid(), warm=self._warm, resume=launch.resume)
+        self.ledger.event("start", pid=os.getpid(), warm=self._warm, resume=launch.resume, schema=RECORDS)
         self.report, self.control = Report(launch), Control(launch.writer)
         self.commands = Commands(launch, self.control)
         self.debugger = self.commands.debugger = Debugger(self._stops)

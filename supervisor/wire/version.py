@@ -9,6 +9,10 @@ from importlib.metadata import version as version_of
 DISTRIBUTION = "everstep"
 """Its name in `pyproject.toml`, and for pip."""
 
+RECORDS = 1
+"""Version of the lines of journals and step records that docs/JOURNAL.md describes. A new field needs no new one; a field
+that goes or changes its meaning does."""
+
 FITS = {"torch": ("2.13", "2.15"), "torchft": ("0.2", "0.3"), "torchtitan": ("0.3", "0.4")}
 """Package of a trainer -> the oldest version that fits, and the first that does not. As in `pyproject.toml`."""
 

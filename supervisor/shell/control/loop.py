@@ -45,6 +45,7 @@ from supervisor.wire.records import (
     RunRecord,
     encode,
 )
+from supervisor.wire.version import RECORDS
 
 log = logging.getLogger(__name__)
 
@@ -531,7 +532,9 @@ class Loop:
     def _journal(self, run: str, record: RunRecord) -> Journal:
         if run not in self._journals:
             self._journals[run] = self._open_journal(Path(record.run_dir) / "journal.jsonl")
-            self._journals[run].event("term", epoch=self.epoch, elected=self._term.epoch, program=program())
+            self._journals[run].event(
+                "term", epoch=self.epoch, elected=self._term.epoch, program=program(), schema=RECORDS
+            )
         return self._journals[run]
 
     def _report_unreadable(self, changed: set[str]) -> None:

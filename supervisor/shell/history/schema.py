@@ -11,10 +11,6 @@ from pydantic.dataclasses import dataclass as checked
 
 from supervisor.wire.records import Account
 
-VERSION = 1
-"""Version of the lines of journals and step records that docs/JOURNAL.md describes. A new field needs no new one; a field
-that goes or changes its meaning does."""
-
 MAY_BE_NO_NUMBER = frozenset({"loss", "gradient_norm", "within_s", "others_within_s"})
 """Computed by a model, or promised: a checker judges whether such a number is finite."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.shell.history import schema
+from supervisor.wire.version import RECORDS
 from tests.unit.shell.inspect.test_decision_replay import crashed
 from titan_actor.ledger import Ledger
 
@@ -52,7 +53,7 @@ def calls(paths: list[Path], *methods: str) -> Iterator[tuple[str, str, set[str]
 
 
 def test_it_is_of_this_version() -> None:
-    assert f"This page describes version {schema.VERSION}." in PAGE
+    assert f"This page describes version {RECORDS}." in PAGE
 
 
 @pytest.mark.parametrize(("section", "shape"), [("intent", schema._Intent), ("outcome", schema._Outcome)])
