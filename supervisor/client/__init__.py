@@ -15,7 +15,7 @@ from supervisor.client.past import CauseSeconds, Ledger, PastRun, Step, open
 from supervisor.client.pool import Pool
 
 if TYPE_CHECKING:
-    from supervisor.client.aio import AsyncBreakpoint, AsyncClient, AsyncPool, AsyncRun, aconnect
+    from supervisor.client.aio import AsyncBreakpoint, AsyncClient, AsyncPastRun, AsyncPool, AsyncRun, aconnect, aopen
     from supervisor.client.breakpoints import Breakpoint
     from supervisor.client.mesh import Mesh
     from supervisor.core.model.spec import RunSpec
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncBreakpoint",
     "AsyncClient",
+    "AsyncPastRun",
     "AsyncPool",
     "AsyncRun",
     "Breakpoint",
@@ -55,6 +56,7 @@ __all__ = [
     "Step",
     "Why",
     "aconnect",
+    "aopen",
     "connect",
     "open",
 ]
@@ -65,7 +67,9 @@ _LATER = {
     "AsyncClient": "supervisor.client.aio.AsyncClient",
     "AsyncPool": "supervisor.client.aio.AsyncPool",
     "AsyncRun": "supervisor.client.aio.AsyncRun",
+    "AsyncPastRun": "supervisor.client.aio.AsyncPastRun",
     "aconnect": "supervisor.client.aio.aconnect",
+    "aopen": "supervisor.client.aio.aopen",
     "Mesh": "supervisor.client.mesh.Mesh",
     "RunSpec": "supervisor.core.model.spec.RunSpec",
     "Why": "supervisor.shell.inspect.decision_replay.Why",

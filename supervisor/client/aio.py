@@ -9,8 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
+from supervisor.client import past
 from supervisor.client.breakpoints import Breakpoint
 from supervisor.client.live import Client, Run, connect
+from supervisor.client.past import PastRun
 from supervisor.client.pool import Pool
 
 if TYPE_CHECKING:
@@ -169,6 +171,41 @@ class AsyncRun:
     stop = _in_a_thread(Run.stop)
     restart = _in_a_thread(Run.restart)
     remove = _in_a_thread(Run.remove)
+
+
+async def aopen(folder: str | Path) -> AsyncPastRun:
+    """Opens the folder of a run, as `open` does."""
+    return AsyncPastRun(await asyncio.to_thread(past.open, folder))
+
+
+def _of_a_past_run(
+    method: Callable[Concatenate[PastRun, P], T],
+) -> Callable[Concatenate[AsyncPastRun, P], Coroutine[Any, Any, T]]:
+    @functools.wraps(method)
+    async def call(self: AsyncPastRun, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(method, self.run, *args, **kwargs)
+
+    return call
+
+
+class AsyncPastRun:
+    """A PastRun whose methods are coroutines."""
+
+    def __init__(self, run: PastRun) -> None:
+        self.run = run
+        self.name, self.folder = run.name, run.folder
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.run)[1:]}"
+
+    incidents_list = _of_a_past_run(PastRun.incidents_list)
+    steps_list = _of_a_past_run(PastRun.steps_list)
+    ledger = _of_a_past_run(PastRun.ledger)
+    explain = _of_a_past_run(PastRun.explain)
+    logs = _of_a_past_run(PastRun.logs)
+    incidents = _of_a_past_run(PastRun.incidents)
+    steps = _of_a_past_run(PastRun.steps)
+    goodput = _of_a_past_run(PastRun.goodput)
 
 
 class AsyncBreakpoint:

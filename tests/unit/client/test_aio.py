@@ -10,7 +10,7 @@ import pytest
 
 import supervisor.client as everstep
 from fault_injection.doubles.memory_store import MemoryStore
-from supervisor.client import aio, breakpoints, live, pool
+from supervisor.client import aio, breakpoints, live, past, pool
 from supervisor.shell import etcd
 from tests.unit.shell.records import run_values
 
@@ -28,6 +28,7 @@ def public(kind: type) -> dict[str, list[str]]:
         (aio.AsyncClient, live.Client),
         (aio.AsyncPool, pool.Pool),
         (aio.AsyncBreakpoint, breakpoints.Breakpoint),
+        (aio.AsyncPastRun, past.PastRun),
     ],
 )
 def test_each_method_has_its_twin(twin: type, of: type) -> None:

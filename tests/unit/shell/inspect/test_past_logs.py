@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,11 @@ def test_the_api_has_ends_and_incidents_in_their_places(folder: Path) -> None:
     assert [entry.what for entry in past.logs(tail=1)] == ["end"]
     with pytest.raises(everstep.EverstepError, match=f"no logs of run {RUN}, group 1, rank 5 below"):
         past.logs(group=1, rank=5)
+
+    async def twin() -> list[everstep.LogEntry]:
+        return [*await (await everstep.aopen(folder)).logs(group=1)]
+
+    assert asyncio.run(twin()) == [*past.logs(group=1)]
 
 
 def test_groups_of_a_later_run_of_the_name_are_left_out(folder: Path, logs: Command) -> None:
