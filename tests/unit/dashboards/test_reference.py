@@ -6,9 +6,14 @@ from collections import Counter
 
 import pytest
 
+from benchmarks import report
 from dashboards import reference
 from supervisor.shell.metrics.catalogue import CATALOGUE, Metric
 from supervisor.wire import tables
+
+
+def test_the_page_of_benchmarks_is_made_from_their_results() -> None:
+    assert (report.DOCS / "BENCHMARKS.md").read_text() == report.page(), "run `make docs` and commit what it writes"
 
 
 @pytest.mark.parametrize("name", reference.PAGES)
