@@ -228,9 +228,12 @@ class Groups(System):
 class Everstep(Groups):
     """Under a supervisor."""
 
+    pool = 3
+    """Nodes that the engine has."""
+
     def __init__(self, model: str, folder: Path, after: ExitStack) -> None:
         super().__init__(model, folder, after)
-        self.world: World = after.enter_context(world(folder, nodes=3, toys=False, warm_torch=True))
+        self.world: World = after.enter_context(world(folder, nodes=self.pool, toys=False, warm_torch=True))
         self.world.supervisor()
         self.record: RunRecord = self.world.launch(self.spec)
 
@@ -248,7 +251,9 @@ class Everstep(Groups):
 
 
 class EverstepNode(Everstep):
-    """Under a supervisor, and nodes are lost."""
+    """Under a supervisor, and nodes are lost: their hosts get no group any more."""
+
+    pool = 3 + TURN
 
     def ready(self) -> bool:
         """Returns true if a warm spare is there."""

@@ -54,7 +54,16 @@ def by_nvrx(spec: Path, folder: Path, port: int) -> None:
 
     tenth, minute = timedelta(seconds=0.1), timedelta(seconds=60)
 
-    @inprocess.Wrapper(  # type: ignore[untyped-decorator]
+    def train(call: Any = None) -> None:
+        rank = int(os.environ["RANK"])
+        store = dist.TCPStore(
+            "127.0.0.1", port + 1, RANKS, rank == 0, timeout=minute, multi_tenant=True, wait_for_workers=True
+        )
+        dist.init_process_group("gloo", store=dist.PrefixStore(str(call.iteration), store), rank=rank, world_size=RANKS)
+        trainer(spec, folder, f"{os.getpid()}.{call.iteration}", call.ping).train()
+
+    train.__annotations__["call"] = inprocess.CallWrapper  # the class: NVRx reads no text
+    inprocess.Wrapper(
         store_kwargs={"host_name": "127.0.0.1", "port": port, "timeout": 2 * minute},
         rank_assignment=inprocess.Compose(
             inprocess.rank_assignment.MaxActiveWorldSize(RANKS), inprocess.rank_assignment.ShiftRanks()
@@ -66,16 +75,7 @@ def by_nvrx(spec: Path, folder: Path, port: int) -> None:
         last_call_wait=tenth,
         soft_timeout=minute,
         hard_timeout=1.5 * minute,
-    )
-    def train(call: inprocess.CallWrapper = None) -> None:
-        rank = int(os.environ["RANK"])
-        store = dist.TCPStore(
-            "127.0.0.1", port + 1, RANKS, rank == 0, timeout=minute, multi_tenant=True, wait_for_workers=True
-        )
-        dist.init_process_group("gloo", store=dist.PrefixStore(str(call.iteration), store), rank=rank, world_size=RANKS)
-        trainer(spec, folder, f"{os.getpid()}.{call.iteration}", call.ping).train()
-
-    train()
+    )(train)()
 
 
 def main() -> None:

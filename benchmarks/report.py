@@ -53,7 +53,8 @@ def _recovery(found: Result) -> Iterable[str]:
     yield (
         "SIGKILL of one of two data-parallel ranks, right after a step: seconds until both have finished a step together,\n"
         "the longest time between two steps of the other rank, and steps that were done again or in vain. Median (least to\n"
-        "most). *small* is TorchTitan's Llama 3 debug model cut to two layers, *debug* all six (`python -m benchmarks.recovery`).\n"
+        "most). *small* is TorchTitan's Llama 3 debug model cut to two layers, *debug* all six (`python -m benchmarks.recovery`). NVRx's\n"
+        "spares start beside its ranks: while they import, as at the first kills of a turn, it waits for them.\n"
     )
     for model in dict.fromkeys(name.rpartition(" ")[2] for name in systems):
         ours = {name.rpartition(" ")[0]: of for name, of in systems.items() if name.endswith(f" {model}")}
