@@ -116,8 +116,8 @@ def _heal(found: Result) -> Iterable[str]:
     back = [one["back_s"] for one in slow["ours"]]
     never = sum(one["back_s"] is None for one in slow["torchft"])
     yield (
-        f"Over a link on which the transfer takes {found['slow_transfer_s']:g} s, twice the process group timeout, with"
-        f" {found['slow_groups']} groups: back after {_spread(back)} s by one heal. TorchFT's own manager with the same timeout: "
+        f"Over a link on which the transfer takes {found['slow_transfer_s']:g} s, twice the process group timeout, with\n"
+        f"{found['slow_groups']} groups: back after {_spread(back)} s by one heal. TorchFT's own manager with the same timeout:\n"
         f"{never} of {len(slow['torchft'])} not within {found['given_up_after_s']:g} s.\n"
     )
 

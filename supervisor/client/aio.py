@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from supervisor.client import past
 from supervisor.client.breakpoints import Breakpoint
@@ -23,14 +23,21 @@ if TYPE_CHECKING:
     from supervisor.shell.inspect.pools import PoolStatus
 
 P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
+class _Twin(Generic[R]):
+    """A twin of a Run or a PastRun."""
+
+    run: R
+
+
 def _in_a_thread(
-    method: Callable[Concatenate[Run, P], T],
-) -> Callable[Concatenate[AsyncRun, P], Coroutine[Any, Any, T]]:
+    method: Callable[Concatenate[R, P], T],
+) -> Callable[Concatenate[_Twin[R], P], Coroutine[Any, Any, T]]:
     @functools.wraps(method)
-    async def call(self: AsyncRun, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call(self: _Twin[R], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.to_thread(method, self.run, *args, **kwargs)
 
     return call
@@ -140,7 +147,7 @@ class AsyncPool:
         return await asyncio.to_thread(self.pool.release)
 
 
-class AsyncRun:
+class AsyncRun(_Twin[Run]):
     """A Run whose methods are coroutines. One that is cancelled goes on in its thread: give `wait` a `timeout_s`."""
 
     def __init__(self, run: Run) -> None:
@@ -178,17 +185,7 @@ async def aopen(folder: str | Path) -> AsyncPastRun:
     return AsyncPastRun(await asyncio.to_thread(past.open, folder))
 
 
-def _of_a_past_run(
-    method: Callable[Concatenate[PastRun, P], T],
-) -> Callable[Concatenate[AsyncPastRun, P], Coroutine[Any, Any, T]]:
-    @functools.wraps(method)
-    async def call(self: AsyncPastRun, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.to_thread(method, self.run, *args, **kwargs)
-
-    return call
-
-
-class AsyncPastRun:
+class AsyncPastRun(_Twin[PastRun]):
     """A PastRun whose methods are coroutines."""
 
     def __init__(self, run: PastRun) -> None:
@@ -198,14 +195,14 @@ class AsyncPastRun:
     def __repr__(self) -> str:
         return f"<Async{repr(self.run)[1:]}"
 
-    incidents_list = _of_a_past_run(PastRun.incidents_list)
-    steps_list = _of_a_past_run(PastRun.steps_list)
-    ledger = _of_a_past_run(PastRun.ledger)
-    explain = _of_a_past_run(PastRun.explain)
-    logs = _of_a_past_run(PastRun.logs)
-    incidents = _of_a_past_run(PastRun.incidents)
-    steps = _of_a_past_run(PastRun.steps)
-    goodput = _of_a_past_run(PastRun.goodput)
+    incidents_list = _in_a_thread(PastRun.incidents_list)
+    steps_list = _in_a_thread(PastRun.steps_list)
+    ledger = _in_a_thread(PastRun.ledger)
+    explain = _in_a_thread(PastRun.explain)
+    logs = _in_a_thread(PastRun.logs)
+    incidents = _in_a_thread(PastRun.incidents)
+    steps = _in_a_thread(PastRun.steps)
+    goodput = _in_a_thread(PastRun.goodput)
 
 
 class AsyncBreakpoint:
