@@ -54,6 +54,14 @@ def run_all(notebook: Any, folder: Path) -> None:
             executor.execute_cell(cell, index)
 
 
+BANDS = """
+shown = draw(run)
+print(len(shown.axes[0].patches), "bands of", len(run.incidents()), "incidents")
+plt.close(shown)
+"""
+"""A cell for the kernel that has drawn: the notebook restarts it later."""
+
+
 def test_the_notebook_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "runs"
     monkeypatch.setenv("SUPERVISOR_HOME", str(home))
@@ -62,9 +70,12 @@ def test_the_notebook_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(NOTEBOOK.parents[2]), os.environ.get("PYTHONPATH", "")]))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is shipped without outputs"
+    killed = next(index for index, cell in enumerate(notebook.cells) if "SIGKILL" in cell.source)
+    notebook.cells.insert(killed + 1, nbformat.v4.new_code_cell(BANDS))
     with up(home):
         run_all(notebook, tmp_path)
     text = outputs(notebook)
+    assert "1 bands of 1 incidents" in text, "the incident is a band in the picture of the loss"
     assert "Incident i1: group 1, rank 0" in text
     assert "{0: (2, 'n1'), 1: (3, 'n2')}" in text
     assert "spec 3: 3 groups; those that stay train on" in text
