@@ -255,14 +255,21 @@ class EverstepNode(Everstep):
 
     pool = 3 + TURN
 
+    def __init__(self, model: str, folder: Path, after: ExitStack) -> None:
+        super().__init__(model, folder, after)
+        self.killed: set[str] = set()
+        """A dead node is registered until its lease lapses."""
+
     def ready(self) -> bool:
         """Returns true if a warm spare is there."""
-        used = {group.node for group in self.world.status(self.record).groups}
+        used = {group.node for group in self.world.status(self.record).groups} | self.killed
         nodes = status.node_status(self.world.mirror())
         return any(node.alive and node.warm == "ready" and node.node not in used for node in nodes)
 
     def kill(self) -> None:
-        self.world.kill_node(self.world.status(self.record).groups[VICTIM].node)
+        node = self.world.status(self.record).groups[VICTIM].node
+        self.killed.add(node)
+        self.world.kill_node(node)
 
 
 @dataclass
@@ -295,6 +302,7 @@ class ByHand:
                 return subprocess.Popen(
                     [sys.executable, "-m", "titan_actor.trainer", str(folder / "launch.json")],
                     stdout=file, stderr=file, env={**os.environ, **BY_HAND},
+                    start_new_session=True,  # as torchrun does: the kernel shares processors out by session
                 ).pid  # fmt: skip
         self.channel.send(
             json.dumps(

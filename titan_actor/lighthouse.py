@@ -1,7 +1,7 @@
 """`python -m titan_actor.lighthouse`: TorchFT's lighthouse on loopback, which beats for the ids that its gate names.
 
 Prints {"port": P, "private": whether it has a network of its own}. Reads lines {"beat": [replica ids]} and answers each with {"late_s": seconds since the last round of
-beats}. Heartbeats those ids every 20 ms until the next line, and ends at end of file. Loads only TorchFT's native
+beats}. Heartbeats those ids at once and every 50 ms until the next line, and ends at end of file. Loads only TorchFT's native
 module: the package would import torch too (235 MB against about 20).
 """
 
@@ -24,7 +24,7 @@ from supervisor.wire.programs import QUORUM_IDS_ABOVE
 from supervisor.wire.version import misfit
 from titan_actor import own_network, quorum_ids, torchft_names
 
-BEAT_EVERY_S = 0.02
+BEAT_EVERY_S = 0.05
 """Seconds between beats. Small beside the gate's heartbeat timeout: a few late beats drop no group."""
 
 SLOW_BEAT_S = 1.0
@@ -52,12 +52,15 @@ class Beats:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._ids: tuple[str, ...] = ()
+        self._news = threading.Event()
         self._round_at = time.monotonic()
         threading.Thread(target=self._run, name="beats", daemon=True).start()
 
     def set(self, ids: tuple[str, ...]) -> None:
-        """Beats for these ids from the next round on, and for no other."""
-        self._ids = ids
+        """Beats for these ids from now on, and for no other."""
+        if ids != self._ids:
+            self._ids = ids
+            self._news.set()
 
     @property
     def late_s(self) -> float:
@@ -65,16 +68,16 @@ class Beats:
         return time.monotonic() - self._round_at
 
     def _run(self) -> None:
-        due = time.monotonic()
         while True:
+            due = time.monotonic() + BEAT_EVERY_S
+            self._news.clear()
             for replica_id in self._ids:
                 try:
                     self._client.heartbeat(replica_id, timeout=timedelta(seconds=SLOW_BEAT_S))
                 except (RuntimeError, TimeoutError, OSError) as error:
                     print(f"a beat for {replica_id} failed: {error}", file=sys.stderr, flush=True)
             self._round_at = time.monotonic()
-            due = max(due + BEAT_EVERY_S, time.monotonic())
-            time.sleep(max(0.0, due - time.monotonic()))
+            self._news.wait(max(0.0, due - time.monotonic()))
 
 
 def beat_list(line: str) -> tuple[str, ...]:
@@ -92,7 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--join-timeout-ms", type=int, required=True)
     parser.add_argument("--heartbeat-timeout-ms", type=int, required=True)
     parser.add_argument(
-        "--quorum-tick-ms", type=int, default=20, help="time between two looks; a drop takes up to one more"
+        "--quorum-tick-ms", type=int, default=50, help="time between two looks; a drop takes up to one more"
     )
     parser.add_argument(
         "--doors", type=int, help="descriptor of a Unix socket: hand out connections there, in a network of our own"

@@ -71,8 +71,9 @@ from supervisor.wire.version import version
 
 log = logging.getLogger("agents.agent")
 
-POLL_S = 0.1
-"""Seconds between two looks at the ranks' files: each costs a stat, and milestones must not wait long."""
+POLL_S, IDLE_POLL_S = 0.2, 1.0
+"""Seconds between two looks at the ranks' files, and at a node without ranks. What comes from the shim, from etcd and from
+threads has a turn at once."""
 HEALTH_S = 5.0
 READ_AGAIN_S = 1.0
 """Seconds that a start which etcd no longer wants waits for the watch to report the same, before it asks etcd again."""
@@ -214,6 +215,7 @@ class Agent:
         )
         self._checks.start(runs_here=bool(adopted))
         watching = asyncio.create_task(self._shim.watch(watched))
+        watching.add_done_callback(lambda _: self._wake.set())
         self._reporter.start()
         self._renewal.start()
         self._desired.start()
@@ -225,6 +227,7 @@ class Agent:
             while not self._ending.is_set():
                 if watching.done():
                     watching.result()
+                self._wake.clear()  # before the turn: what comes during it has a turn of its own
                 await self._turn()
                 await self._rest()
                 self._may_end()
@@ -244,11 +247,9 @@ class Agent:
         self._view.put(record)
 
     async def _rest(self) -> None:
-        self._wake.clear()
-        waits = {asyncio.create_task(self._wake.wait()), asyncio.create_task(self._ending.wait())}
-        _, pending = await asyncio.wait(waits, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
-        for wait in pending:
-            wait.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_S if self._view.running() else IDLE_POLL_S):
+                await self._wake.wait()
 
     async def _close(self) -> None:
         self._starts.cancel()
@@ -283,6 +284,7 @@ class Agent:
 
     def _on_exit(self, record: ProcessRecord) -> None:
         if self._hooks.take(record):
+            self._wake.set()
             return
         known = self._view.processes.get(record.name)
         if known is None:

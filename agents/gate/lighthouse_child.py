@@ -13,8 +13,8 @@ from supervisor.wire.programs import QUORUM_IDS_ABOVE
 
 log = logging.getLogger("agents.gate")
 
-BEAT_TIMEOUT_MS = 300
-"""Heartbeat timeout of the lighthouse. At 20 ms a beat, fourteen may be late before the living are dropped. With 150
+BEAT_TIMEOUT_MS = 330
+"""Heartbeat timeout of the lighthouse. At 50 ms a beat, one may be 280 ms late before the living are dropped. With 150
 ms, beats were once a quarter of a second late on an overloaded machine. Two groups then each committed the same step
 alone (ADR 6)."""
 STARTS_WITHIN_S = 120.0

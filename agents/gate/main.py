@@ -39,11 +39,12 @@ from supervisor.wire.security import SecurityError, common_name, is_loopback, lo
 
 log = logging.getLogger("agents.gate")
 
-TICK_S = 0.02
+TICK_S = 0.05
+"""Seconds between two looks at what has fallen silent. What comes over a connection, or from etcd, is looked at at once."""
 ALIVE_S = 1.0
 """Seconds between two requests for a sign of life from the lighthouse. Touching `gate.json` as often is the gate's own
 sign to the agent."""
-SETTLE_S = 0.06
+SETTLE_S = 0.15
 """Seconds of three beats: the lighthouse must know all the living before the first of them asks for a quorum."""
 HEADER_WITHIN_S = 5.0
 UNKNOWN = 256
@@ -365,6 +366,7 @@ class Gate:
             log.warning("closed a connection from node %s: it has %d", visitor.node, VISITORS)
             return
         self._visitors.add(visitor)
+        self._state.link(*visitor.key, visitor.node)
         try:
             first = await visitor.reader.read(CHUNK)
             if first == PING:
@@ -376,6 +378,7 @@ class Gate:
                 await self._client(visitor, first)
         finally:
             self._visitors.discard(visitor)
+            self._state.unlink(*visitor.key, visitor.node, self._loop.time())
             if not self._state.is_admitted(*visitor.key) and all(v.key != visitor.key for v in self._visitors):
                 self._state.left(*visitor.key)
 

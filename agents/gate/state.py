@@ -10,12 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from supervisor.core.model.observed import DEPARTED_S
 from supervisor.wire.records import Admission, GateGroup
 
 Hearing = Literal["absent", "holding", "beating", "silent", "gone"]
 Verdict = Literal["admit", "hold", "cut"]
 
 SAMPLE_BYTES = 8192
+
+Link = tuple[int, int, str]
+"""Group, generation, node."""
 
 
 @dataclass
@@ -76,6 +80,10 @@ class GateState:
     """When the lighthouse last answered any group: it lives."""
     quorum_id: int = 0
     """The newest quorum that the lighthouse has named to a manager; 0: none."""
+    links: dict[Link, int] = field(default_factory=dict)
+    """Connections that each node of a generation has."""
+    unlinked_at: dict[Link, float] = field(default_factory=dict)
+    """When a node closed the last of them: the kernel does so for a process that ends."""
     _said: dict[int, GateGroup] = field(default_factory=dict, repr=False, compare=False)
     """The record last made of each group: among a thousand few change."""
 
@@ -97,6 +105,7 @@ class GateState:
         stale = {key for key in self.generations if self.is_stale(*key)}
         for key in stale:
             del self.generations[key]
+        self.unlinked_at = {link: at for link, at in self.unlinked_at.items() if not self.is_stale(*link[:2])}
         return stale
 
     def came(self, group: int, generation: int) -> None:
@@ -107,6 +116,21 @@ class GateState:
         """Forgets a generation that etcd has not named, once its last visitor has left: any node may claim any number."""
         if not self.is_admitted(group, generation):
             self.generations.pop((group, generation), None)
+
+    def link(self, group: int, generation: int, node: str) -> None:
+        """Counts one more connection of a node."""
+        way = group, generation, node
+        self.links[way] = self.links.get(way, 0) + 1
+        self.unlinked_at.pop(way, None)
+
+    def unlink(self, group: int, generation: int, node: str, now: float) -> None:
+        """Counts one connection of a node less."""
+        way = group, generation, node
+        self.links[way] -= 1
+        if not self.links[way]:
+            del self.links[way]
+            if self.is_admitted(group, generation):
+                self.unlinked_at[way] = now
 
     def is_admitted(self, group: int, generation: int) -> bool:
         return self.admitted.get(group) == generation
@@ -195,7 +219,7 @@ class GateState:
             return "gone"
         if not entry.spoken or not self.opened:
             return "holding"
-        if self._silent_node(group, self.admitted[group], now):
+        if self.departed(group, now) or self._silent_node(group, self.admitted[group], now):
             return "silent"
         patience_s = self.heartbeat_timeout_s
         # a lighthouse that has just answered another may have stood still before its answer to this one
@@ -203,11 +227,22 @@ class GateState:
             patience_s += self.lighthouse_patience_s
         return "beating" if now - entry.heard_at <= patience_s else "silent"
 
+    def departed(self, group: int, now: float) -> tuple[str, ...]:
+        """Returns the nodes of a group that closed all their connections DEPARTED_S ago, and have made none since. A
+        forwarder that lives makes another within RETRY_S."""
+        if not self.unlinked_at:
+            return ()
+        ways = (
+            (group, self.admitted[group], node) for node in (self.homes.get(group, ""), *self.others.get(group, ()))
+        )
+        return tuple(way[2] for way in ways if now - self.unlinked_at.get(way, now) >= DEPARTED_S)
+
     def groups(self, now: float) -> tuple[GateGroup, ...]:
         for group, generation in self.admitted.items():
             hearing, said = self.hearing(group, now), self._said.get(group)
-            if said is None or said.generation != generation or said.hearing != hearing:
-                self._said[group] = GateGroup(group=group, generation=generation, hearing=hearing)
+            departed = self.departed(group, now) if hearing == "silent" else ()
+            if said is None or (said.generation, said.hearing, said.departed) != (generation, hearing, departed):
+                self._said[group] = GateGroup(group=group, generation=generation, hearing=hearing, departed=departed)
         return tuple(self._said[group] for group in sorted(self.admitted))
 
     def beats(self, now: float) -> tuple[str, ...]:
@@ -268,6 +303,7 @@ class GateState:
         return changed
 
     def _begin_to_hear(self, now: float) -> None:
+        self.unlinked_at.clear()
         for (group, _), entry in self.generations.items():
             entry.heard_at = now
             entry.nodes_heard_at = dict.fromkeys(self.others.get(group, ()), now)

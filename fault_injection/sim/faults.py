@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fault_injection.sim.leaders import Killed, Supervisor
+from fault_injection.sim.leaders import PROVED_S, Killed, Supervisor
 from supervisor.ports.errors import Retryable
 
 if TYPE_CHECKING:
@@ -261,6 +261,8 @@ def _node_lost(world: World, fault: Fault) -> bool:
         return False
     world.victims += _placed_on(world, node.name)
     node.power_off()
+    if fault.target % 2:  # its processes were killed, and its kernel closed their connections
+        world.clock.after(PROVED_S, lambda: setattr(node, "proved", True))
     if fault.target % 3:  # the scheduler notices, sooner or later, or never
         key = node.allocation
         world.clock.after(fault.seconds, lambda: world.engine.end(key, "node failed", notices=False))
@@ -268,6 +270,10 @@ def _node_lost(world: World, fault: Fault) -> bool:
 
 
 def _unplugged(world: World, fault: Fault) -> bool:
+    node = _node(world, fault.target)
+    if node is not None and fault.target % 2:  # a proof that is wrong: its old generation lives on
+        world.clock.after(PROVED_S, lambda: setattr(node, "proved", not node.linked))
+        world.clock.after(fault.seconds, lambda: setattr(node, "proved", False))
     return _cut(world, fault, "linked")
 
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from fault_injection.sim.store import SimStore
 from supervisor.core.model.decision import Decision
 from supervisor.core.model.memory import GroupMemory, Memory
-from supervisor.core.model.observed import Observed
+from supervisor.core.model.observed import Death, Observed
 from supervisor.core.model.spec import RunSpec
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.ports.store import LEASE_S
 from supervisor.shell.control.engine_driver import EngineDriver
 from supervisor.shell.control.journal import Journal
 from supervisor.shell.control.loop import INVARIANT, Loop, Machine
+from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.etcd import Election
 from supervisor.shell.etcd.election import Leadership
 from supervisor.shell.metrics.live_goodput import Accounts
@@ -27,6 +28,9 @@ from supervisor.wire.records import LeaderRecord, encode
 
 if TYPE_CHECKING:
     from fault_injection.sim.world import World
+
+PROVED_S = 0.8
+"""Seconds from the loss of a node, or of its links, until a leader may hold a proof of its death."""
 
 LOOK_S = 0.5
 """Seconds after which a standby looks again whether no supervisor leads."""
@@ -86,6 +90,31 @@ class _Unlisted:
 
     def forget(self, run: str) -> None:
         """Implements Lister; no run is removed here."""
+
+
+class _Proofs:
+    """The proofs of death that a leader has, right or wrong."""
+
+    look_after_s = float("inf")
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def look(self, mirror: Mirror, observed: Observed) -> Mapping[str, Death]:
+        """Implements Deaths."""
+        gate, nodes = observed.gate, self._world.nodes
+        if gate is None or not gate.present:
+            return {}
+        silent = {way for way in gate.admitted.items() if gate.hearing.get(way[0]) == "silent"}
+        proved = (
+            name
+            for name, view in observed.nodes.items()
+            if view.registered
+            and name in nodes
+            and nodes[name].proved
+            and any((r.group, r.generation) in silent for r in view.ranks)
+        )
+        return {name: Death(why="so the simulator says", silent_s=PROVED_S) for name in proved}
 
 
 class _Kept(Journal):
@@ -184,7 +213,9 @@ class Supervisor:
         clock, world = self.world.clock, self.world
         self._driver = EngineDriver(self.store, world.engine, clock.read)
         try:
-            machine = Machine(monotonic=clock.read, journal=lambda path: _Kept(world), folders=_Unlisted())
+            machine = Machine(
+                monotonic=clock.read, journal=lambda path: _Kept(world), folders=_Unlisted(), deaths=_Proofs(world)
+            )
             self.loop = Loop(self.store, self.term, self._driver, _Quiet(self), machine=machine)
         except Retryable:
             self._stand_by()

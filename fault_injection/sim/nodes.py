@@ -141,6 +141,8 @@ class Node:
         """Its link to everything."""
         self.etcd_linked = True
         self.agent = True
+        self.proved = False
+        """True if a leader takes it for dead before its lease lapses, where no gate hears it."""
         self.leaving = ""
         """The notice that its shim got of the end of its allocation."""
         self.known_at = float("inf")

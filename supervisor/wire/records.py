@@ -561,6 +561,8 @@ class GateGroup:
     hearing: Literal["absent", "holding", "beating", "silent", "gone"]
     """absent: never seen. holding: connected, not built. beating: alive. silent: nothing heard for a heartbeat timeout.
     gone: the shim reported that its process ended."""
+    departed: tuple[str, ...] = ()
+    """Nodes of a silent group that closed all their connections, and have made none since: DEPARTED_S ago at least."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from supervisor.core.model import engines
 from supervisor.core.model.incident import Confidence, Failure, Incident
 from supervisor.core.model.kinds import PLANNED, Is, Kind, that_are
 from supervisor.core.model.memory import GroupMemory, Memory
-from supervisor.core.model.observed import GateView, Grant, NodeView, Observed, Verdict
+from supervisor.core.model.observed import DEPARTED_S, GateView, Grant, NodeView, Observed, Verdict
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.model.signs import Sign, SignKind
@@ -31,6 +31,8 @@ def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec:
     if node is not None and node.registered:
         return Verdict.HEALTHY, Reason.of(Code.LEASE_RENEWED, node=name)
     lease = spec.policy.node_lease_s
+    if node is not None and node.death is not None:
+        return Verdict.DEAD, Reason.of(Code.PROVED_DEAD, node=name, why=node.death.why, seconds=node.death.silent_s)
     if observed.store_stable_s < lease:
         return Verdict.UNKNOWN, Reason.of(Code.STORE_AWAY, seconds=observed.store_stable_s, lease_s=lease)
     if group is None or group.phase not in ("starting", "running"):
@@ -183,20 +185,24 @@ def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
     if together and observed.now - numbers.newest < engine_word_s(observed, spec):
         return False
     asked = observed.engine_listed_at
-    silent_s = spec.policy.node_lease_s if _lapsed(group, observed) else 0.0
-    return asked is None or asked >= since - silent_s or waited_s >= ENGINE_AWAY_S
+    return asked is None or asked >= since - _silent_s(group, observed, spec) or waited_s >= ENGINE_AWAY_S
 
 
 def still_to_wait_s(group: GroupMemory, observed: Observed, spec: RunSpec) -> float:
-    """Seconds that the engine still has to report, from the first sign on. An agent gives its lease back once nothing
-    runs. One that vanished before its ranks ended was silent for a whole lease: so long the engine had."""
-    return max(0.0, engine_word_s(observed, spec) - (spec.policy.node_lease_s if _lapsed(group, observed) else 0.0))
+    """Seconds that the engine still has to report, from the first sign on: it had those for which a node was silent."""
+    return max(0.0, engine_word_s(observed, spec) - _silent_s(group, observed, spec))
 
 
-def _lapsed(group: GroupMemory, observed: Observed) -> bool:
-    """True if a node vanished before its own ranks ended."""
-    own = (r for n in views(group, observed) if not n.registered for r in n.ranks if r.group == group.group)
-    return any(r.generation == group.generation and r.state != "exited" for r in own)
+def _silent_s(group: GroupMemory, observed: Observed, spec: RunSpec) -> float:
+    """Seconds for which a node of the group was silent before it counted as lost: a whole lease, where nothing proved it
+    dead before. 0: no node vanished before its own ranks ended. An agent gives its lease back once nothing runs."""
+    own = (group.group, group.generation)
+    vanished = [
+        node
+        for node in views(group, observed)
+        if not node.registered and any((r.group, r.generation) == own and r.state != "exited" for r in node.ranks)
+    ]
+    return max((n.death.silent_s if n.death is not None else spec.policy.node_lease_s for n in vanished), default=0.0)
 
 
 MAY_COME_BACK = that_are(Is.MAY_COME_BACK)
@@ -285,8 +291,7 @@ def _since_a_sign_s(group: GroupMemory, observed: Observed, spec: RunSpec, memor
     sign = suspect(group, observed)
     if sign is None:
         return 0.0
-    silent_s = float(spec.policy.node_lease_s) if _lapsed(group, observed) else 0.0
-    return silent_s + observed.now - memory.suspects.get(sign.key, observed.now)
+    return _silent_s(group, observed, spec) + observed.now - memory.suspects.get(sign.key, observed.now)
 
 
 def _gravest(
@@ -368,7 +373,11 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
         return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=lasted_s)
     if gate.hearing.get(group.group) != "silent" or any(map(exit_status.clean, ranks_of(group, observed))):
         return None  # the rank that beats for the others may be the first to finish
+    departed = tuple(node for node in group.nodes if node in gate.departed)
+    beat_s = DEPARTED_S if departed else spec.torchft.heartbeat_timeout_ms / 1000
     heard = Reason.of(Code.UNHEARD, timeout_ms=spec.torchft.heartbeat_timeout_ms)
+    if departed:
+        heard = Reason.of(Code.DEPARTED, nodes=departed, seconds=DEPARTED_S)
     incident = memory.incidents.get(group.incident)
     if incident is None and observed.store_stable_s < spec.policy.node_lease_s:
         # A gate that closed while etcd was away had cut every group: its hearing says nothing about them.
@@ -385,7 +394,6 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
         evidence = (heard, silent, *_not_reached(group, observed, gate))
         lasted_s = observed.now - silent_since(group, incident, observed, memory)
         return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=lasted_s)
-    beat_s = spec.torchft.heartbeat_timeout_ms / 1000
     return Failure(Kind.SILENT, (heard,), confidence=Confidence.LIKELY, took_s=beat_s)
 
 

@@ -187,13 +187,25 @@ class GpuFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """Proof that a node's processes have ended, before its lease has lapsed."""
+
+    why: str
+    """The evidence, as the end of a sentence about the node."""
+    silent_s: float
+    """Seconds for which nothing was heard of it by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """One node. `registered` is true while its agent's lease lives."""
+    """One node. `registered` is true while its agent's lease lives, and nothing proves that it is dead."""
 
     name: str
     registered: bool
     host: str = ""
     """Machine, as its engine names it; empty: the same name."""
+    death: Death | None = None
+    """None: nothing proves it dead, or its lease has lapsed meanwhile."""
     leaving: str = ""
     """Reason why the scheduler will end the node soon, as it has announced there; empty: it has not."""
     allocation: str = ""
@@ -230,6 +242,10 @@ class NodeView:
         return self.host or self.name
 
 
+DEPARTED_S = 0.5
+"""Seconds without a connection after which the gate counts a node as departed. Its forwarder, while it lives, tries
+again after 0.05 s."""
+
 GATE_ETCD_SILENCE_S = 5.0
 """Seconds without etcd after which a gate goes on only while it hears every admitted group. Its watch asks for a sign
 of life every second and changes streams after 3 s, so this is no hiccup."""
@@ -246,6 +262,8 @@ class GateView:
     """True if its lease lives. Its record outlives it: an admission never goes back."""
     admitted: Mapping[int, int] = field(default_factory=dict)
     hearing: Mapping[int, str] = field(default_factory=dict)
+    departed: frozenset[str] = frozenset()
+    """Nodes of silent groups that have closed all their connections to it."""
     quorum_id: int = 0
     """The newest quorum of its lighthouse, as the gate read it; 0: none."""
 

@@ -196,6 +196,8 @@ class Code(StrEnum):
     """node, group"""
     LAPSED_UNHEARD = "lapsed_unheard"
     """node, lease_s, group, hearing"""
+    PROVED_DEAD = "proved_dead"
+    """node, why, seconds: since it was last heard"""
 
     # what a group that lives does not do
     REQUESTED = "requested"
@@ -209,6 +211,8 @@ class Code(StrEnum):
     """host: that of the gate"""
     NEVER_HEARD = "never_heard"
     """seconds"""
+    DEPARTED = "departed"
+    """nodes, seconds"""
     UNHEARD = "unheard"
     """timeout_ms"""
     SILENT_FOR = "silent_for"

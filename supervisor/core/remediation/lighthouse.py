@@ -18,7 +18,7 @@ QUORUM_IDS_UNSEEN = 10_000
 limit a node that turned could report a number up to which no lighthouse ever gets."""
 
 MARGIN_S = 1.0
-"""Seconds that a gate's own timers add to their timeouts on a busy machine; they tick every 20 ms."""
+"""Seconds that a gate's own timers add to their timeouts on a busy machine; they tick every 50 ms."""
 
 
 def seat_lighthouse(r: Round) -> None:

@@ -36,6 +36,10 @@ def _allocation_gone(allocation: str, engine_id: str, why: str) -> str:
     return f"the engine says that allocation {allocation} ({engine_id}) is gone{f': {why}' if why else ''}"
 
 
+def _departed(nodes: tuple[str, ...], seconds: float) -> str:
+    return f"all connections of {', '.join(nodes)} to the gate are closed, and none was made for {seconds:g} s"
+
+
 def _no_step(
     rank: int, bound_s: float, usual_s: float, activity: str, activity_s: float, process: str, stack: str
 ) -> str:
@@ -132,12 +136,14 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.LAPSED_NO_GATE: "the lease of node {node} lapsed, and no gate says whether group {group} still steps",
     Code.LAPSED_BUT_HEARD: "the lease of node {node} lapsed, but the gate still hears group {group}: hold",
     Code.LAPSED_UNHEARD: "the lease of node {node} ({lease_s} s) lapsed and the gate hears group {group} as {hearing}",
+    Code.PROVED_DEAD: "node {node} is dead: {why}, {seconds:.1f} s after it was last heard",
     Code.REQUESTED: "a person asked for a restart of the group",
     Code.DEBUGGED: "debugger: a person had stopped rank {rank}, and its step cannot be committed any more",
     Code.START_LATE: "no commit {limit_s:g} s after its start",
     Code.HEAL_FAILED: "rank {rank}: {why}",
     Code.NO_WAY: "its node does not reach the gate of the lighthouse on {host}",
     Code.NEVER_HEARD: "the gate has not heard it for {seconds:g} s, since it is where it is, and hears others",
+    Code.DEPARTED: _departed,
     Code.UNHEARD: "the gate has not heard it for {timeout_ms} ms",
     Code.SILENT_FOR: "silent for {seconds:g} s on a node that lives",
     Code.NO_STEP: _no_step,

@@ -24,10 +24,11 @@ from supervisor.core.report.notifications import Notice, due, notices
 from supervisor.core.report.words import said, say
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
-from supervisor.shell.control import codes, cordons, observe, pools, projection, version_guard
+from supervisor.shell.control import codes, cordons, deaths, observe, pools, projection, version_guard
 from supervisor.shell.control.audit import audit
 from supervisor.shell.control.build_info import program
 from supervisor.shell.control.checkpoint_folders import Folders, Lister
+from supervisor.shell.control.deaths import Deaths, RefusedPorts
 from supervisor.shell.control.decision_inputs import lean
 from supervisor.shell.control.journal import Journal
 from supervisor.shell.control.state_cache import Mirror
@@ -101,6 +102,7 @@ class Machine:
     monotonic: Callable[[], float] = time.monotonic
     journal: Callable[[Path], Journal] = Journal
     folders: Lister = field(default_factory=Folders)
+    deaths: Deaths = field(default_factory=RefusedPorts)
 
 
 class Loop:
@@ -125,6 +127,7 @@ class Loop:
         self._open_journal = machine.journal
         self._tell = tell
         self._folders = machine.folders
+        self._deaths = machine.deaths
         self._mirror = Mirror(store.list(keys.PREFIX))
         self.epoch = observe.epochs_before(self._mirror) + term.epoch
         """The epoch as reported: it grows even when a restored etcd counts its revisions from 1 again."""
@@ -277,8 +280,9 @@ class Loop:
         self._note_code(run, record)
         stable, now = self._monotonic() - self._stable_since, self.now()
         goes_on, engine = memory.phase not in ENDED, observe.engine_of(self._mirror, record.spec)
+        seen = observe.observed(self._mirror, run, memory, now, stable)
         observed = replace(
-            observe.observed(self._mirror, run, memory, now, stable),
+            deaths.apply(seen, self._deaths.look(self._mirror, seen)),
             disk=self._folders.look(run, record.run_dir, memory.groups, now) if goes_on else None,
             engine_word_s=self._engine.word_s(engine),
             engine_listed_at=self._on_run_clock(self._engine.listed_at(engine)),
@@ -290,7 +294,8 @@ class Loop:
         if not record.spec.is_pool:  # no metric is about one: it makes no steps
             self._telemetry.round(record.spec, observed, decision, took, self._records(run, record))
         reach("decided")
-        self._look_again[run] = decision.look_again_at if decision.look_again_at is not None else float("inf")
+        again = decision.look_again_at if decision.look_again_at is not None else float("inf")
+        self._look_again[run] = min(again, now + self._deaths.look_after_s)
         broken = invariants.violations(memory, decision.memory, observed, record.spec)
         if broken:
             self._journal(run, record).event("invariant", violations=broken)

@@ -358,5 +358,6 @@ def _gate(mirror: Mirror, run: str, known: Memory) -> GateView | None:
         present=presence is not None and presence.generation == seat.generation,
         admitted={g.group: g.generation for g in gate.groups},
         hearing={g.group: g.hearing for g in gate.groups},
+        departed=frozenset(node for g in gate.groups for node in g.departed),
         quorum_id=gate.quorum_id,
     )

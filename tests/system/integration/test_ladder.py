@@ -126,6 +126,24 @@ def test_stop_drains_and_gives_everything_back(one_run: tuple[World, RunRecord])
     assert before.new() == []
 
 
+def test_a_node_that_is_proved_dead_is_replaced_long_before_its_lease_lapses(empty: World) -> None:
+    w, spec = empty, quorum_spec(groups=2)
+    lease_s = 60
+    record = w.launch(replace(spec, policy=replace(spec.policy, node_lease_s=lease_s)))
+    eventually(w.running(record, 1, 1), 60, "both groups run")
+    joint(w, record, time.time())
+    eventually(lambda: w.status(record).spares, 30, "the spare is there")
+    at, node = time.time(), w.status(record).groups[1].node
+    w.kill_node(node)
+    eventually(lambda: _recovered(w, record, 1), lease_s / 2, "the group trains on the spare")
+    (incident,) = w.incidents(record)
+    assert (incident.kind, incident.rung, incident.node) == (Kind.NODE_LOST, Rung.REPLACE, node)
+    assert [reason.code for reason in incident.evidence][0] == Code.PROVED_DEAD
+    joint(w, record, time.time())
+    assert time.time() - at < lease_s
+    w.check(record)
+
+
 @pytest.mark.long
 def test_a_stopped_rank_is_silent_first_and_started_again_once_it_has_been_for_too_long(empty: World) -> None:
     """With policy.hang.stopped_s = 0 a stop is not acted on as such. Its node lives, and the others go on without it,

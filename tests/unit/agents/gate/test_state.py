@@ -226,3 +226,52 @@ def test_never_two_generations_of_a_group_and_never_an_older_one(events: list[tu
             assert all(gate.passage(each, g, NODE, 0.5) == "cut" for g in range(1, highest[each]))
         ids = gate.beats(now)
         assert set(ids) <= {f"toy_{g}:g{highest[g]}" for g in (0, 1)}
+
+
+def test_a_node_that_closed_its_last_connection_and_makes_none_has_departed() -> None:
+    gate = state({0: 1})
+    for _ in range(2):
+        gate.link(0, 1, NODE)
+    alive(gate, 0, 1, 10.0)
+    gate.unlink(0, 1, NODE, 10.0)
+    assert gate.hearing(0, 10.9) == "beating"  # one is left
+    gate.unlink(0, 1, NODE, 10.0)
+    assert (gate.hearing(0, 10.4), gate.departed(0, 10.4)) == ("beating", ())
+    assert (gate.hearing(0, 10.6), gate.groups(10.6)[0].departed) == ("silent", (NODE,))
+    assert gate.doubted(10.6) == ((0, 1),)
+    gate.link(0, 1, NODE)
+    assert (gate.hearing(0, 10.6), gate.groups(10.6)[0].departed) == ("beating", ())
+
+
+def test_each_node_of_a_group_departs_by_itself() -> None:
+    gate = state({})
+    gate.admit({0: Admission(generation=1, node="n1", others=("n2",))}, 0.0)
+    for node in ("n1", "n2"):
+        gate.link(0, 1, node)
+        gate.asked(0, 1, node, 10.0)
+    alive(gate, 0, 1, 10.0)
+    gate.unlink(0, 1, "n2", 10.0)
+    assert gate.groups(10.6)[0].departed == ("n2",)
+    assert gate.beats(10.6) == ()
+
+
+def test_a_generation_that_is_gone_stale_or_was_cut_by_the_gate_has_not_departed() -> None:
+    gate = state({0: 1, 1: 1})
+    for group in (0, 1):
+        gate.link(group, 1, NODE)
+        alive(gate, group, 1, 10.0)
+    gate.gone(0, 1)
+    gate.unlink(0, 1, NODE, 10.0)
+    assert (gate.groups(11.0)[0].hearing, gate.groups(11.0)[0].departed) == ("gone", ())
+    gate.admit(admissions({1: 2}), 10.0)
+    gate.unlink(1, 1, NODE, 10.0)
+    alive(gate, 1, 2, 10.0)
+    assert (gate.hearing(1, 10.9), gate.unlinked_at.keys()) == ("beating", {(0, 1, NODE)})
+    # closed, the gate cut them all: opened again, they have their time to come back
+    cut = state({0: 1})
+    cut.link(0, 1, NODE)
+    alive(cut, 0, 1, 10.0)
+    cut.closed = True
+    cut.unlink(0, 1, NODE, 10.0)
+    assert cut.judge_etcd(0.0, read_again=True, now=12.0)
+    assert cut.hearing(0, 12.9) == "beating"

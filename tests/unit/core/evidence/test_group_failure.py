@@ -9,7 +9,7 @@ import pytest
 from supervisor.core.evidence import exit_status, group_failure, group_nodes
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import GroupMemory, Memory
-from supervisor.core.model.observed import GateView, NodeView, Observed, RankView, Verdict
+from supervisor.core.model.observed import Death, GateView, NodeView, Observed, RankView, Verdict
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
 from supervisor.core.model.spec import PolicySpec, RunSpec
@@ -49,6 +49,41 @@ def test_the_verdict_of_a_lapsed_node_depends_on_what_the_gate_hears(
 ) -> None:
     observed = replace(LAPSED, gate=replace(GATE, hearing={0: hearing}, admitted={0: admitted}))
     assert group_failure.node_verdict("n1", GROUP, observed, SPEC)[0] == verdict
+
+
+DEATH = Death(why="its port is closed", silent_s=0.8)
+DEAD = replace(SEEN, nodes={"n1": replace(NODE, registered=False, death=DEATH), "h": HOST})
+
+
+def test_a_node_that_is_proved_dead_is_dead_though_its_lease_could_live() -> None:
+    shortly = replace(DEAD, store_stable_s=1.0)
+    assert group_failure.node_verdict("n1", GROUP, shortly, SPEC) == (
+        Verdict.DEAD,
+        Reason.of(Code.PROVED_DEAD, node="n1", why="its port is closed", seconds=0.8),
+    )
+
+
+def test_a_proof_gives_the_engine_the_time_that_the_node_was_silent_and_not_a_lease() -> None:
+    memory = Memory(suspects={"lease:n1": 100.0})
+    gate = replace(GATE, hearing={0: "silent"})
+    after_a_lease, proved = replace(LAPSED, gate=gate), replace(DEAD, gate=gate)
+    slow = {"engine_word_s": 3.0}
+    assert group_failure.still_to_wait_s(GROUP, replace(after_a_lease, **slow), SPEC) == 0.0  # type: ignore[arg-type]
+    assert group_failure.still_to_wait_s(GROUP, replace(proved, **slow), SPEC) == pytest.approx(2.2)  # type: ignore[arg-type]
+    lost = group_failure.failure(GROUP, proved, SPEC, memory)
+    assert lost is not None
+    assert (lost.kind, lost.took_s) == (Kind.NODE_LOST, 0.8)
+    lapsed = group_failure.failure(GROUP, after_a_lease, SPEC, memory)
+    assert lapsed is not None
+    assert lapsed.took_s == 5.0
+
+
+def test_a_group_whose_node_has_departed_is_silent_for_as_long_as_that() -> None:
+    gate = replace(GATE, hearing={0: "silent"}, departed=frozenset({"n1"}))
+    found = group_failure.failure(GROUP, replace(SEEN, gate=gate), SPEC, Memory())
+    assert found is not None
+    assert (found.kind, found.took_s) == (Kind.SILENT, 0.5)
+    assert found.evidence == (Reason.of(Code.DEPARTED, nodes=("n1",), seconds=0.5),)
 
 
 def test_a_registered_node_is_healthy_whatever_else() -> None:

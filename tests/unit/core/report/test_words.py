@@ -103,6 +103,11 @@ SENTENCES: list[tuple[Code, dict[str, Any], str]] = [
         {"node": "n1", "lease_s": 5, "group": 0, "hearing": "silent"},
         "the lease of node n1 (5 s) lapsed and the gate hears group 0 as silent",
     ),
+    (
+        Code.PROVED_DEAD,
+        {"node": "n1", "why": "its port is closed", "seconds": 0.8},
+        "node n1 is dead: its port is closed, 0.8 s after it was last heard",
+    ),
     (Code.REQUESTED, {}, "a person asked for a restart of the group"),
     (
         Code.DEBUGGED,
@@ -116,6 +121,11 @@ SENTENCES: list[tuple[Code, dict[str, Any], str]] = [
         Code.NEVER_HEARD,
         {"seconds": 30.0},
         "the gate has not heard it for 30 s, since it is where it is, and hears others",
+    ),
+    (
+        Code.DEPARTED,
+        {"nodes": ("n1", "n2"), "seconds": 0.5},
+        "all connections of n1, n2 to the gate are closed, and none was made for 0.5 s",
     ),
     (Code.UNHEARD, {"timeout_ms": 1000}, "the gate has not heard it for 1000 ms"),
     (Code.SILENT_FOR, {"seconds": 30.0}, "silent for 30 s on a node that lives"),
