@@ -514,19 +514,20 @@ def main() -> None:
     Nvrx.where = given.nvrx
     names = [name for name in given.systems if name != "nvrx" or given.nvrx]
     load_before, trials = os.getloadavg()[0], dict[str, list[dict[str, Any]]]()
+    made = {
+        "about": "python -m benchmarks.recovery", "at": time.strftime("%Y-%m-%d"), "commit": commit(),
+        "machine": machine(), "load_before": round(load_before, 1), "kills": given.kills,
+        "goals": {"all_step_s": GOALS_S, "survivor_gap_s": GOAL_GAP_S, "times_everstep": GOAL_TIMES},
+    }  # fmt: skip
+    systems: dict[str, Any] = {}
     for done in range(0, given.kills, TURN):
         for model, name in itertools.product(given.models, names):
             for trial in turn(name, model, min(TURN, given.kills - done)):
                 trials.setdefault(f"{name} {model}", []).append(trial)
                 print(name, model, trial, flush=True)
-    systems = {name: summary(of) for name, of in trials.items()}
-    made = {
-        "about": "python -m benchmarks.recovery", "at": time.strftime("%Y-%m-%d"), "commit": commit(),
-        "machine": machine(), "load_before": round(load_before, 1), "kills": given.kills,
-        "goals": {"all_step_s": GOALS_S, "survivor_gap_s": GOAL_GAP_S, "times_everstep": GOAL_TIMES},
-        "systems": systems,
-    }  # fmt: skip
-    given.out.write_text(json.dumps(made, indent=1) + "\n")
+            # after each turn: a system that does not start loses no other's
+            systems = {name: summary(of) for name, of in trials.items()}
+            given.out.write_text(json.dumps({**made, "systems": systems}, indent=1) + "\n")
     print(json.dumps({name: of.get("median") for name, of in systems.items()}, indent=1))
 
 

@@ -24,7 +24,7 @@ Result = dict[str, Any]
 
 def page() -> str:
     """Returns docs/BENCHMARKS.md: a section for each benchmark that has been run."""
-    sections = {"recovery": _recovery, "heal": _heal, "checkpoint": _checkpoint, "overhead": _overhead}
+    sections = {"recovery": _recovery, "heal": _heal, "checkpoint": _checkpoint, "overhead": _overhead, "scale": _scale}
     parts = [HEAD]
     for name, section in sections.items():
         file = RESULTS / f"{name}.json"
@@ -178,6 +178,49 @@ def _overhead(found: Result) -> Iterable[str]:
             for part in parts
         ],
     )  # fmt: skip
+
+
+def _scale(found: Result) -> Iterable[str]:
+    sizes, goals = found["sizes"], found["goals"]
+    yield "## The control plane by size\n"
+    yield (
+        "A real etcd, two real supervisors, and one process that writes the records of all agents and of the gate; it trains\n"
+        "nothing, and takes its part of the same two processors (`python -m benchmarks.scale`). One node a group; reports every\n"
+        f"{found['report_s']:g} s.\n"
+    )
+    rows = [
+        (
+            "launch until the last group's order to start is there, s",
+            *(_against(f"{of['start_s']:.1f}", of["start_s"], goals["start_s"], least=False) for of in sizes.values()),
+        ),
+        (
+            "end of a process until its next order, median, s",
+            *(f"{of['failure']['median_s']:.3f}" for of in sizes.values()),
+        ),
+        (
+            "the same, 99 of 100 within, s",
+            *(
+                _against(f"{of['failure']['p99_s']:.3f}", of["failure"]["p99_s"], goals["failure_p99_s"], least=False)
+                for of in sizes.values()
+            ),
+        ),
+        (
+            "of a hundred groups at once, the last, s",
+            *(f"{of['at_once']['most_s']:.2f}" if "at_once" in of else "-" for of in sizes.values()),
+        ),
+        (f"of one while the leader is killed (lease {found['lease_s']} s), s", *(f"{of['leader_killed']:.1f}" for of in sizes.values())),
+    ]  # fmt: skip
+    quiet = {
+        "etcd_puts_per_s": "puts a second",
+        "etcd_received_kb_per_s": "kB a second to etcd",
+        "etcd_sent_kb_per_s": "kB a second from etcd",
+        "etcd_cpu_percent": "etcd, % of a processor",
+        "leader_cpu_percent": "leader, % of a processor",
+        "etcd_mb": "etcd, MB",
+        "leader_mb": "leader, MB",
+    }
+    rows += [(name, *(f"{of['steady'][key]:.1f}" for of in sizes.values())) for key, name in quiet.items()]
+    yield from _table(("groups", *sizes), rows)
 
 
 def _against(text: str, value: float, goal: float | None, *, least: bool) -> str:

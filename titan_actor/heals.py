@@ -4,7 +4,7 @@ of the others is committed meanwhile."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +29,8 @@ class Heals:
         self._report = report
         self._times = 0
         self._since = 0.0
+        self.source, self.bytes = "", 0
+        """Where the newest state came from, as host:port, and its size."""
 
     def watching(self, receive: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps TorchFT's call that fetches a peer's state, in whatever thread that runs."""
@@ -44,6 +46,7 @@ class Heals:
                 self._failed(metadata, error, began)
                 raise
             self.none_needed()
+            self.source, self.bytes = _host(metadata), _bytes(state)
             return state
 
         return received
@@ -65,9 +68,22 @@ class Heals:
         self._times += 1
         self._report.update(
             heal_failed=HealFailed(
-                source=urlsplit(metadata).netloc or metadata,
+                source=_host(metadata),
                 error=f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS],
                 times=self._times,
                 for_s=round(time.monotonic() - self._since, 1),
             )
         )
+
+
+def _host(metadata: str) -> str:
+    return urlsplit(metadata).netloc or metadata
+
+
+def _bytes(state: Any) -> int:
+    """Returns the size of all tensors in a state."""
+    if isinstance(state, Mapping):
+        return sum(map(_bytes, state.values()))
+    if isinstance(state, list | tuple):
+        return sum(map(_bytes, state))
+    return int(getattr(state, "nbytes", 0))

@@ -5,6 +5,7 @@ Shared by TorchTitan's trainer and a script of the user's own (everstep_trainer)
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
@@ -17,6 +18,8 @@ from titan_actor import address, gloo, mends, peers, torchft_names
 from titan_actor.heals import Heals
 from titan_actor.meeting import Meeting
 from titan_actor.process import RankProcess
+
+log = logging.getLogger(__name__)
 
 
 def manager(launch: TrainerLaunch, state_dict: Callable[[], Any], load: Callable[[Any], None], **options: Any) -> Any:
@@ -210,5 +213,8 @@ class Quorum:
 
     def _on_healed(self) -> None:
         self._healed = True
-        length = self._seconds.last_transfer_s
-        self._ledger.note("heal", start=time.time() - length, step=self._manager.current_step(), transfer_s=length)
+        length, source, size = self._seconds.last_transfer_s, self._heals.source, self._heals.bytes
+        about = {"step": self._manager.current_step(), "transfer_s": length, "source": source, "bytes": size}
+        self._ledger.note("heal", start=time.time() - length, **about)
+        rate = size / 1e6 / max(length, 1e-3)
+        log.info("took %.1f MB of state from %s in %.2f s (%.0f MB/s)", size / 1e6, source, length, rate)

@@ -89,7 +89,7 @@ CLEAN_WITHIN_S = 10.0
 """Seconds that an exit with code 0 waits for the rank's files: without its note that it is finished it is a failure."""
 PINGS = 5
 """Signs of life of a group's node within a heartbeat timeout: as TorchFT's own, some may be late."""
-LONGEST_TURN_S = 0.5
+LONGEST_TURN_S = 1.5
 """The most seconds between two turns that count against a process: the agent itself may have been frozen."""
 
 

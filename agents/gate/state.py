@@ -235,12 +235,21 @@ class GateState:
         ways = (
             (group, self.admitted[group], node) for node in (self.homes.get(group, ""), *self.others.get(group, ()))
         )
-        return tuple(way[2] for way in ways if now - self.unlinked_at.get(way, now) >= DEPARTED_S)
+        return tuple(way[2] for way in ways if self._departed(way, now))
+
+    def _tells(self, group: int, hearing: Hearing) -> bool:
+        """Returns true if the nodes that departed may be lost: of a group on several, another may have reported that it is
+        gone. A gate that is closed has cut all of them."""
+        lost = hearing == "silent" or (hearing == "gone" and bool(self.others.get(group)))
+        return lost and not (self.closed or self.retired)
+
+    def _departed(self, way: Link, now: float) -> bool:
+        return now - self.unlinked_at.get(way, now) >= DEPARTED_S
 
     def groups(self, now: float) -> tuple[GateGroup, ...]:
         for group, generation in self.admitted.items():
             hearing, said = self.hearing(group, now), self._said.get(group)
-            departed = self.departed(group, now) if hearing == "silent" else ()
+            departed = self.departed(group, now) if self._tells(group, hearing) else ()
             if said is None or (said.generation, said.hearing, said.departed) != (generation, hearing, departed):
                 self._said[group] = GateGroup(group=group, generation=generation, hearing=hearing, departed=departed)
         return tuple(self._said[group] for group in sorted(self.admitted))
@@ -318,9 +327,11 @@ class GateState:
         entry = self.generations.get((group, generation))
         if entry is None or not entry.spoken:
             return ""
-        heard = entry.nodes_heard_at
-        limit = now - self.heartbeat_timeout_s
-        return next((node for node in self.others.get(group, ()) if heard.get(node, 0.0) < limit), "")
+        heard, limit, others = entry.nodes_heard_at, now - self.heartbeat_timeout_s, self.others.get(group, ())
+        late = (
+            node for node in others if heard.get(node, 0.0) < limit or self._departed((group, generation, node), now)
+        )
+        return next(late, "")
 
     def _of(self, group: int, generation: int) -> Generation:
         return self.generations.setdefault((group, generation), Generation())

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 SIZE = 64
 CHECKPOINT_BYTES = 1 << 16
-CHECKPOINT_S = 0.2
-"""The time of a larger model's checkpoint: an agent that looks ten times a second sees it."""
+CHECKPOINT_S = 0.5
+"""The time of a larger model's checkpoint: an agent that looks five times a second sees it."""
 GROUP_TIMEOUT = timedelta(seconds=60)
 """The timeout of the group's own collectives, as the shipped recipes' `comm.train_timeout_seconds`."""
 

@@ -214,7 +214,11 @@ class Supervisor:
         self._driver = EngineDriver(self.store, world.engine, clock.read)
         try:
             machine = Machine(
-                monotonic=clock.read, journal=lambda path: _Kept(world), folders=_Unlisted(), deaths=_Proofs(world)
+                monotonic=clock.read,
+                processor=clock.read,
+                journal=lambda path: _Kept(world),
+                folders=_Unlisted(),
+                deaths=_Proofs(world),
             )
             self.loop = Loop(self.store, self.term, self._driver, _Quiet(self), machine=machine)
         except Retryable:

@@ -559,8 +559,8 @@ class GateGroup:
     generation: int
     """Generation that the gate admits; every older one is cut and can never come back."""
     hearing: Literal["absent", "holding", "beating", "silent", "gone"]
-    """absent: never seen. holding: connected, not built. beating: alive. silent: nothing heard for a heartbeat timeout.
-    gone: the shim reported that its process ended."""
+    """absent: never seen. holding: connected, not built. beating: alive. silent: nothing heard for a heartbeat timeout, or
+    its node departed. gone: the shim reported that its process ended."""
     departed: tuple[str, ...] = ()
     """Nodes of a silent group that closed all their connections, and have made none since: DEPARTED_S ago at least."""
 

@@ -31,7 +31,7 @@ def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec:
     if node is not None and node.registered:
         return Verdict.HEALTHY, Reason.of(Code.LEASE_RENEWED, node=name)
     lease = spec.policy.node_lease_s
-    if node is not None and node.death is not None:
+    if node is not None and node.death is not None and not (group is not None and _beats(group, observed)):
         return Verdict.DEAD, Reason.of(Code.PROVED_DEAD, node=name, why=node.death.why, seconds=node.death.silent_s)
     if observed.store_stable_s < lease:
         return Verdict.UNKNOWN, Reason.of(Code.STORE_AWAY, seconds=observed.store_stable_s, lease_s=lease)
@@ -41,9 +41,16 @@ def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec:
     if gate is None:
         return Verdict.UNKNOWN, Reason.of(Code.LAPSED_NO_GATE, node=name, group=group.group)
     hearing = gate.hearing.get(group.group, "absent")
-    if hearing == "beating" and gate.admitted.get(group.group) == group.generation:
+    if _beats(group, observed):
         return Verdict.UNKNOWN, Reason.of(Code.LAPSED_BUT_HEARD, node=name, group=group.group)
     return Verdict.DEAD, Reason.of(Code.LAPSED_UNHEARD, node=name, lease_s=lease, group=group.group, hearing=hearing)
+
+
+def _beats(group: GroupMemory, observed: Observed) -> bool:
+    """Returns true if the gate admits the group's generation and hears it."""
+    gate = listening(observed)
+    heard = gate is not None and gate.hearing.get(group.group) == "beating"
+    return heard and gate is not None and gate.admitted.get(group.group) == group.generation
 
 
 def verdict_on(group: GroupMemory, observed: Observed, spec: RunSpec) -> tuple[Verdict, Reason]:

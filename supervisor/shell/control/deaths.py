@@ -2,7 +2,8 @@
 
 Two of its processes must be known to have ended, of which neither ends because of the other. The gate reports that the
 node's shim has closed all its connections and makes no other; and its agent's port refuses connections, which only a
-kernel that lives and has no such process does. A node that is silent, a host without power or a lost network prove
+kernel that lives and has no such process does, or a firewall: so that port must have answered this leader before. A node
+that is silent, a host without power or a lost network prove
 nothing: their lease decides. Should a proof be wrong, the group's old generation is shut out of the quorum as ever, before
 the next one steps.
 """
@@ -10,6 +11,7 @@ the next one steps.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from supervisor.core.model.observed import DEPARTED_S, Death, Observed
+from supervisor.core.model.observed import DEPARTED_S, Death, GateView, NodeView, Observed
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import Registration
@@ -25,12 +27,16 @@ from supervisor.wire.records import Registration
 log = logging.getLogger(__name__)
 
 AGAIN_S = 0.25
-"""Seconds between the two refusals that it takes, and from one that was none to the next try."""
+"""Seconds between the two refusals that it takes."""
+ANSWERED_S = 5.0
+"""Seconds until a node whose agent has answered is asked again."""
 ANSWERS_WITHIN_S = 1.0
 AT_ONCE = 32
 """Nodes that are asked at one time."""
 LOOK_S = 0.05
 """Seconds until the loop looks again while a node is being asked: a refusal over a local network takes less."""
+KEPT_S = 120.0
+"""Seconds for which a proof outlives the registration: the failure is judged within these."""
 
 
 class Deaths(Protocol):
@@ -46,80 +52,131 @@ class Deaths(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Port:
+    """An agent's port, as one version of its registration names it."""
+
+    revision: int
+    address: str
+    port: int
+
+
 @dataclass
 class _Asked:
-    """A node with one registration."""
+    """A node that departed, under one registration."""
 
     began: float
     revision: int
     """Revision of its newest report, by then: a later one is of a node that lives."""
+    port: _Port
     answer: Future[bool]
+    read: bool = False
+    """True once the answer was seen."""
     death: Death | None = None
 
 
 @dataclass
 class RefusedPorts:
-    """Implements Deaths. `refuses` says whether a port refuses connections, twice."""
+    """Implements Deaths. `answers` says whether a port takes a connection, `refuses` whether it refuses two."""
 
+    answers: Callable[[str, int], bool] = field(default_factory=lambda: answers)
     refuses: Callable[[str, int], bool] = field(default_factory=lambda: refuses)
     monotonic: Callable[[], float] = time.monotonic
-    _asked: dict[tuple[str, int], _Asked] = field(default_factory=dict)
-    """By node, and the revision at which its registration was created."""
+    _ports: Mapping[str, _Port] = field(default_factory=dict)
+    _reached: dict[str, tuple[_Port, Future[bool]]] = field(default_factory=dict)
+    """Ports that were tried while their node lived. A firewall, or a tunnel, refuses for a node that lives: only one that
+    was reached from here once says something by its refusal."""
+    _asked: dict[str, _Asked] = field(default_factory=dict)
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(AT_ONCE, thread_name_prefix="deaths")
     )
 
     def look(self, mirror: Mirror, observed: Observed) -> Mapping[str, Death]:
         """Implements Deaths."""
-        gate, found = observed.gate, dict[str, Death]()
-        departed = gate.departed if gate is not None and gate.present else frozenset()
-        for node in departed | {node for node, _ in self._asked}:
-            item, registration = mirror.items.get(keys.registration(node)), None
-            if node in observed.nodes and observed.nodes[node].registered:
-                registration = mirror.record(keys.registration(node), Registration)
-            if item is None or registration is None or not registration.metrics_port:
-                continue
-            asked = self._about(node, item.create_revision, mirror, registration, node in departed)
-            if asked is not None and asked.death is not None:
-                found[node] = asked.death
-        there = {
-            (node, item.create_revision)
-            for node, _ in self._asked
-            if (item := mirror.items.get(keys.registration(node)))
-        }
-        self._asked = {way: asked for way, asked in self._asked.items() if way in there}
+        self._reach(mirror.derived(_ports, "registration"), observed)
+        gate = observed.gate if observed.gate is not None and observed.gate.present else None
+        for node in gate.departed if gate is not None else ():
+            if (view := observed.nodes.get(node)) is not None and view.registered:
+                self._ask(view, mirror)
+        found = {}
+        for node, asked in list(self._asked.items()):
+            if self._is_over(node, asked, mirror):
+                del self._asked[node]
+            elif (view := observed.nodes.get(node)) is not None:
+                self._read(node, asked)
+                if asked.death is not None and not _heard(view, gate):
+                    found[node] = asked.death
         return found
 
-    def _about(
-        self, node: str, created: int, mirror: Mirror, registration: Registration, departed: bool
-    ) -> _Asked | None:
-        newest = max(
-            (item.mod_revision for key in (keys.observed(node), keys.health(node)) if (item := mirror.items.get(key))),
-            default=0,
-        )
-        asked, now = self._asked.get((node, created)), self.monotonic()
-        if asked is not None and asked.revision < newest:
+    def _reach(self, ports: Mapping[str, _Port], observed: Observed) -> None:
+        """Tries the ports of nodes once while they live."""
+        if ports is not self._ports:
+            self._ports = ports
+            self._reached = {node: of for node, of in self._reached.items() if ports.get(node) == of[0]}
+        for name, node in observed.nodes.items():
+            if name not in self._reached and node.registered and (port := ports.get(name)) is not None:
+                self._reached[name] = port, self._threads.submit(self.answers, port.address, port.port)
+
+    def _ask(self, node: NodeView, mirror: Mirror) -> None:
+        """Asks a node that has departed, if that can prove anything."""
+        asked, now = self._asked.get(node.name), self.monotonic()
+        if asked is not None and (not asked.read or asked.death is not None or now - asked.began < ANSWERED_S):
+            return
+        port, reached = self._reached.get(node.name, (None, None))
+        # a rank in the debugger has no connection to the gate, because the others must not wait for it
+        in_debugger = any(rank.debugging for rank in node.ranks)
+        if port is None or reached is None or not (reached.done() and reached.result()) or in_debugger:
+            return
+        answer = self._threads.submit(self.refuses, port.address, port.port)
+        self._asked[node.name] = _Asked(now, _newest(node.name, mirror), port, answer)
+
+    def _is_over(self, node: str, asked: _Asked, mirror: Mirror) -> bool:
+        """Returns true if a proof, or a question, is of no use any more."""
+        if asked.revision < _newest(node, mirror):
             if asked.death is not None:
                 log.warning("node %s had seemed dead, and has reported since", node)
-            del self._asked[node, created]
-            asked = None
-        if asked is None and departed:
-            answer = self._threads.submit(self.refuses, registration.address, registration.metrics_port)
-            asked = self._asked[node, created] = _Asked(now, newest, answer)
-        if asked is not None and asked.death is None and asked.answer.done():
-            if not asked.answer.result():
-                del self._asked[node, created]  # asked again while the gate reports it departed
-                return None
-            at = f"{registration.address}:{registration.metrics_port}"
+            return True
+        if (item := mirror.items.get(keys.registration(node))) is None:
+            return self.monotonic() - asked.began > KEPT_S
+        return item.mod_revision != asked.port.revision
+
+    def _read(self, node: str, asked: _Asked) -> None:
+        if asked.read or not asked.answer.done():
+            return
+        asked.read = True
+        if asked.answer.result():
+            at = f"{asked.port.address}:{asked.port.port}"
             why = f"it has closed all connections to the gate, and its agent's port {at} refuses connections"
-            asked.death = Death(why=why, silent_s=round(DEPARTED_S + now - asked.began, 3))
+            asked.death = Death(why=why, silent_s=round(DEPARTED_S + self.monotonic() - asked.began, 3))
             log.warning("node %s is dead: %s", node, why)
-        return asked
 
     @property
     def look_after_s(self) -> float:
         """Implements Deaths."""
-        return LOOK_S if any(asked.death is None for asked in self._asked.values()) else float("inf")
+        until = self.monotonic() - ANSWERED_S  # one that no run shows any more is read by none
+        return LOOK_S if any(not asked.read and asked.began > until for asked in self._asked.values()) else math.inf
+
+
+def _ports(mirror: Mirror) -> dict[str, _Port]:
+    found = {}
+    for key in mirror.of_sort("registration"):
+        record = mirror.record(key, Registration)
+        if record is not None and record.metrics_port:
+            found[record.node] = _Port(mirror.items[key].mod_revision, record.address, record.metrics_port)
+    return found
+
+
+def _newest(node: str, mirror: Mirror) -> int:
+    items = (mirror.items.get(key) for key in (keys.observed(node), keys.health(node)))
+    return max((item.mod_revision for item in items if item is not None), default=0)
+
+
+def _heard(node: NodeView, gate: GateView | None) -> bool:
+    """Returns true if the gate hears a group that has a rank there: whatever was proved, it lives."""
+    ways = {(rank.group, rank.generation) for rank in node.ranks if rank.state != "exited"}
+    return gate is not None and any(
+        gate.hearing.get(g) == "beating" for g, n in gate.admitted.items() if (g, n) in ways
+    )
 
 
 def apply(observed: Observed, deaths: Mapping[str, Death]) -> Observed:
@@ -135,6 +192,15 @@ def apply(observed: Observed, deaths: Mapping[str, Death]) -> Observed:
     return replace(observed, nodes={**observed.nodes, **dead})
 
 
+def answers(address: str, port: int) -> bool:
+    """Returns true if that port takes a connection."""
+    try:
+        with socket.create_connection((address, port), timeout=ANSWERS_WITHIN_S):
+            return True
+    except (OSError, ValueError):  # ValueError: the address is none
+        return False
+
+
 def refuses(address: str, port: int) -> bool:
     """Returns true if that port refuses two connections in turn: an agent that is started again listens meanwhile."""
     for turn in range(2):
@@ -145,9 +211,6 @@ def refuses(address: str, port: int) -> bool:
                 return False
         except ConnectionRefusedError:
             continue
-        except OSError:
-            break
-    else:
-        return True
-    time.sleep(AGAIN_S)
-    return False
+        except (OSError, ValueError):
+            return False
+    return True

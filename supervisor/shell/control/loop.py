@@ -56,6 +56,10 @@ INVARIANT = "invariant"
 IDLE_S = 0.5
 """Longest sleep in seconds: lost leadership is seen within this."""
 
+GATHER, GATHER_S, QUICK_S = 3, 0.25, 0.01
+"""Changes are gathered after a turn for GATHER times its processor seconds, at most for GATHER_S, and not after a
+quick one of less than QUICK_S: a thousand nodes' reports would keep a processor busy with turns about a few of them each."""
+
 FREED_AT_ONCE = 40
 """Suspicions that one transaction marks as freed: an operation and an expectation each."""
 
@@ -100,6 +104,7 @@ class Machine:
     """The parts of its machine that a loop uses. The simulator has its own: virtual time, a journal in memory, and a disk."""
 
     monotonic: Callable[[], float] = time.monotonic
+    processor: Callable[[], float] = time.thread_time
     journal: Callable[[Path], Journal] = Journal
     folders: Lister = field(default_factory=Folders)
     deaths: Deaths = field(default_factory=RefusedPorts)
@@ -123,7 +128,7 @@ class Loop:
         self._term = term
         self._engine = engine
         self._telemetry = telemetry
-        self._monotonic = machine.monotonic
+        self._monotonic, self._processor = machine.monotonic, machine.processor
         self._open_journal = machine.journal
         self._tell = tell
         self._folders = machine.folders
@@ -148,6 +153,8 @@ class Loop:
         self._journals: dict[str, Journal] = {}
         self._said: dict[str, tuple[str, ...]] = {}
         self._reported: set[str] = set()
+        self._gathers_until = 0.0
+        """Until when changes are gathered (`monotonic`)."""
         self._look_again: dict[str, float] = {}
         self._accounted: dict[str, float] = {}
         self._policies: dict[str, int] = {}
@@ -184,12 +191,18 @@ class Loop:
         return None if at is None else self._base + at - self._began
 
     def step(self) -> None:
-        """Makes one turn: takes in changes, decides for every run, commits."""
+        """Takes in changes, and makes one turn."""
         wake = min(self._look_again.values(), default=float("inf")) - self.now()
         changes = self._watch.poll(max(0.0, min(IDLE_S, wake)))
         while changes is not None:
             self._mirror.apply(changes)
-            changes = self._watch.poll(0.0)
+            changes = self._watch.poll(max(0.0, self._gathers_until - self._monotonic()))
+        began = self._processor()
+        self._turn()
+        took = self._processor() - began
+        self._gathers_until = self._monotonic() + (min(GATHER_S, GATHER * took) if took > QUICK_S else 0.0)
+
+    def _turn(self) -> None:
         self._telemetry.turned(self._watch.silent_s)
         self._note_clock()
         changed = self._mirror.fresh()

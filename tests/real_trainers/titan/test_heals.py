@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from supervisor.wire.records import TrainerLaunch
 from titan_actor.heals import Heals
@@ -12,12 +13,15 @@ from titan_actor.ledger import told
 from titan_actor.report import Report
 
 
-def test_heals_that_fail_in_a_row_are_counted_until_one_succeeds(tmp_path: Path) -> None:
-    launch = TrainerLaunch(
+def launch_of(folder: Path) -> TrainerLaunch:
+    return TrainerLaunch(
         run="r", group=0, generation=1, rank=0, world_size=1, groups=2, min_groups=1, node="n", node_address="127.0.0.1",
-        master_port=1, lighthouse="127.0.0.1:1", run_dir="", rank_dir=str(tmp_path),
+        master_port=1, lighthouse="127.0.0.1:1", run_dir="", rank_dir=str(folder),
     )  # fmt: skip
-    report = Report(launch)
+
+
+def test_heals_that_fail_in_a_row_are_counted_until_one_succeeds(tmp_path: Path) -> None:
+    report = Report(launch_of(tmp_path))
     refused = True
 
     def receive(src_rank: int, metadata: str, step: int) -> str:
@@ -37,6 +41,13 @@ def test_heals_that_fail_in_a_row_are_counted_until_one_succeeds(tmp_path: Path)
     refused = False
     assert fetch(src_rank=1, metadata="http://10.0.0.2:43/checkpoint/", step=5) == "http://10.0.0.2:43/checkpoint/5"
     assert report.progress.heal_failed is None
+
+
+def test_a_heal_has_its_source_and_the_size_of_the_state(tmp_path: Path) -> None:
+    state = {"user": {"parameters": [[torch.zeros(10)], [torch.zeros(2, 3, dtype=torch.bfloat16)]], "step": 5}}
+    heals = Heals(Report(launch_of(tmp_path)))
+    heals.watching(lambda *_: state)(1, "http://10.0.0.2:43/checkpoint/")
+    assert (heals.source, heals.bytes) == ("10.0.0.2:43", 52)
 
 
 def test_an_error_is_told_with_its_cause() -> None:

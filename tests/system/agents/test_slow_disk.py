@@ -121,7 +121,7 @@ def test_a_start_whose_record_is_written_when_the_node_has_been_told_to_stop_is_
 
 
 class Disk:
-    """The disk of a gate's agent, which looks ten times a second."""
+    """The disk of a gate's agent, which looks five times a second."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frozen, self.awake = FrozenGates(folder), 0.0

@@ -253,6 +253,12 @@ def test_each_node_of_a_group_departs_by_itself() -> None:
     gate.unlink(0, 1, "n2", 10.0)
     assert gate.groups(10.6)[0].departed == ("n2",)
     assert gate.beats(10.6) == ()
+    assert gate.passage(0, 1, "n1", 10.6) == "hold"  # its manager beats by itself, too
+    # the other node's ranks end, because they lost a peer
+    gate.gone(0, 1)
+    assert (gate.groups(10.6)[0].hearing, gate.groups(10.6)[0].departed) == ("gone", ("n2",))
+    gate.closed = True
+    assert gate.groups(10.6)[0].departed == ()
 
 
 def test_a_generation_that_is_gone_stale_or_was_cut_by_the_gate_has_not_departed() -> None:

@@ -56,11 +56,15 @@ DEAD = replace(SEEN, nodes={"n1": replace(NODE, registered=False, death=DEATH), 
 
 
 def test_a_node_that_is_proved_dead_is_dead_though_its_lease_could_live() -> None:
-    shortly = replace(DEAD, store_stable_s=1.0)
+    shortly = replace(DEAD, store_stable_s=1.0, gate=replace(GATE, hearing={0: "silent"}))
     assert group_failure.node_verdict("n1", GROUP, shortly, SPEC) == (
         Verdict.DEAD,
         Reason.of(Code.PROVED_DEAD, node="n1", why="its port is closed", seconds=0.8),
     )
+
+
+def test_a_proof_counts_for_nothing_while_the_gate_hears_the_group() -> None:
+    assert group_failure.node_verdict("n1", GROUP, DEAD, SPEC)[0] == Verdict.UNKNOWN
 
 
 def test_a_proof_gives_the_engine_the_time_that_the_node_was_silent_and_not_a_lease() -> None:

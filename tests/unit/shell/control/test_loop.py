@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -571,3 +572,27 @@ def test_when_the_last_step_was_outlives_the_trainers(store: MemoryStore) -> Non
     account()
     assert account(TrainerObserved(**about, state="running", progress=progress)) == 700.0
     assert account() == 700.0
+
+
+@pytest.mark.parametrize(("takes_s", "gathers"), [(0.1, True), (0.005, False)])
+def test_after_a_turn_that_took_long_the_changes_of_a_while_are_decided_together(
+    store: MemoryStore, takes_s: float, gathers: bool
+) -> None:
+    spent = [0.0]
+
+    def processor() -> float:
+        spent[0] += takes_s
+        return spent[0]
+
+    machine = Machine(processor=processor)
+    leads = Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), machine=machine)  # type: ignore[arg-type]
+    leads.step()
+    store.put(
+        keys.health("n1"),
+        encode(Health(node="n1", sequence=1, warm="off", disk_free_bytes=1, memory_available_bytes=1, load_1m=0.0)),
+    )
+    later = threading.Timer(0.1, lambda: store.put(keys.observed("late"), _observed("late")))
+    later.start()
+    leads.step()
+    assert (store.get(keys.desired("late", "run")) is not None) is gathers
+    later.join()
