@@ -193,10 +193,11 @@ class Loop:
     def step(self) -> None:
         """Takes in changes, and makes one turn."""
         wake = min(self._look_again.values(), default=float("inf")) - self.now()
+        until = min(self._gathers_until, self._monotonic() + wake)  # a turn that is due waits for no more
         changes = self._watch.poll(max(0.0, min(IDLE_S, wake)))
         while changes is not None:
             self._mirror.apply(changes)
-            changes = self._watch.poll(max(0.0, self._gathers_until - self._monotonic()))
+            changes = self._watch.poll(max(0.0, until - self._monotonic()))
         began = self._processor()
         self._turn()
         took = self._processor() - began
