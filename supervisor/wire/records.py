@@ -562,7 +562,8 @@ class GateGroup:
     """absent: never seen. holding: connected, not built. beating: alive. silent: nothing heard for a heartbeat timeout, or
     its node departed. gone: the shim reported that its process ended."""
     departed: tuple[str, ...] = ()
-    """Nodes of a silent group that closed all their connections, and have made none since: DEPARTED_S ago at least."""
+    """Nodes that closed all their connections, and have made none for DEPARTED_S: of a silent group, and of a group on several
+    nodes that is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -205,7 +205,7 @@ class NodeView:
     host: str = ""
     """Machine, as its engine names it; empty: the same name."""
     death: Death | None = None
-    """None: nothing proves it dead, or its lease has lapsed meanwhile."""
+    """None: nothing proves it dead. It stays for a while after the lease has lapsed, until the failure is judged."""
     leaving: str = ""
     """Reason why the scheduler will end the node soon, as it has announced there; empty: it has not."""
     allocation: str = ""
@@ -263,7 +263,7 @@ class GateView:
     admitted: Mapping[int, int] = field(default_factory=dict)
     hearing: Mapping[int, str] = field(default_factory=dict)
     departed: frozenset[str] = frozenset()
-    """Nodes of silent groups that have closed all their connections to it."""
+    """Nodes of lost groups that have closed all their connections to it."""
     quorum_id: int = 0
     """The newest quorum of its lighthouse, as the gate read it; 0: none."""
 

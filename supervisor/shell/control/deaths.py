@@ -1,11 +1,10 @@
 """Finds nodes that are proved dead before their leases lapse: all of a node's processes have ended.
 
-Two of its processes must be known to have ended, of which neither ends because of the other. The gate reports that the
-node's shim has closed all its connections and makes no other; and its agent's port refuses connections, which only a
-kernel that lives and has no such process does, or a firewall: so that port must have answered this leader before. A node
-that is silent, a host without power or a lost network prove
-nothing: their lease decides. Should a proof be wrong, the group's old generation is shut out of the quorum as ever, before
-the next one steps.
+It takes two pieces of evidence, because each alone has harmless causes. The gate reports that the node's shim has
+closed all its connections and makes no other; and its agent's port refuses connections, which only a kernel that
+lives and has no such process does, or a firewall: so that port must have answered this leader before. A node that is
+silent, a host without power or a lost network prove nothing: their lease decides. Should a proof be wrong, the
+group's old generation is shut out of the quorum as ever, before the next one steps.
 """
 
 from __future__ import annotations
