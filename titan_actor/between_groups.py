@@ -44,6 +44,12 @@ def manager(launch: TrainerLaunch) -> TorchFTManager:
         )
 
 
+def data_of_now(config: Any) -> Any:
+    """Builds the data loader again, which `split` had built for another group."""
+    loads = config.dataloader
+    return loads.build(**loads.options)
+
+
 def split(config: Any, trainer: Any) -> None:
     """Has the config's data loader and validator take this group's share, and its optimizer the sum over the groups.
     `trainer.ft_manager` is read when they are built."""
@@ -63,7 +69,11 @@ class _Component:
 
 
 class _Shared(_Component):
+    options: dict[str, Any]
+    """Options of its newest build."""
+
     def build(self, **options: Any) -> Any:
+        self.options = dict(options)
         # a place in the data is kept for every step, not only for TorchTitan's own checkpoints
         options.pop("snapshot_every_n_steps", None)
         size, rank = self._trainer.ft_manager.get_dp_info(options["dp_world_size"], options["dp_rank"])

@@ -53,11 +53,21 @@ class Files:
             key = str(record["run"]), int(record["group"]), int(record["rank"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        return self.at(key)
+
+    def at(self, key: tuple[str, int, int]) -> int:
+        """Returns the file of a run, group and rank."""
         for other in [known for known in self._files if known[0] != key[0]]:
             os.close(self._files.pop(other))
         if key not in self._files:
             self._files[key] = os.memfd_create("-".join(map(str, key))[:200], os.MFD_CLOEXEC)
         return self._files[key]
+
+    def rename(self, old: tuple[str, int, int], new: tuple[str, int, int]) -> None:
+        """Has a rank's file be that of another; what was kept for that one is given up."""
+        if new in self._files:
+            os.close(self._files.pop(new))
+        self._files[new] = self._files.pop(old)
 
 
 def keep(number: int, launch: TrainerLaunch, step: int, state: dict[str, Any]) -> bool:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _PR_SET_PTRACER = 0x59616D61
 
+Comes = Callable[[], TrainerLaunch]
+
 WAITING = ("starting", "built", "quorum")
 """Phases in which SIGTERM ends the process at once: there is no step to finish, and the main thread may not react."""
 LOOKS_AGAIN_S = 0.1
@@ -41,13 +43,14 @@ class RankProcess:
     """One rank's process, from its first moment to its last: its records, and the commands of its node."""
 
     def __init__(
-        self, launch: TrainerLaunch, warm: bool = False, comes: Callable[[], TrainerLaunch] | None = None
+        self, launch: TrainerLaunch, warm: bool = False, comes: Comes | None = None, of_any_group: bool = False
     ) -> None:
         """`warm`: forked from the warm process. `comes`: a hot standby's wait for the launch of its start; it has no records
-        before `begin`. Raises OSError if its folder cannot be written."""
-        self.launch, self._warm, self._comes = launch, warm, comes
+        before `begin`. `of_any_group`: that start may be of another group than `launch`. Raises OSError if its folder
+        cannot be written."""
+        self.launch, self._warm, self._comes, self.of_any_group = launch, warm, comes, of_any_group
         if comes is None:
-            self._begin(born_unix_s())
+            self._begin(born_unix_s(), standby=False)
 
     @property
     def waits(self) -> bool:
@@ -59,15 +62,16 @@ class RankProcess:
         on."""
         if self._comes is not None:
             self.launch, self._comes = self._comes(), None
-            self._begin(time.time())
+            self._begin(time.time(), standby=True)
 
-    def _begin(self, born: float) -> None:
+    def _begin(self, born: float, standby: bool) -> None:
         launch, folder = self.launch, Path(self.launch.rank_dir)
         folder.mkdir(parents=True, exist_ok=True)
         where = {"generation": launch.generation, "group": launch.group, "rank": launch.rank}
         self.ledger = Ledger(folder / "steps.jsonl", born, **where)
         let_the_node_look()
-        self.ledger.event("start", pid=os.getpid(), warm=self._warm, resume=launch.resume, schema=RECORDS)
+        how = {"warm": self._warm, "standby": standby}
+        self.ledger.event("start", pid=os.getpid(), **how, resume=launch.resume, schema=RECORDS)
         self.report, self.control = Report(launch), Control(launch.writer)
         self.commands = Commands(launch, self.control)
         self.debugger = self.commands.debugger = Debugger(self._stops)

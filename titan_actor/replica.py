@@ -24,7 +24,18 @@ from torchtitan.trainer import Trainer
 
 from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark, TrainerLaunch
-from titan_actor import address, admission, between_groups, kept_state, mends, peers, rehearsal, shares, torchft_names
+from titan_actor import (
+    address,
+    admission,
+    any_group,
+    between_groups,
+    kept_state,
+    mends,
+    peers,
+    rehearsal,
+    shares,
+    torchft_names,
+)
 from titan_actor.checkpoint import Checkpoints, Purge, purge
 from titan_actor.compiling import Compiling
 from titan_actor.control import NEVER, Agreement, Wishes
@@ -102,9 +113,9 @@ class ReplicaTrainer(Trainer):
         self._round = 0
         """Round of the step in progress; 0 outside of one."""
         between_groups.split(config, self)
+        if rank.waits and (why := any_group.why_none(config, rank.of_any_group)):
+            raise RuntimeError(f"no standby: {why}")
         if config.metrics.enable_wandb:
-            if rank.waits:
-                raise RuntimeError("no standby: Weights & Biases would show it beside the rank that trains")
             _name_wandb_run(self.launch)
         super().__init__(config)
         self._refuse_without_data()
@@ -116,12 +127,15 @@ class ReplicaTrainer(Trainer):
 
     def _begin(self) -> None:
         """Begins this generation: a hot standby has built all above, and waits here."""
-        rank, standby = self.rank, self.rank.waits
+        rank, standby, built_for = self.rank, self.rank.waits, self.launch.group
         rank.begin()
         self.launch, self.report, self.ledger, self.control = rank.launch, rank.report, rank.ledger, rank.control
         self.activity, self.seconds, launch = rank.activity, rank.seconds, rank.launch
         self.compiling = Compiling(self.activity, self.seconds)
         if standby:
+            if launch.group != built_for:
+                any_group.become(self, launch.group)
+                self._refuse_without_data()
             address.meet(launch)
             self._make_manager()
         self.quorum = Quorum(self.manager, rank)

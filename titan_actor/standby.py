@@ -3,7 +3,7 @@
 The warm process makes them once the ranks of a group train, where the memory allows it. A standby has built all but what
 belongs to one generation: its records, TorchFT's manager, the place in the data and the state. It waits for the launch
 file of a start that differs in these alone, outside of the quorum; the warm process then answers with its pid, as if it
-had just forked it. The ranks of a group are used together or not at all, since they have met already. Where there is no
+had just forked it. A spare's standbys are of whichever group comes there. The ranks of a group are used together or not at all, since they have met already. Where there is no
 such standby the rank is forked as ever.
 
 A standby is the child of a process between, which ends when the standby is used: the shim adopts it, as any fork.
@@ -41,6 +41,8 @@ ANSWER_S = 1.0
 LOG = "standby.log"
 """Beside the folders of the ranks: what standbys print until they are used."""
 LONGEST_MESSAGE = 1 << 18
+ANY = -1
+"""Stands for the group of a spare's standbys."""
 
 
 def shape(launch: TrainerLaunch) -> TrainerLaunch:
@@ -134,10 +136,12 @@ class Standbys:
 
     def started(self, launch: TrainerLaunch, pid: int) -> None:
         """Takes note of a rank that was started here."""
+        key = launch.run, launch.group
+        for other in [each for each in self._teams if each[1] == ANY]:
+            self._drop(other)  # this node is no spare any more
         here = launch.ranks_here in (0, launch.world_size)
         if not (self._possible and here and launch.standby and not launch.trainer.command):
             return
-        key = launch.run, launch.group
         for other in [each for each, team in self._teams.items() if each != key and team.ended_at is not None]:
             self._drop(other)  # its group was moved away, or its run has ended
         team = self._teams.get(key)
@@ -147,10 +151,22 @@ class Standbys:
             team.ranks, team.generation, team.tried, team.ended_at = {}, launch.generation, False, None
         team.ranks[launch.rank] = (launch, pid)
 
+    def build_ahead(self, launch: TrainerLaunch | None) -> None:
+        """Builds a start like this, of whichever group comes here, while nothing trains here. None: no more."""
+        for key in [key for key in self._teams if key[1] == ANY]:
+            self._drop(key)
+        if launch is None or not self._possible or any(team.ended_at is None for team in self._teams.values()):
+            return
+        team = self._teams[launch.run, ANY] = Team(tried=True)
+        ranks = range(launch.world_size)
+        self._try(team, [replace(launch, rank=rank, group=0) for rank in ranks], f"{launch.run} of any group")
+
     def take(self, launch: TrainerLaunch, request: dict[str, Any]) -> int | None:
         """Returns the pid of the standby that becomes this rank; None: there is none."""
         key = launch.run, launch.group
         team = self._teams.get(key)
+        if (team is None or not team.standbys) and self._of_any(launch):
+            team = self._teams[key] = self._teams.pop((launch.run, ANY))
         if team is None or launch.rank not in team.standbys:
             return None
         if team.used_by is None and not self._fits(team, launch):
@@ -171,6 +187,16 @@ class Standbys:
         whole = len(team.standbys) == launch.world_size and all(one.look() and one.ready for one in every)
         return whole and shape(team.standbys[launch.rank].launch) == shape(launch)
 
+    def _of_any(self, launch: TrainerLaunch) -> bool:
+        """Has a spare's standbys, if they fit, be of this launch's group."""
+        team = self._teams.get((launch.run, ANY))
+        if team is None or launch.from_memory:
+            return False
+        for rank, one in team.standbys.items():
+            one.launch = replace(one.launch, group=launch.group)
+            self._files.rename((launch.run, ANY, rank), (launch.run, launch.group, rank))
+        return True
+
     def look(self) -> None:
         """Makes standbys of ranks that train, and ends those that no one will use."""
         now = time.monotonic()
@@ -184,11 +210,7 @@ class Standbys:
             elif alive and not team.tried and self._train(team):
                 team.tried, team.used_by = True, None
                 if self._has_room(team, LEAST_FREE):
-                    try:
-                        self._make(team)
-                    except OSError as error:
-                        print(f"no standby of {key[0]} group {key[1]}: {error}", file=sys.stderr, flush=True)
-                        self._end(team)
+                    self._try(team, [launch for launch, _ in team.ranks.values()], f"{key[0]} group {key[1]}")
             elif team.standbys and not self._has_room(team, 1.0):
                 self._end(team)
         self._tell()
@@ -215,26 +237,32 @@ class Standbys:
 
     def _has_room(self, team: Team, times: float) -> bool:
         try:
-            pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for _, pid in team.ranks.values())
+            pids = [pid for _, pid in team.ranks.values()] or [one.pid for one in team.standbys.values() if one.ready]
+            pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
         except OSError:
             return True  # one has ended: this is when they are needed
         return kept_state.free_bytes() >= times * pages * os.sysconf("SC_PAGE_SIZE")
 
-    def _make(self, team: Team) -> None:
+    def _try(self, team: Team, launches: list[TrainerLaunch], of: str) -> None:
         self._end(team)
-        first = next(launch for launch, _ in team.ranks.values())
-        (Path(first.rank_dir).parent / LOG).write_bytes(b"")
-        port = free_port(first.node_address)
-        for rank, (launch, _) in team.ranks.items():
-            team.standbys[rank] = self._fork(replace(launch, master_port=port))
+        try:
+            ranks = Path(launches[0].rank_dir).parent
+            ranks.mkdir(parents=True, exist_ok=True)
+            (ranks / LOG).write_bytes(b"")
+            port = free_port(launches[0].node_address)
+            for launch in launches:
+                team.standbys[launch.rank] = self._fork(replace(launch, master_port=port), of_any=not team.ranks)
+        except OSError as error:
+            print(f"no standby of {of}: {error}", file=sys.stderr, flush=True)
+            self._end(team)
 
-    def _fork(self, launch: TrainerLaunch) -> Standby:
+    def _fork(self, launch: TrainerLaunch, of_any: bool) -> Standby:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        folder = Path(launch.rank_dir)
-        kept_state.DESCRIPTOR, kept_state.HOLDER = self._files.of(str(folder / "launch.json")), self._files.holder
+        file = self._files.at((launch.run, ANY if of_any else launch.group, launch.rank))
+        kept_state.DESCRIPTOR, kept_state.HOLDER = file, self._files.holder
         warm, between = os.getpid(), os.fork()
         if between == 0:
-            _stand_between(launch, theirs, folder.parent / LOG, warm)
+            _stand_between(launch, theirs, Path(launch.rank_dir).parent / LOG, warm, of_any)
         theirs.close()
         return Standby(launch, between, ours)
 
@@ -256,28 +284,28 @@ def _progress(launch: TrainerLaunch) -> dict[str, Any]:
         return {}
 
 
-def _stand_between(launch: TrainerLaunch, theirs: socket.socket, log: Path, warm: int) -> NoReturn:
+def _stand_between(launch: TrainerLaunch, theirs: socket.socket, log: Path, warm: int, of_any: bool) -> NoReturn:
     """Forks the standby, and ends once it is used; the standby ends with it before that."""
     try:
         forking.die_with_parent(warm)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         myself = os.getpid()
         if (child := os.fork()) == 0:
-            _become_standby(launch, theirs, output, myself)
+            _become_standby(launch, theirs, output, myself, of_any)
         forking.in_the_background(output, ())
         os.waitpid(child, 0)
     finally:
         os._exit(0)
 
 
-def _become_standby(launch: TrainerLaunch, theirs: socket.socket, output: int, between: int) -> NoReturn:
+def _become_standby(launch: TrainerLaunch, theirs: socket.socket, output: int, between: int, of_any: bool) -> NoReturn:
     code = 1
     try:
         forking.die_with_parent(between)
         keep = (kept_state.DESCRIPTOR, kept_state.HOLDER, theirs.fileno())
         forking.in_the_background(output, keep)
         forking.call_it("standby")
-        rank = process.RankProcess(launch, warm=True, comes=lambda: _wait(launch, theirs, between))
+        rank = process.RankProcess(launch, warm=True, comes=lambda: _wait(launch, theirs, between), of_any_group=of_any)
         code = trainer.run(rank)
     except BaseException:  # noqa: BLE001  (must not run on into the warm process's own loop)
         traceback.print_exc()

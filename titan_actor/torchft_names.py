@@ -88,6 +88,13 @@ def join_anew(manager: Any) -> None:
     manager._commit_failures = 1
 
 
+def take_place(ft_manager: Any, group: int) -> None:
+    """Has what TorchTitan has around a manager of `later` be of another group. Raises what a missing name raises."""
+    options = ft_manager.manager._make.keywords
+    prefix = options["replica_id"].removesuffix(str(ft_manager.replica_id))
+    options["replica_id"], ft_manager.replica_id = f"{prefix}{group}", group
+
+
 def make(manager: Any) -> None:
     """Makes a manager of `later`, by the environment of now. Raises what TorchFT raises."""
     made = manager._make()

@@ -1,7 +1,8 @@
 """`python -m titan_actor.warm --fd N`: imports everything once, then forks a trainer for every start.
 
 Talks over a Unix SEQPACKET socket: sends {"ready": true, ...}, takes {"launch", "log", "env"}, answers {"pid"} or
-{"error"}, and ends at end of file. Beside that it keeps hot standbys (standby.py). A fork keeps only the thread that
+{"error"}, and ends at end of file. Beside that it keeps hot standbys (standby.py); {"ahead"} is the start that a spare's
+are built for, or empty. A fork keeps only the thread that
 forks. So this process must have a single thread, no CUDA context, and untouched random generators: it checks that,
 and reports what it found.
 """
@@ -136,7 +137,12 @@ def serve(channel: socket.socket) -> None:
         if not (message := channel.recv(LONGEST_MESSAGE)):
             return
         try:
-            answer = {"error": problem} if problem else {"pid": _started(json.loads(message), files, standbys)}
+            request = json.loads(message)
+            if "ahead" in request:  # which has no answer
+                if not problem:
+                    standbys.build_ahead(decode(request["ahead"], TrainerLaunch) if request["ahead"] else None)
+                continue
+            answer = {"error": problem} if problem else {"pid": _started(request, files, standbys)}
         except (OSError, ValueError, KeyError, TypeError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         _send(channel, answer)

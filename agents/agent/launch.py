@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,45 +52,49 @@ def address_for(settings: Settings, network: NetworkSpec) -> str:
 def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str) -> None:
     """Writes launch.json for every rank of a generation. One that an agent wrote before it died stays. Raises
     StartFailed."""
-    address = address_for(settings, desired.network)
+    base = ahead(settings, desired)
     folders = [settings.node_folder / "ranks" / str(rank_name(desired, rank)) for rank in desired.ranks]
     written = [launch for launch in map(read_launch, folders) if launch is not None]
     store, _, port = desired.store.rpartition(":")
-    master_port = written[0].master_port if written else int(port) if port else free_port(address)
+    master_port = written[0].master_port if written else int(port) if port else free_port(base.node_address)
+    base = replace(base, master_port=master_port, store=store, lighthouse=lighthouse)
     for rank, folder in zip(desired.ranks, folders, strict=True):
         if read_launch(folder) is not None:
             continue
-        launch = TrainerLaunch(
-            run=desired.run,
-            group=desired.group,
-            generation=desired.generation,
-            rank=rank,
-            world_size=desired.world_size,
-            groups=desired.groups,
-            min_groups=desired.min_groups,
-            node=settings.node,
-            node_address=address,
-            master_port=master_port,
-            store=store,
-            first_rank=desired.first_rank,
-            ranks_here=len(desired.ranks),
-            lighthouse=lighthouse,
-            run_dir=desired.run_dir,
-            rank_dir=str(folder),
-            titan=desired.titan,
-            torchft=desired.torchft,
-            checkpoint=desired.checkpoint,
-            resume=desired.resume,
-            writer=desired.writer,
-            from_memory=desired.from_memory,
-            trainer=desired.trainer,
-            collective_timeout_s=desired.collective_timeout_s,
-            standby=desired.standby == "built",
-        )
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / "launch.tmp"
-        temporary.write_bytes(encode(launch))
+        temporary.write_bytes(encode(replace(base, rank=rank, rank_dir=str(folder))))
         temporary.replace(folder / "launch.json")
+
+
+def ahead(settings: Settings, desired: TrainerDesired) -> TrainerLaunch:
+    """Returns the settings of the first rank of a generation, but for where it meets others. Raises StartFailed."""
+    return TrainerLaunch(
+        run=desired.run,
+        group=desired.group,
+        generation=desired.generation,
+        rank=desired.first_rank,
+        world_size=desired.world_size,
+        groups=desired.groups,
+        min_groups=desired.min_groups,
+        node=settings.node,
+        node_address=address_for(settings, desired.network),
+        master_port=0,
+        first_rank=desired.first_rank,
+        ranks_here=len(desired.ranks),
+        lighthouse="",
+        run_dir=desired.run_dir,
+        rank_dir=str(settings.node_folder / "ranks" / str(rank_name(desired, desired.first_rank))),
+        titan=desired.titan,
+        torchft=desired.torchft,
+        checkpoint=desired.checkpoint,
+        resume=desired.resume,
+        writer=desired.writer,
+        from_memory=desired.from_memory,
+        trainer=desired.trainer,
+        collective_timeout_s=desired.collective_timeout_s,
+        standby=desired.standby == "built",
+    )
 
 
 def trainer_request(settings: Settings, desired: TrainerDesired, rank: int, around: dict[str, Any]) -> dict[str, Any]:

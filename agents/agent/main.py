@@ -65,6 +65,7 @@ from supervisor.wire.records import (
     ProcessRecord,
     Registration,
     TrainerDesired,
+    encode,
 )
 from supervisor.wire.security import SecurityError
 from supervisor.wire.version import version
@@ -127,6 +128,8 @@ class Agent:
         self._hooks = Hooks(settings, shim, self._codes.tree)
         self._warm_of: tuple[EnvSpec, CodeVersion | None] = (EnvSpec(), None)
         """[env] and code of the newest start, or of the next one: the shim's warm process has that environment, or will."""
+        self._ahead: TrainerDesired | None = None
+        """The start for which the warm process of a spare builds standbys."""
         self._ends: dict[asyncio.Task[None], str] = {}
         """Ends that are being read, in the order in which the shim saw them, each with its generation."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -487,25 +490,33 @@ class Agent:
                 self._starts.begin(request["name"], self._spawn(request), now)
 
     def _renew_warm(self, wanted: Mapping[str, NodeDesired]) -> None:
-        """Has the warm process begin again with the code of the next start here, once that lies here."""
-        lies = [
-            node for node in wanted.values() if node.code is not None and node.code.version in self._view.here.versions
-        ]
-        node = max(lies, key=lambda each: len(each.trainers), default=None)
-        if node is None or any(trainer.trainer.command for trainer in node.trainers):
-            return
-        # a record without a group says nothing of its environment
-        of = (node.trainers[0].env if node.trainers else self._warm_of[0], node.code)
-        if of != self._warm_of and not self._view.announced:
-            self._warm_of = of
-            self._in_background(self._warm_up(*of))
+        """Has the warm process begin again with the code of the next start here, once that lies here, and build that start
+        ahead while this node is a spare."""
+        versions = self._view.here.versions
+        runs = {run for run, each in wanted.items() if each.trainers}
+        spare = not runs and any(each.standby is not None for each in wanted.values())
+        of, ahead = self._warm_of, self._ahead if spare else None  # until the code of its start lies here
+        lies = [each for each in wanted.values() if each.code is not None and each.code.version in versions]
+        here = [*lies, *(each for each in wanted.values() if each.code is None and each.standby is not None)]
+        node = max(here, key=lambda each: len(each.trainers), default=None)
+        if node is not None and not any(trainer.trainer.command for trainer in node.trainers):
+            # a record without a start says nothing of its environment
+            start = node.trainers[0] if node.trainers else node.standby
+            of, ahead = (start.env if start is not None else of[0], node.code), node.standby if spare else None
+        if self._ahead is not None and self._ahead.run in runs:
+            self._ahead = None  # a start comes, which uses what was built
+        if (of, ahead) != (self._warm_of, self._ahead) and not self._view.announced:
+            self._warm_of, self._ahead = of, ahead
+            self._in_background(self._warm_up(*of, ahead))
 
-    async def _warm_up(self, env: EnvSpec, code: CodeVersion | None) -> None:
+    async def _warm_up(self, env: EnvSpec, code: CodeVersion | None, ahead: TrainerDesired | None) -> None:
         try:
             around = await self._files.done(
                 lambda: surroundings.fields(env, self._settings.node, self._codes.tree(code))
             )
             await self._shim.ask("warm", **around)
+            start = "" if ahead is None else encode(launch.ahead(self._settings, ahead)).decode()
+            await self._shim.ask("ahead", launch=start)
         except (
             ShimRefused,
             ShimLost,

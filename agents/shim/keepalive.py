@@ -7,6 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 from agents.shim import process
 from supervisor.wire import programs
@@ -102,6 +103,19 @@ class Warm(Kept):
         self._answer: asyncio.Future[int] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._around: tuple[dict[str, str], str] | None = None
+        self._ahead = ""
+
+    def build_ahead(self, launch: str) -> None:
+        """Has it build standbys of a start that may come to this node (a TrainerLaunch); empty: no more. A process that takes
+        its place builds them again."""
+        self._ahead = launch
+        if self.state == "ready":
+            self._tell_ahead()
+
+    def _tell_ahead(self) -> None:
+        assert self._ours is not None
+        with suppress(OSError):  # it has ended: the next one is told
+            self._ours.send(json.dumps({"ahead": self._ahead}).encode())
 
     def begin_in(self, environment: dict[str, str], directory: str) -> bool:
         """Returns true if the process began with this environment, in this directory. Otherwise ends it, so that the
@@ -159,6 +173,8 @@ class Warm(Kept):
         if message.get("ready"):
             self._pause_s = FIRST_PAUSE_S
             self._become("ready")
+            if self._ahead:
+                self._tell_ahead()
         elif self._answer is None:
             # a warm process that must not be forked says why and stays: starting it again would change nothing
             process.say(f"no warm starts on this node: {message.get('error')}")
@@ -189,6 +205,7 @@ class Warm(Kept):
             if self._ours is None or self.state != "ready":
                 raise ForkError("it is not ready")
             self._answer = asyncio.get_running_loop().create_future()
+            self._ahead = ""
             try:
                 self._ours.send(json.dumps({"launch": launch, "log": log, "env": environment}).encode())
                 return await asyncio.wait_for(self._answer, self.ANSWER_WITHIN_S)

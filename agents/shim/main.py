@@ -411,6 +411,10 @@ class Shim:
                 if self._warm is not None:
                     self._warm.begin_in(self._around(request), str(request.get("directory", "")))
                 return {"ok": True}
+            case "ahead":
+                if self._warm is not None:
+                    self._warm.build_ahead(str(request["launch"]))
+                return {"ok": True}
             case "say":
                 process.say(str(request["text"])[:SAID_CHARACTERS])
                 return {"ok": True}

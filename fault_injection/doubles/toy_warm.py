@@ -83,8 +83,12 @@ def main() -> None:
 
     ours.send(b'{"ready":true}')
     while packet := ours.recv(65536):
+        request = json.loads(packet)
+        if "ahead" in request:
+            print("ahead:", request["ahead"], flush=True)
+            continue
         try:
-            ours.send(json.dumps({"pid": fork(json.loads(packet), ours)}).encode())
+            ours.send(json.dumps({"pid": fork(request, ours)}).encode())
         except OSError as error:
             ours.send(json.dumps({"error": str(error)}).encode())
 

@@ -685,6 +685,8 @@ class NodeDesired:
     """The code of the next start here, which must lie here before it; None: what the node has."""
     code_from: str = ""
     """URL of the leader's listener, which has it."""
+    standby: TrainerDesired | None = None
+    """On a spare: the start, of any group, for which its warm process builds standbys."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,9 @@ def test_three_faults_and_training_never_stops(tmp_path: Path) -> None:
         assert incident["generation_after"] == incident["generation_before"] + 1
         assert 0 <= incident["detected_s"] <= incident["decided_s"] <= incident["acted_s"] <= incident["recovered_s"]
     assert [c["answer"] for c in report["checkers"].values()] == ["pass"] * len(report["checkers"])  # type: ignore[attr-defined]
+    lines = [path.read_text().splitlines()[0] for path in tmp_path.glob("runs/**/steps.jsonl")]
+    starts = sorted((line["generation"], line["standby"]) for line in map(json.loads, lines))
+    assert starts[:4] == [(1, False), (1, False), (2, True), (3, True)], "built ahead in place, and on the spare"
     assert _left(tmp_path) == []
 
 

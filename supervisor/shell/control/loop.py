@@ -414,7 +414,8 @@ class Loop:
             wanted |= projection.digest_record(run, decision, by, given.digest)
         made = self._made.setdefault(run, projection.Made())
         spread = codes.spread(self._mirror, record.spec, observed)
-        intents = projection.intent_records(record.spec, record.run_dir, decision.memory, made, spread)
+        spares = projection.spares(record.spec, decision.memory, observed)
+        intents = projection.intent_records(record.spec, record.run_dir, decision.memory, made, spread, spares)
         wanted |= self._relaunched(run, memory, decision.memory)
         deletes = [*projection.acquitted(run, decision.acquitted), *projection.dropped(run, memory, decision.memory)]
         deletes = [key for key in deletes if key in self._mirror.items]

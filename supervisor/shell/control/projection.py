@@ -13,8 +13,8 @@ from supervisor.core.model.decision import Decision
 from supervisor.core.model.incident import Incident, Suspicion
 from supervisor.core.model.kinds import Kind
 from supervisor.core.model.memory import GroupMemory, Memory
-from supervisor.core.model.observed import Checkpoint
-from supervisor.core.model.spec import RunSpec
+from supervisor.core.model.observed import Checkpoint, Observed
+from supervisor.core.model.spec import HooksSpec, RunSpec
 from supervisor.core.remediation.restore import ENDED
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -124,10 +124,32 @@ class Spread:
     nodes: frozenset[str]
 
 
+def spares(spec: RunSpec, memory: Memory, observed: Observed) -> frozenset[str]:
+    """Returns the nodes that build the start of any group ahead: those of the run on which none is. While no group trains yet
+    there are none: on one machine they would slow the others' first start."""
+    trains = any(group.phase == "running" for group in memory.groups.values()) or memory.incidents
+    alone = spec.groups.nodes_per_group == 1 and not spec.trainer.command and spec.hooks == HooksSpec()
+    if not (trains and alone and spec.policy.standby == "built" and memory.phase == "running"):
+        return frozenset()
+    held = {node for group in memory.groups.values() for node in group.nodes}
+    wanted = {key for key, allocation in memory.allocations.items() if allocation.state == "wanted"}
+    return frozenset(
+        node.name
+        for node in observed.nodes.values()
+        if node.registered and node.role == "trainer" and node.allocation in wanted and node.name not in held
+    )
+
+
 def intent_records(
-    spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = None, spread: Spread | None = None
+    spec: RunSpec,
+    run_dir: str,
+    memory: Memory,
+    made: Made | None = None,
+    spread: Spread | None = None,
+    spares: frozenset[str] = frozenset(),
 ) -> dict[str, bytes]:
-    """Returns what must run and lie on each node, and the newest checkpoint. `made`: the last derived records."""
+    """Returns what must run and lie on each node, and the newest checkpoint. `made`: the last derived records. `spares`: as
+    the function of this name returns them."""
     made = made or Made()
     run = spec.name
     records: dict[str, bytes] = {}
@@ -135,12 +157,23 @@ def intent_records(
         mark = _mark(memory.checkpoint)
         assert mark is not None
         records[keys.checkpoint(run)] = encode(mark)
-    for node, wanted in _with_code(desired(spec, run_dir, memory, made), memory, spread).items():
+    found = desired(spec, run_dir, memory, made)
+    if spares:
+        found = found | _ahead(spec, run_dir, spares, found)
+    for node, wanted in _with_code(found, memory, spread).items():
         known = made.records.get(node)
         if known is None or (known[0] is not wanted and known[0] != wanted):
             known = made.records[node] = (wanted, keys.desired(node, run), encode(wanted))
         records[known[1]] = known[2]
     return records
+
+
+def _ahead(
+    spec: RunSpec, run_dir: str, spares: frozenset[str], found: dict[str, NodeDesired]
+) -> dict[str, NodeDesired]:
+    # nothing in it changes while the run goes on
+    start = _trainer(spec, run_dir, Memory(), GroupMemory(group=0), False)
+    return {node: replace(found.get(node, NodeDesired(node=node)), standby=start) for node in spares}
 
 
 def _with_code(found: dict[str, NodeDesired], memory: Memory, spread: Spread | None) -> dict[str, NodeDesired]:

@@ -137,6 +137,10 @@ class Warm:
         self._ours.send(json.dumps(request).encode())
         return self._heard()
 
+    def tell(self, **request: Any) -> None:
+        """Sends what has no answer."""
+        self._ours.send(json.dumps(request).encode())
+
     def _heard(self) -> dict[str, Any]:
         eventually(lambda: select.select([self._ours], [], [], 0)[0], 60, "the warm process answers")
         answer: dict[str, Any] = json.loads(self._ours.recv(65536))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 
 from fault_injection.testbed.waiting import eventually
+from supervisor.core.model.spec import DataSpec
 from supervisor.wire import standbys as wire
-from supervisor.wire.records import TrainerLaunch
-from tests.real_trainers.titan.groups import Groups, assert_equal_digests, complete
-from titan_actor import kept_state, standby
+from supervisor.wire.records import TrainerLaunch, encode
+from tests.real_trainers.titan.groups import Groups, Rank, Warm, assert_equal_digests, complete
+from titan_actor import data, kept_state, standby
+from titan_actor.tokens.build import build
+from titan_actor.tokens.sources import Corpus
+from titan_actor.tokens.tokenizer import ASSETS
 
 
 def named(pid: int) -> str:
@@ -111,6 +115,76 @@ def test_it_resumes_from_a_checkpoint(groups: Groups) -> None:
     back.reached(newest.step + 3, commits=3)
     assert back.lines("resumed")[0]["step"] == newest.step
     assert back.digests()[newest.step + 1] == lost.digests().get(newest.step + 1, back.digests()[newest.step + 1])
+
+
+@pytest.fixture
+def spare(groups: Groups) -> Iterator[Groups]:
+    """Another node of the same run."""
+    warm = Warm()
+    try:
+        yield Groups(groups.top, warm, groups.lighthouse)
+    finally:
+        assert warm.close() == 0
+
+
+def trained_on(rank: Rank) -> set[str]:
+    return {name for line in rank.lines("batch") for name in line["samples"]}
+
+
+@pytest.mark.parametrize("source", ["recipe", "tokens"])
+def test_a_spare_has_a_start_of_whichever_group_comes(
+    groups: Groups, spare: Groups, source: str, tmp_path: Path
+) -> None:
+    fields: dict[str, Any] = {}
+    if source == "tokens":
+        (tmp_path / "corpus").mkdir()
+        text = "".join(Path(file).read_text(encoding="utf-8", errors="replace") for file in data.stdlib_files()[:40])
+        (tmp_path / "corpus" / "a.txt").write_text(text)
+        build(Corpus(source=str(tmp_path / "corpus")), ASSETS, tmp_path / "store")
+        fields["data"] = DataSpec(source="tokens", path=str(tmp_path / "store"))
+    lost, other = groups.start(1, standby=True, **fields), groups.start(0, **fields)
+    lost.reached(5, commits=5)
+    spare.warm.tell(ahead=encode(replace(lost.launch, group=0, generation=0)).decode())
+    (waits,) = built(spare, 1)
+    lost.kill()
+    back = spare.start(1, generation=2, resume="peers", standby=True, **fields)
+    try:
+        assert back.pid == waits
+        back.reached(other.step + 3, commits=4)
+        other.reached(back.step)
+        assert_equal_digests(back, other)
+        assert back.lines("step")[0]["participants"] == 2
+        assert back.progress is not None
+        assert back.progress.replica_id.startswith("torchtitan_ft_1:")
+        assert trained_on(back).isdisjoint(trained_on(other)), "it has its own share of the data"
+        assert built(spare, 1) != {waits}, "and its own next start is built"
+    finally:
+        spare.close()
+
+
+def test_a_spare_that_a_start_of_another_config_comes_to_forks_it(groups: Groups, spare: Groups) -> None:
+    ahead = groups.launch(0, generation=0, steps=999, standby=True)
+    spare.warm.tell(ahead=encode(ahead).decode())
+    (waits,) = built(spare, 1)
+    spare.warm.tell(ahead=encode(ahead).decode())
+    (again,) = eventually(lambda: standbys(spare) - {waits}, 60, "it is built again")
+    back = spare.start(0, groups=1, standby=True)
+    try:
+        assert back.pid != again
+        eventually(lambda: not named(again), 30, "the one that does not fit is ended")
+        back.reached(3, commits=3)
+        spare.warm.tell(ahead=encode(ahead).decode())
+        back.reached(back.step + 20, commits=20)
+        assert len(standbys(spare)) == 1, "a node that trains is no spare: it has its own rank's"
+    finally:
+        spare.close()
+
+
+def test_a_spare_that_is_needed_no_more_ends_its_standby(groups: Groups, spare: Groups) -> None:
+    spare.warm.tell(ahead=encode(groups.launch(0, generation=0, world_size=2, standby=True)).decode())
+    built(spare, 2)
+    spare.warm.tell(ahead="")
+    eventually(lambda: not standbys(spare), 30, "it has ended")
 
 
 @pytest.mark.parametrize("change", [{"steps": 999}, {"groups": 3}])

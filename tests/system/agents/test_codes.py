@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from supervisor.core.model.spec import EnvSpec
 from supervisor.ports.store import Store
 from supervisor.wire import environment, keys
 from supervisor.wire.code_tree import DIGITS
-from supervisor.wire.records import NodeDesired, TrainerDesired, encode
+from supervisor.wire.records import NodeDesired, TrainerDesired, TrainerLaunch, decode, encode
 from tests.helpers.code_site import CodeSite, code_site, written
 
 FIRST, SECOND, THIRD = (f"toy.0.{generation}.0" for generation in (1, 2, 3))
@@ -88,6 +90,45 @@ def test_the_warm_process_is_renewed_before_the_start_and_a_start_that_is_faster
     third = running(store, node, 3)
     assert environment.of_process(third)["PYTHONPATH"].split(":")[0] == str(tree(node, three)), "never an older one"
     assert Path(f"/proc/{third}/cwd").resolve() == (tree(node, three) / "sub").resolve(), "it stands for the folder"
+
+
+def test_a_spare_has_its_warm_process_build_the_start_of_any_group(
+    nodes: Nodes, store: Store, site: CodeSite, tmp_path: Path
+) -> None:
+    one, node = synced(site, tmp_path / "code", "V = 1"), nodes.start()
+    eventually(node.warm_ready, 15)
+
+    def told() -> list[str]:
+        lines = (node.folder / "warm.log").read_text().splitlines()
+        return [line.removeprefix("ahead: ") for line in lines if line.startswith("ahead:")]
+
+    def desire_spare(**fields: Any) -> None:
+        store.put(keys.desired("n0", RUN), encode(NodeDesired(node="n0", **fields)))
+
+    start = replace(trainer(), generation=0, hold=True, standby="built", env=EnvSpec(set={"MINE": "1"}))
+    desire_spare(standby=start)
+    (first,) = eventually(told, 15, "the warm process knows the start, in that start's environment")
+    launch = decode(first, TrainerLaunch)
+    assert (launch.run, launch.generation, launch.node, launch.standby) == (RUN, 0, "n0", True)
+    assert environment.of_process(node.pid("warm"))["MINE"] == "1"
+    assert not any(x["event"] == "spawned" and x["name"].startswith("toy.") for x in node.history()), "nothing starts"
+    kill(node.pid("warm"))
+    eventually(lambda: len(told()) == 2, 15, "the process that follows builds it again")
+    desire_spare(standby=start, code=one, code_from=site.url)
+    eventually(lambda: len(told()) > 2, 15, "and so does the one with other code")
+    count = len(told())
+    desire_spare(trainers=(trainer(code=one, env=start.env),), code=one, code_from=site.url)
+    running(store, node, 1)
+    assert spawned(node, FIRST) == [True]
+    assert told()[count:] == [], "a start does not end what was built for it"
+    kill(node.pid("warm"))
+    before = warmed(node)
+    eventually(lambda: warmed(node) > before, 15, "another warm process is ready")
+    assert told()[count:] == [], "a node that trains is no spare"
+    desire_spare(standby=start, code=one, code_from=site.url)
+    eventually(lambda: len(told()) > count, 15, "the group has left it")
+    desire_spare()
+    eventually(lambda: told()[-1] == "", 15, "the run needs it no more")
 
 
 def test_a_fetch_that_fails_is_told_tried_again_and_ends_nothing(

@@ -12,9 +12,9 @@ from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.decision import Action, Decision
 from supervisor.core.model.memory import GroupMemory, Memory
-from supervisor.core.model.observed import Checkpoint, Grant, Observed
+from supervisor.core.model.observed import Checkpoint, Grant, NodeView, Observed
 from supervisor.core.model.seats import Seat
-from supervisor.core.model.spec import EnvSpec, GroupsSpec, HooksSpec, PolicySpec, RunSpec
+from supervisor.core.model.spec import EnvSpec, GroupsSpec, HooksSpec, PolicySpec, RunSpec, TrainerSpec
 from supervisor.core.remediation.restore import ENDED
 from supervisor.shell.control import codes, projection
 from supervisor.shell.control.projection import Spread
@@ -92,6 +92,56 @@ def test_only_starting_and_running_groups_are_desired(phase: str) -> None:
         groups={0: GroupMemory(group=0, generation=1, seats=(Seat("n1"),), phase=phase)},  # type: ignore[arg-type]
     )
     assert trainers(memory) == {}
+
+
+def spare(name: str, allocation: str = "run-a1", **fields: Any) -> NodeView:
+    return NodeView(
+        name=name, **{"registered": True, "role": "trainer", "allocation": allocation, "slots": 1, **fields}
+    )
+
+
+NODES = {node.name: node for node in (
+    spare("n1"), spare("n3"), spare("lost", registered=False), spare("host", role="service"), spare("theirs", "other-a1"),
+)}  # fmt: skip
+SEEN = Observed(revision=1, now=1.0, store_stable_s=1.0, nodes=NODES)
+BUILT = replace(SPEC, policy=PolicySpec(standby="built"))
+
+
+def test_a_spare_builds_a_start_of_any_group_that_never_changes() -> None:
+    memory = replace(RUNNING, phase="running")
+    assert memory.allocations["run-a1"].state == "wanted"
+    found = projection.spares(BUILT, memory, SEEN)
+    assert found == {"n3"}
+    records = projection.intent_records(BUILT, "/runs/run", memory, spares=found)
+    record = decode(records[keys.desired("n3", "run")], NodeDesired)
+    assert record.trainers == ()
+    assert record.standby is not None
+    assert (record.standby.generation, record.standby.hold, record.standby.standby) == (0, True, "built")
+    moved = replace(memory, silent=(0,), checkpoint=Checkpoint(20, "new", 0, 1), stop_at_step=30)
+    later = projection.intent_records(BUILT, "/runs/run", moved, spares=found)
+    assert later[keys.desired("n3", "run")] == records[keys.desired("n3", "run")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "memory"),
+    [
+        (replace(SPEC, policy=PolicySpec(standby="warm")), RUNNING),
+        (replace(BUILT, trainer=TrainerSpec(command=("python", "train.py"))), RUNNING),
+        (replace(BUILT, hooks=HooksSpec(before=("true",))), RUNNING),
+        (replace(BUILT, groups=GroupsSpec(count=2, nodes_per_group=2)), RUNNING),
+        (BUILT, replace(RUNNING, groups={g: replace(m, phase="starting") for g, m in RUNNING.groups.items()})),
+        (BUILT, replace(RUNNING, phase="stopping")),
+    ],
+)
+def test_a_spare_builds_nothing_ahead(spec: RunSpec, memory: Memory) -> None:
+    memory = memory if memory.phase == "stopping" else replace(memory, phase="running", incidents={})
+    assert not projection.spares(spec, memory, SEEN)
+
+
+def test_a_spare_keeps_its_start_while_every_group_has_failed() -> None:
+    failing = {g: replace(m, phase="starting") for g, m in RUNNING.groups.items()}
+    memory = replace(RUNNING, phase="running", groups=failing, incidents={"i1": INCIDENT})
+    assert projection.spares(BUILT, memory, SEEN) == {"n3"}
 
 
 @pytest.mark.parametrize("phase", ["finished", "stopped", "halted"])
