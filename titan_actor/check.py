@@ -60,8 +60,8 @@ def looked_at(
     ranks = groups.ranks_per_group
     if here and not found and (why := memory.problem(built, ranks, groups.count * ranks)):
         found = [Problem("groups.ranks_per_group", ranks, why)]
-    if slurm is not None and not found:
-        why, note = memory.in_slurm(built, groups, slurm)
+    if not here and not found:
+        why, note = memory.in_slurm(built, groups, slurm or SlurmSpec())
         found = [Problem("groups.ranks_per_group", ranks, why)] if why else []
         notes += [note] if note else []
     if here and (why := _no_weights(built.checkpoint)):

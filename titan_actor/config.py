@@ -7,13 +7,13 @@ import glob
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from supervisor.core.model.spec import DataSpec, TitanSpec
 from supervisor.wire.records import TrainerLaunch
 from titan_actor import data, fields, mends, recipes
+from titan_actor.changes import Setting, Stages, given_up, of_defaults
 from titan_actor.lift import IN_THE_RUN, Change, lift, trainer_config
 from titan_actor.overrides import RESERVED, fields_of, leaves, nearest_path, set_field, single_fields
 from titan_actor.problem import Problem
@@ -35,18 +35,6 @@ class ConfigError(ValueError):
         self.problems = problems
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One field of a resolved config. `by`: who set its value."""
-
-    key: str
-    value: Any
-    by: Literal["recipe", "run file", "supervisor"]
-    reason: str = ""
-    before: Any = None
-    """The recipe's value, if another one set it."""
-
-
 def from_spec(titan: TitanSpec, ranks: int = 1) -> Any:
     """Returns the config of a spec for groups of that many ranks, checked and mended. Raises ConfigError with every
     problem found."""
@@ -55,14 +43,14 @@ def from_spec(titan: TitanSpec, ranks: int = 1) -> Any:
 
 def resolved(titan: TitanSpec, ranks: int = 1) -> tuple[Any, list[Change]]:
     """Returns the config of a spec and what was changed in the recipe's own. Raises ConfigError."""
-    stages = _Stages()
+    stages = Stages()
     return _resolved(titan, ranks, stages), stages.changes
 
 
 def shown(titan: TitanSpec, ranks: int = 1) -> list[Setting]:
     """Returns every field of a spec's config with who set it; a model's own fields only where they were changed.
     Raises ConfigError."""
-    stages = _Stages()
+    stages = Stages()
     config = _resolved(titan, ranks, stages)
     # its checkpointer may read the recipe's, but these are what the run goes by
     config.checkpoint.interval, config.checkpoint.keep_latest_k = (
@@ -73,71 +61,41 @@ def shown(titan: TitanSpec, ranks: int = 1) -> list[Setting]:
     return stages.settings()
 
 
-class _Stages:
-    """Looks at a config after each stage of its making, to tell who set a field."""
-
-    def __init__(self) -> None:
-        self.changes: list[Change] = []
-        self._seen: list[tuple[Literal["recipe", "run file", "supervisor"], dict[str, Any]]] = []
-
-    def after(self, by: Literal["recipe", "run file", "supervisor"], config: Any) -> None:
-        self._seen.append((by, dict(leaves(config))))
-
-    def settings(self) -> list[Setting]:
-        reasons = {change.key: change.reason for change in self.changes}
-        first, last = self._seen[0][1], self._seen[-1][1]
-        found = []
-        for key, value in last.items():
-            by, then = self._seen[0][0], first.get(key)
-            for who, stage in self._seen[1:]:
-                if stage.get(key) != then:
-                    by, then = who, stage.get(key)
-            if by == "recipe" and key.startswith("model_spec."):
-                continue
-            row = fields.standing(key)
-            if by == "recipe" and row is not None and row.standing == "ours":
-                by = "supervisor"  # whatever the recipe says
-            reason = reasons.get(key, row.note if row is not None and by == "supervisor" else "")
-            found.append(Setting(key, value, by, reason, None if by == "recipe" else first.get(key)))
-        return found
-
-
-def _resolved(titan: TitanSpec, ranks: int, stages: _Stages) -> Any:
+def _resolved(titan: TitanSpec, ranks: int, stages: Stages) -> Any:
     try:
         made = recipes.load(titan.recipe)
     except recipes.RecipeError as error:
         near = error.nearest or nearest_path(titan.recipe, list(recipes.SHIPPED))
         raise ConfigError([Problem("titan.recipe", titan.recipe, str(error), near)]) from error
     stages.after("recipe", made)
+    stages.changes += given_up(made, titan)
     overrides, problems = single_fields(made, titan.overrides)
-    problems += filter(None, [_loop(made, titan.recipe), _semi_sync(made, overrides.pop(SEMI_SYNC, None))])
+    problems += filter(
+        None, [_loop(made, titan.recipe), _optimizer(made), _semi_sync(made, overrides.pop(SEMI_SYNC, None))]
+    )
     config = trainer_config(made)
     stages.after("supervisor", config)
     reserved = RESERVED | dict.fromkeys(() if titan.data.source == "recipe" else OF_DATA, "titan.data")
     problems += [found for key, value in overrides.items() if (found := set_field(config, key, value, reserved))]
     problems += _data(config, titan)
-    stages.changes += _default_steps(config, titan)
+    stages.changes += of_defaults(config, titan)
     config.training.steps, config.debug.seed = titan.steps, titan.seed
     stages.after("run file", config)
     problems += _refused(config)
     lift(config, stages.changes)
+    stages.after("supervisor", config)
     mends.apply_to("config", config)
     if ranks > 1:
         mends.apply_to("ranks", config)
+    if titan.recipe not in recipes.SHIPPED:
+        stages.mended(config)
     stages.after("supervisor", config)
+    problems += filter(None, [_typechecking(config)])
     if not problems:
         problems += _own_checks(config)
     if problems:
         raise ConfigError(problems)
     return config
-
-
-def _default_steps(config: Any, titan: TitanSpec) -> list[Change]:
-    """Names the steps of a recipe that the run file's default takes the place of: those of a shipped one are ours."""
-    own, key = config.training.steps, "training.steps"
-    if titan.recipe in recipes.SHIPPED or own == titan.steps or titan.steps != TitanSpec().steps:
-        return []
-    return [Change(key, own, titan.steps, f"the default of titan.steps; titan.steps = {own} keeps the recipe's")]
 
 
 def _semi_sync(made: Any, chosen: Any) -> Problem | None:
@@ -146,7 +104,7 @@ def _semi_sync(made: Any, chosen: Any) -> Problem | None:
     if chosen == "none" or (method is None and chosen is None):
         return None
     message = 'groups average their gradients at every step here: set it to "none" to train so'
-    return Problem(f"titan.overrides.{SEMI_SYNC}", chosen or method, message)
+    return Problem(f"titan.overrides.{SEMI_SYNC}", method if chosen is None else chosen, message)
 
 
 def _loop(made: Any, recipe: str) -> Problem | None:
@@ -162,6 +120,27 @@ def _loop(made: Any, recipe: str) -> Problem | None:
         "(docs/OWN_SCRIPT.md)"
     )
     return Problem("titan.recipe", recipe, message)
+
+
+def _optimizer(made: Any) -> Problem | None:
+    """Returns a problem if the optimizers' container is a class of its own, which TorchFT's would take the place of."""
+    owner = type(made.optimizer)._owner
+    if owner.__module__.startswith("torchtitan."):
+        return None
+    message = (
+        f"its optimizer {owner.__name__} is a class of its own, and TorchFT's would take its place: give TorchTitan's "
+        "OptimizersContainer an optimizer of yours, or run it as a script of your own (docs/OWN_SCRIPT.md)"
+    )
+    return Problem("titan.recipe", f"{owner.__module__}.{owner.__qualname__}", message)
+
+
+def _typechecking(config: Any) -> Problem | None:
+    """Returns a problem if types are to be checked of a backend that is not there."""
+    backend = config.parallelism.spmd_backend
+    if not config.debug.spmd_typechecking or backend == "spmd_types":
+        return None
+    message = f"it checks what spmd_types does, and ranks of a group train with {backend}: leave it false"
+    return Problem("titan.overrides.debug.spmd_typechecking", True, message)
 
 
 def _own_checks(config: Any) -> Iterator[Problem]:

@@ -20,6 +20,8 @@ class Row:
     standing: Standing
     note: str = ""
     unless: Any = None
+    always: bool = False
+    """True if `config show` has the note, also where the recipe set the field."""
 
 
 def _honoured(*names: str, note: str = "") -> dict[str, Row]:
@@ -33,6 +35,11 @@ def _ours(note: str, *names: str) -> dict[str, Row]:
 _OWN_CHECKPOINTS = (
     "the supervisor writes and keeps checkpoints: titan.checkpoint_interval_steps, titan.checkpoints_kept"
 )
+_IMAGES = [
+    "build_mrope_positions", "dataset_subset", "generate_timesteps", "image_mean", "image_std", "img_size", "max_images_per_batch", "max_patches",
+    "max_patches_per_side", "max_pixels", "min_pixels", "packing_buffer_size", "patch_order", "patch_size", "prompt_dropout_prob", "resize_fn",
+    "spatial_merge_size", "temporal_patch_size", "video_dir", "video_fps", "video_max_frames", "video_min_frames",
+]  # fmt: skip
 _DATA = [
     "dataset",
     "dataset_path",
@@ -50,6 +57,7 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         **_honoured("hf_assets_path", note="relative paths are taken from the run file's folder"),
         **_honoured("dump_folder", note="a folder of the group in the run's own, or in NAME below an absolute path given here"),
         **_ours("[groups] and [torchft]", "fault_tolerance.*"),
+        **_honoured("encoder.*", "inference.*", note="of flux, whose own trainer reads them"),
     },
     "activation_checkpoint": _honoured(
         "debug", "determinism_check", "force_recompute_mm_shapes_by_fqns", "memory_budget", "preserve_rng_state",
@@ -72,8 +80,8 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
     },
     "comm": {
         **_honoured("init_timeout_seconds"),
-        **_honoured(
-            "train_timeout_seconds", note="at least a day, where the supervisor ends what hangs (policy.hang): a person may have a rank of the group in the debugger",
+        "train_timeout_seconds": Row(
+            "honoured", "at least a day, where the supervisor ends what hangs (policy.hang): a person may have a rank of the group in the debugger", always=True,
         ),
         **_honoured(
             "trace_buf_size", "save_traces_folder", "save_traces_file_prefix",
@@ -83,22 +91,23 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
     },
     "compile": _honoured("enable", "enable_async_tensor_parallel", "components", "backend"),
     "dataloader": _honoured(
-        *_DATA, "load_dataset_kwargs.*", "sample_processor", note="each group reads a share of its own; [titan.data] sets the text, if it is given",
+        *_DATA, *_IMAGES, "load_dataset_kwargs.*", "sample_processor", note="each group reads a share of its own; [titan.data] sets the text, if it is given",
     ),
-    "validator.dataloader": _honoured(*_DATA, note="each group validates on a share of its own"),
+    "validator.dataloader": _honoured(*_DATA, "generate_timesteps", "img_size", "prompt_dropout_prob", note="each group validates on a share of its own"),
     "debug": {
         **_honoured(
-            "batch_invariant", "detect_anomaly", "deterministic", "deterministic_warn_only", "enable_structured_logging",
+            "batch_invariant", "detect_anomaly", "deterministic", "deterministic_warn_only",
             "moe_force_load_balance", "print_config", "save_config_file", "spmd_typechecking",
         ),
         **_ours("titan.seed", "seed"),
+        **_ours("not written: steps.jsonl of each rank has the seconds of each step's parts", "enable_structured_logging"),
     },
     "lr_scheduler": _honoured(
         "decay_ratio", "decay_type", "min_lr_factor", "total_steps", "warmup_steps", note="advances on committed steps alone",
     ),
     "metrics": {
         **_honoured("disable_color_printing", "log_freq", "enable_tensorboard", "save_tb_folder"),
-        **_honoured("enable_wandb", note="one run for each group, which its restarts go on with"),
+        **_honoured("enable_wandb", note="one run for each group, which its restarts go on with; an id of yours in WANDB_RUN_ID gets -group-N"),
         **_honoured("save_for_all_ranks"),
     },
     "optimizer": _honoured("implementation", "optimizer_factory_kwargs_by_name.*"),
@@ -137,7 +146,10 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
             "ours", "always true: a captured step would hold the all-reduce between groups (titan_actor/mends.py)"
         ),
     },
-    "validator": _honoured("enable", "freq", "steps", note="each group validates on a share of its own"),
+    "validator": {
+        **_honoured("enable", "freq", "steps", note="each group validates on a share of its own"),
+        **_honoured("all_timesteps", "sampling.*", "save_img_count", "save_img_folder", note="of flux"),
+    },
 }  # fmt: skip
 """Section -> name of a field in it -> what becomes of it; `NAME.*`: of it and all below it. Under "" the fields that are
 in no section. Items of a list are not numbered."""

@@ -119,9 +119,22 @@ LEAST = {
 
 
 def _model(config: Any) -> Iterator[Problem]:
-    """Asks the model's own config about the rest, as TorchTitan's trainer does before it builds the model."""
+    """Asks the model's own config about the rest, as TorchTitan's trainer does before it builds the model; it has applied
+    the overrides of `override.imports` by then."""
+    from torchtitan.config.override import apply_overrides
+
+    config = copy.deepcopy(config)
     try:
-        copy.deepcopy(config.model_spec.model).update_from_config(config=config)
+        apply_overrides(config.override, config)
+    except Exception as error:  # noqa: BLE001  (it imports a module of the user's)
+        missing = getattr(error.__cause__, "name", None)  # the nodes may have what such a module imports in turn
+        if not isinstance(error.__cause__, ModuleNotFoundError) or str(missing) in str(config.override.imports):
+            yield Problem(
+                "titan.overrides.override.imports", config.override.imports, f"{type(error).__name__}: {error}"
+            )
+            return
+    try:
+        config.model_spec.model.update_from_config(config=config)
     except (NotImplementedError, ValueError) as error:
         yield Problem("titan.recipe", config.model_spec.name, str(error))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -22,12 +23,14 @@ ADAMS = ("Adam", "AdamW")
 
 def least_bytes(config: Any, ranks: int) -> int:
     """Returns the least bytes of one rank: its even share of parameters, gradients and optimizer states. Activations,
-    buffers and what frameworks take come on top."""
+    buffers and what frameworks take come on top. Raises ImportError if the model needs a package that is not here."""
     import torch
     from torchtitan.config import TORCH_DTYPE_MAP
 
+    described = copy.deepcopy(config.model_spec.model)
+    described.update_from_config(config=config)  # as TorchTitan's trainer does before it builds the model
     with torch.device("meta"):
-        model = config.model_spec.model.build()
+        model = described.build()
     count = sum(parameter.numel() for parameter in model.parameters())
     names = {group.optimizer_name for group in getattr(config.optimizer, "param_groups", [])}
     # parameters and gradients; other optimizers may have no state
@@ -42,7 +45,10 @@ def problem(config: Any, ranks: int, together: int = 1) -> str:
     if config.training.enable_cpu_offload:
         return ""
     device, has = _here()
-    needs = least_bytes(config, ranks) * (1 if device else together)
+    try:
+        needs = least_bytes(config, ranks) * (1 if device else together)
+    except ImportError as error:
+        return f"its model cannot be built on this machine: {error}"
     if needs <= has:
         return ""
     whom = f"{together} ranks need" if together > 1 and not device else "a rank needs"
@@ -57,7 +63,10 @@ def in_slurm(config: Any, groups: GroupsSpec, slurm: SlurmSpec) -> tuple[str, st
     it names neither: the least memory of a rank, for the user to compare. Returns both texts, one of them empty."""
     if config.training.enable_cpu_offload:
         return "", ""
-    needs, here = least_bytes(config, groups.ranks_per_group), groups.slots
+    try:
+        needs, here = least_bytes(config, groups.ranks_per_group), groups.slots
+    except ImportError as error:  # of a package that nodes with GPUs may have
+        return "", f"the least memory of a rank is unknown, since its model cannot be built on this machine: {error}"
     size = f"{needs / 2**30:.1f} GiB" if needs >= 1 << 30 else f"{needs / 2**20:.0f} MiB"
     told = f"each rank needs at least {size} for parameters, gradients and optimizer"
     gpus = " ".join((slurm.gres, *(flag for flag in slurm.flags if flag.startswith("--gpu")))).lower()

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from supervisor.wire.records import TrainerLaunch
+from supervisor.wire.version import misfit
 from titan_actor import address, gloo, mends, peers, torchft_names
 from titan_actor.heals import Heals
 from titan_actor.meeting import Meeting
@@ -24,7 +25,10 @@ log = logging.getLogger(__name__)
 
 def manager(launch: TrainerLaunch, state_dict: Callable[[], Any], load: Callable[[Any], None], **options: Any) -> Any:
     """Makes TorchFT's manager for a script without TorchTitan: mended, at the node's address, with the run file's
-    timeouts. `options` go to torchft.Manager; `pg` is a ProcessGroupGloo unless given. Raises what TorchFT raises."""
+    timeouts. `options` go to torchft.Manager; `pg` is a ProcessGroupGloo unless given. Raises RuntimeError for another
+    version of TorchFT, and what TorchFT raises."""
+    if why := misfit("torchft"):
+        raise RuntimeError(f"node {launch.node}: {why}")
     mends.apply_torchft()
     import torch.distributed as dist
     from torchft import Manager, ProcessGroupGloo

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from torchtitan.experiments.torchft.manager import TorchFTManager
 from torchtitan.trainer import Trainer
 
 from supervisor.wire.checkpoints import listed
-from supervisor.wire.records import CheckpointMark, TrainerLaunch
+from supervisor.wire.records import CheckpointMark
 from titan_actor import (
     address,
     admission,
@@ -35,6 +34,7 @@ from titan_actor import (
     rehearsal,
     shares,
     torchft_names,
+    wandb_run,
 )
 from titan_actor.checkpoint import Checkpoints, Purge, purge
 from titan_actor.compiling import Compiling
@@ -77,15 +77,6 @@ def trainer(config: Any, rank: RankProcess) -> ReplicaTrainer:
     return made
 
 
-def _name_wandb_run(launch: TrainerLaunch) -> None:
-    """Has W&B go on with the group's run, and show those of all groups together. The user's own variables count."""
-    name = f"{launch.run}-group-{launch.group}"
-    # a restart goes on with the same run
-    mine = {"WANDB_RUN_ID": name, "WANDB_RUN_NAME": name, "WANDB_RUN_GROUP": launch.run, "WANDB_RESUME": "allow"}
-    for variable, value in mine.items():
-        os.environ.setdefault(variable, value)
-
-
 class ReplicaTrainer(Trainer):
     """Builds on construction; `admit` reports built, `train` runs to the end, `close` releases everything."""
 
@@ -116,7 +107,7 @@ class ReplicaTrainer(Trainer):
         if rank.waits and (why := any_group.why_none(config, rank.of_any_group)):
             raise RuntimeError(f"no standby: {why}")
         if config.metrics.enable_wandb:
-            _name_wandb_run(self.launch)
+            wandb_run.name(self.launch)
         super().__init__(config)
         self._refuse_without_data()
         mends.apply_to("built", self)

@@ -153,9 +153,9 @@ class Standbys:
 
     def build_ahead(self, launch: TrainerLaunch | None) -> None:
         """Builds a start like this, of whichever group comes here, while nothing trains here. None: no more."""
-        for key in [key for key in self._teams if key[1] == ANY]:
+        for key in [key for key, team in self._teams.items() if key[1] == ANY or team.ended_at is not None]:
             self._drop(key)
-        if launch is None or not self._possible or any(team.ended_at is None for team in self._teams.values()):
+        if launch is None or not self._possible or self._teams:
             return
         team = self._teams[launch.run, ANY] = Team(tried=True)
         ranks = range(launch.world_size)

@@ -61,6 +61,6 @@ def show_config(
 def _line(setting: dict[str, Any]) -> str:
     text = f"{setting['key']} = {setting['value']!r}"
     if setting["by"] == "recipe":
-        return text
+        return text + (f"  # {setting['reason']}" if setting["reason"] else "")
     why = f": {setting['reason']}" if setting["reason"] else ""
     return f"{text}  # {setting['by']}{why}; the recipe has {setting['before']!r}"

@@ -16,11 +16,13 @@ OUR_KEYS: Mapping[str, str] = {
     "checkpoint.keep_latest_k": "titan.checkpoints_kept",
     "fault_tolerance.group_size": "groups.count",
     "fault_tolerance.min_replica_size": "groups.min_groups",
+    "fault_tolerance.process_group_timeout_ms": "torchft.process_group_timeout_ms",
 }
 """TorchTitan's name -> the run file's key."""
 
 MOVED: Mapping[str, str] = {
     "activation_checkpoint.mode": "activation_checkpoint",
+    "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": "activation_checkpoint.force_recompute_mm_shapes_by_fqns",
     "experimental.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
     "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
     "job.dump_folder": "dump_folder",

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def check_titan(spec: RunSpec, tree: Tree | None = None) -> tuple[list[str], lis
     found = _asked_titan(spec, tree)
     if isinstance(found, str):
         return [found], []
-    return [_problem(p) for p in found["problems"]], [*map(_change, found.get("changes", ())), *found.get("notes", ())]
+    return [_problem(p) for p in found["problems"]], [*_changes(found.get("changes", ())), *found.get("notes", ())]
 
 
 def titan_settings(spec: RunSpec) -> tuple[list[str], list[dict[str, Any]]]:
@@ -99,8 +99,19 @@ def _problem(problem: dict[str, Any]) -> str:
     return f"{problem['key']} = {problem['value']!r}: {problem['message']}{nearest}"
 
 
-def _change(change: dict[str, Any]) -> str:
-    return f"the recipe's {change['key']} = {change['before']!r} becomes {change['after']!r}: {change['reason']}"
+def _changes(changes: Iterable[dict[str, Any]]) -> list[str]:
+    """Returns a sentence for each change of a recipe, and one for all that has no effect for the same reason."""
+    lines, gone = [], dict[str, list[str]]()
+    for change in changes:
+        given, reason = f"{change['key']} = {change['before']!r}", change["reason"]
+        if change["after"] is None:
+            gone.setdefault(reason, []).append(given)
+        else:
+            lines.append(f"the recipe's {given} becomes {change['after']!r}: {reason}")
+    return lines + [
+        f"the recipe's {', '.join(given)} {'has' if len(given) == 1 else 'have'} no effect: {reason}"
+        for reason, given in gone.items()
+    ]
 
 
 def launched_before(store: Store, spec: RunSpec) -> RunRecord | None:

@@ -21,6 +21,7 @@ from supervisor.core.timeouts.bound import Row
 from supervisor.shell.engines import registry
 from supervisor.shell.runfile import validate_environment, validate_policy
 from supervisor.wire import tables
+from supervisor.wire.titan_names import ASSETS
 
 
 class RunFileError(ValueError):
@@ -117,13 +118,10 @@ def _seats(groups: GroupsSpec, allocation: AllocationSpec) -> Iterator[str]:
         yield f"allocation.nodes = {allocation.nodes} is fewer than {times}: {each}, at least {groups.nodes}"
 
 
-OF_PATHS = (
-    "hf_assets_path",
-    "checkpoint.initial_load_path",
-    "dataloader.dataset_path",
-    "validator.dataloader.dataset_path",
-)
-"""Overrides that are made absolute if the path exists."""
+PATHS = ("dump_folder", "hf_assets_path", "checkpoint.initial_load_path")
+"""Overrides that are made absolute, but for URLs."""
+PATHS_OR_NAMES = ("dataloader.dataset_path", "validator.dataloader.dataset_path")
+"""Overrides that are made absolute if the path exists: they may be names of the Hugging Face hub."""
 
 
 def _from(base: Path, titan: TitanSpec) -> TitanSpec:
@@ -145,9 +143,9 @@ def _overrides_from(base: Path, table: dict[str, Any], where: str = "") -> dict[
 
 
 def _is_path(key: str, base: Path, value: str) -> bool:
-    # the dump folder is made by the run
-    made = key == "dump_folder" and value != "" and "://" not in value
-    return made or (key in OF_PATHS and os.path.exists(base / value))
+    # the check knows what takes the place of TorchTitan's own assets, by the name as it is
+    local = value != "" and "://" not in value and not (value.startswith(ASSETS) and not os.path.exists(base / value))
+    return (key in PATHS and local) or (key in PATHS_OR_NAMES and os.path.exists(base / value))
 
 
 def absolute(key: str, base: Path, path: str) -> str:

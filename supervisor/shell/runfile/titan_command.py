@@ -33,11 +33,28 @@ LEFT_OUT: Mapping[str, str] = {
     "checkpoint.last_save_model_only": "a checkpoint holds all that a restart needs; weights alone: last_save_in_hf",
     "fault_tolerance.enable": "runs are always fault tolerant",
     "fault_tolerance.replica_id": "each group gets its own",
+    "fault_tolerance.process_group": "groups reduce with NCCL where each rank has a GPU of its own, else with Gloo",
+    "memory_estimation.disable_fake_mode": "the check has the least memory of a rank",
+    **dict.fromkeys(
+        (
+            f"fault_tolerance.{name}"
+            for name in ("sync_steps", "should_quantize", "fragment_sync_delay", "fragment_update_alpha")
+        ),
+        "groups average their gradients at every step",
+    ),
     **dict.fromkeys(
         (
             f"{section}.{name}"
-            for section in ("float8", "quantize.linear.float8")
+            for section in (
+                "float8",
+                "quantize.linear.float8",
+                "quantize.grouped_mm.float8",
+                "quantize.linear.mx",
+                "quantize.grouped_mm.mx",
+            )
             for name in (
+                "fqns",
+                "mxfp8_dim1_cast_kernel_choice",
                 "enable_fsdp_float8_all_gather",
                 "precompute_float8_dynamic_scale_for_fsdp",
                 "force_recompute_fp8_weight_in_bwd",
@@ -46,7 +63,7 @@ LEFT_OUT: Mapping[str, str] = {
                 "emulate",
             )
         ),
-        "it has no effect without the float8 converter, which a recipe gives: model_registry(..., converters=[...])",
+        "it has no effect without the converter, which a recipe gives: model_registry(..., converters=[...])",
     ),
 }
 """Names without a place here -> why."""
@@ -55,13 +72,35 @@ BY_A_RECIPE: Mapping[str, str] = {
     "activation_checkpoint.selective_ac_option": "TorchTitan 0.3 selects operations, no longer layers",
     "model.converters": "float8 and others are given to model_registry(..., converters=[...])",
     "model.norm_type": "it is a part of the model's config (model_spec)",
+    **dict.fromkeys(
+        (
+            "experimental.custom_args_module",
+            "experimental.custom_import",
+            "experimental.custom_model_path",
+            "job.custom_config_module",
+        ),
+        "a module of yours is imported by the recipe that is in it",
+    ),
 }
 """Names that only a recipe can set: TorchTitan 0.3 has objects there."""
+
+GONE: Mapping[str, str] = {
+    "memory_estimation.enabled": "`supervisor validate` has the least memory of a rank",
+    "optimizer.early_step_in_backward": "TorchTitan 0.3 steps after the backward pass",
+    "parallelism.context_parallel_rotate_method": "TorchTitan 0.3 chooses it",
+    "parallelism.disable_loss_parallel": "TorchTitan 0.3 has no switch for it",
+    "parallelism.enable_compiled_autograd": "TorchTitan 0.3 has it no more",
+    "parallelism.expert_tensor_parallel_degree": "TorchTitan 0.3 splits experts by expert_parallel_degree alone",
+    "parallelism.pipeline_parallel_split_points": "TorchTitan 0.3 has parallelism.module_fqns_per_model_part in its place",
+}
+"""Names that TorchTitan 0.3 has no more -> why, or what is in their place. Left out where they ask for nothing."""
 
 IDLE: Mapping[tuple[str, str], str] = {
     ("activation_checkpoint.selective_ac_option", "op"): "it is the only way of TorchTitan 0.3",
     ("activation_checkpoint.selective_ac_option", "2"): "the default of then; TorchTitan 0.3 selects operations",
     ("model.norm_type", "rmsnorm"): "the default of then, and the norm of TorchTitan 0.3's models",
+    ("parallelism.expert_tensor_parallel_degree", "1"): "experts were not split further",
+    ("parallelism.context_parallel_rotate_method", "allgather"): "the default of then; TorchTitan 0.3 chooses it",
 }
 """Name and value of what only a recipe can set, but need not -> why."""
 
@@ -199,8 +238,10 @@ def _translate(
         found.lines.append(f"{key} = {value!r}: left out; {why}")
     elif key in LEFT_OUT:
         found.lines.append(f"{key} = {value!r}: left out; {LEFT_OUT[key]}")
-    elif key in BY_A_RECIPE and not value:
-        found.lines.append(f"{key} = {value!r}: left out; it is empty")
+    elif (key in BY_A_RECIPE or renamed(key) in GONE) and not value:
+        found.lines.append(f"{key} = {value!r}: left out; it asks for nothing")
+    elif why := GONE.get(renamed(key)):
+        yield f"{key} = {value!r}: {why}: remove it"
     elif key in BY_A_RECIPE:
         yield f"{key} = {value!r}: {BY_A_RECIPE[key]}: set it in a function of your own, and name that as MODULE:FUNCTION"
     elif key in OUR_KEYS:

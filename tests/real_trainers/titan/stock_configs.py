@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import ctypes
 import dataclasses
 import importlib
 import json
+import math
 import pkgutil
 import shutil
 import tempfile
@@ -109,8 +111,8 @@ def names() -> Iterator[tuple[str, Any]]:
         try:
             registry = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if not name.startswith(str(error.name)):  # utils and common are no models
-                yield f"{name}:*", error
+            for function in functions_of(name):
+                yield f"{name}:{function}", error
             continue
         for function, made in vars(registry).items():
             if function.startswith("_") or not callable(made) or getattr(made, "__module__", "") != name:
@@ -126,6 +128,31 @@ def names() -> Iterator[tuple[str, Any]]:
                 yield f"{name}:{function}", config
 
 
+def functions_of(registry: str) -> list[str]:
+    """Returns the functions without parameters of a registry that cannot be imported; none if there is no such file."""
+    import torchtitan
+
+    file = Path(torchtitan.__path__[0], *registry.split(".")[1:]).with_suffix(".py")
+    tree = ast.parse(file.read_text()).body if file.exists() else []
+    defined = [one for one in tree if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")]
+    return [one.name for one in defined if not one.args.args]
+
+
+def ranks_of(config: Any) -> int:
+    """Returns the ranks for which a config is made: 8, one node's, unless its degrees leave no choice."""
+    degrees = config.parallelism
+    if degrees.data_parallel_shard_degree < 0:
+        return 8
+    names = (
+        "data_parallel_shard",
+        "data_parallel_replicate",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "context_parallel",
+    )
+    return math.prod(getattr(degrees, f"{name}_degree") for name in names)
+
+
 def looked_at(recipe: str, config: Any, folder: Path) -> dict[str, Any]:
     """Returns what `launch --check` says to a config."""
     from titan_actor import check
@@ -136,9 +163,15 @@ def looked_at(recipe: str, config: Any, folder: Path) -> dict[str, Any]:
     debug, spec = "debug" in recipe, settings(recipe, folder)
     if not debug:
         # its own tokenizer is not in the wheel, and it is for nodes of eight GPUs
-        larger = {"hf_assets_path": str(TOKENIZER), **spec.overrides, "training.seq_len": 8192}
+        larger = {
+            "hf_assets_path": str(TOKENIZER),
+            **spec.overrides,
+            "training.seq_len": min(8192, config.training.seq_len),
+        }
         spec = dataclasses.replace(spec, overrides=larger)
-    problems, changes, _ = check.looked_at(spec, GroupsSpec(ranks_per_group=1 if debug else 8), here=debug)
+    problems, changes, _ = check.looked_at(
+        spec, GroupsSpec(ranks_per_group=1 if debug else ranks_of(config)), here=debug
+    )
     if problems:
         return {"outcome": "refused", "what": "; ".join(f"{one['key']}: {one['message']}" for one in problems)}
     return {"outcome": "checked", "changes": [change["key"] for change in changes]}

@@ -869,3 +869,138 @@ def test_a_data_set_of_images_is_looked_for_and_a_folder_of_yours_is_taken(
     assert "somebody/images of the Hugging Face hub, and ranks use no network" in why("images")
     assert why("images", str(tmp_path)) == why("images-test", str(tmp_path)) == ""
     assert "which is not here" in why("images", str(tmp_path / "gone"))
+
+
+RECIPES = """\
+import dataclasses
+from torchtitan.components.optimizer import OptimizersContainer
+from torchtitan.experiments.torchft.llama3.config_registry import llama3_torchft_debugmodel
+from torchtitan.models.llama3.config_registry import llama3_debugmodel
+
+class Careful(OptimizersContainer):
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(OptimizersContainer.Config):
+        care: float = 0.5
+
+def with_an_optimizer():
+    made = llama3_debugmodel()
+    made.optimizer = Careful.Config(param_groups=made.optimizer.param_groups)
+    return made
+
+def with_settings():
+    made = llama3_debugmodel()
+    made.debug.seed = 42
+    made.checkpoint.interval, made.checkpoint.keep_latest_k = 7, 9
+    made.checkpoint.folder, made.checkpoint.async_mode = "mine", "async"
+    return made
+
+def with_torchft():
+    made = llama3_torchft_debugmodel()
+    made.fault_tolerance.semi_sync_method = None
+    made.fault_tolerance.process_group_timeout_ms, made.fault_tolerance.min_replica_size = 1234, 2
+    return made
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The module of a user's recipes."""
+    (tmp_path / "recipes_of_a_user.py").write_text(RECIPES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "recipes_of_a_user", raising=False)
+    return "recipes_of_a_user"
+
+
+TEXT: dict[str, Any] = {"data": DataSpec(source="python-stdlib")}
+
+
+def test_an_optimizer_container_of_ones_own_is_refused(recipe: str) -> None:
+    (problem,) = problems(recipe=f"{recipe}:with_an_optimizer", **TEXT)
+    assert (problem.key, problem.value) == ("titan.recipe", f"{recipe}.Careful")
+    assert "TorchFT's would take its place" in problem.message
+
+
+def test_what_a_recipe_sets_and_the_run_does_not_go_by_has_a_line(recipe: str) -> None:
+    from titan_actor import config
+
+    _, changes = config.resolved(TitanSpec(recipe=f"{recipe}:with_settings", checkpoint_interval_steps=20, **TEXT), 2)
+    found = {change.key: (change.before, change.after) for change in changes}
+    assert {
+        key: found[key] for key in found if key.startswith(("checkpoint.", "debug.", "parallelism.", "training.d"))
+    } == {
+        "checkpoint.interval": (7, 20),
+        "checkpoint.keep_latest_k": (9, 2),
+        "checkpoint.folder": ("mine", None),
+        "checkpoint.async_mode": ("async", None),
+        "checkpoint.last_save_model_only": (False, None),
+        "debug.seed": (42, TitanSpec().seed),
+        "parallelism.spmd_backend": ("spmd_types", "partial_dtensor"),
+        "training.disable_cuda_graphs": (False, True),
+    }
+    _, changes = config.resolved(TitanSpec(recipe=f"{recipe}:with_torchft", **TEXT))
+    found = {change.key: (change.before, change.after) for change in changes}
+    assert found["fault_tolerance.process_group_timeout_ms"] == (1234, None)
+    assert found["fault_tolerance.min_replica_size"] == (2, None)
+    assert config.resolved(TitanSpec(recipe=RECIPE), 2)[1] == [], "a shipped recipe is ours"
+
+
+def test_each_field_without_effect_is_shown_with_who_says_so(recipe: str) -> None:
+    from titan_actor import config
+
+    shown = {one.key: one for one in config.shown(TitanSpec(recipe=f"{recipe}:with_settings", **TEXT))}
+    assert (shown["checkpoint.folder"].by, shown["checkpoint.folder"].value) == ("supervisor", None)
+    assert shown["checkpoint.folder"].before == "mine"
+    assert "titan.seed = 42 keeps the recipe's" in shown["debug.seed"].reason
+    assert shown["comm.train_timeout_seconds"].by == "recipe"
+    assert "at least a day" in shown["comm.train_timeout_seconds"].reason
+    shown = {one.key: one for one in config.shown(TitanSpec(recipe=f"{recipe}:with_torchft", **TEXT))}
+    gone = shown["fault_tolerance.min_replica_size"]
+    assert (gone.value, gone.before, gone.reason) == (None, 2, "[groups] and [torchft]")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("debug.enable_structured_logging", True, "it has no effect: not written: steps.jsonl"),
+        ("training.disable_cuda_graphs", False, "it has no effect: always true"),
+        ("fault_tolerance.semi_sync_method", "", 'set it to "none"'),
+    ],
+)
+def test_an_override_without_effect_or_place_is_refused(key: str, value: object, words: str) -> None:
+    (problem,) = problems(
+        recipe="torchtitan.models.llama3.config_registry:llama3_debugmodel", overrides={key: value}, **TEXT
+    )
+    assert (problem.key, problem.value) == (f"titan.overrides.{key}", value)
+    assert words in problem.message
+
+
+def test_a_module_of_overrides_that_is_not_there_is_refused() -> None:
+    from titan_actor import check
+
+    spec = TitanSpec(recipe=RECIPE, overrides={"override.imports": ["nosuch.module.fn"]})
+    ((problem,), _, _) = check.looked_at(spec, GroupsSpec())
+    assert problem["key"] == "titan.overrides.override.imports"
+    assert "'nosuch.module' could not be imported" in str(problem["message"])
+
+
+def test_types_are_checked_only_of_the_backend_that_has_them() -> None:
+    from titan_actor import config
+
+    spec = TitanSpec(
+        recipe=RECIPE, overrides={"debug.spmd_typechecking": True, "parallelism.spmd_backend": "partial_dtensor"}
+    )
+    with pytest.raises(config.ConfigError, match="ranks of a group train with partial_dtensor: leave it false"):
+        config.from_spec(spec, 2)
+
+
+def test_a_model_that_needs_a_package_of_gpu_nodes_is_checked_without_its_memory() -> None:
+    from titan_actor import check
+
+    if importlib.util.find_spec("deep_ep") is not None:
+        pytest.skip("deep_ep is installed here")
+    tokenizer = str(Path("titan_actor/assets/tokenizer").resolve())
+    overrides = {"hf_assets_path": tokenizer, "validator.enable": False}
+    spec = TitanSpec(recipe="torchtitan.models.qwen3.config_registry:qwen3_moe_deepep", overrides=overrides, **TEXT)
+    found, _, notes = check.looked_at(spec, GroupsSpec(ranks_per_group=8), slurm=SlurmSpec())
+    assert found == []
+    assert "its model cannot be built on this machine: DeepEP" in notes[0]

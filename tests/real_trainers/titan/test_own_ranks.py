@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from fault_injection.testbed.waiting import eventually
+from supervisor.wire import version
 from supervisor.wire.address import free_port
 from supervisor.wire.records import PEERS_GONE
 from tests.real_trainers.titan.groups import Groups, Rank, assert_equal_digests
+from titan_actor import quorum
 
 pytestmark = [pytest.mark.trainers, pytest.mark.long]
 
@@ -45,3 +47,14 @@ def test_a_group_that_should_heal_and_meets_no_one_trains_nothing(groups: Groups
     eventually(lambda: not all(rank.running for rank in alone), 60, "one ends, on which its node ends the other")
     assert PEERS_GONE in [rank.exit_code() for rank in alone if not rank.running]
     assert not any(rank.lines("step") for rank in alone)
+
+
+def test_another_version_of_torchft_is_refused_before_it_connects(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(version, "version_of", lambda package: "0.3.1")
+    launch = groups.launch(0)
+    with pytest.raises(
+        RuntimeError, match=r"node node-0: torchft 0\.3\.1 is installed, and only 0\.2 to below 0\.3 fits"
+    ):
+        quorum.manager(launch, dict, lambda state: None)

@@ -111,3 +111,18 @@ def test_a_halted_run_whose_lighthouse_is_heard_or_was_never_placed_is_resumed(h
     if not host:
         mirror = mirror_at("halted", "budgets are spent", host)
         client.resume(store, mirror, record_of(mirror), "mended")
+
+
+def test_what_of_a_recipe_has_no_effect_for_one_reason_is_one_sentence() -> None:
+    why = "the supervisor writes checkpoints"
+    changes = [
+        {"key": "checkpoint.folder", "before": "mine", "after": None, "reason": why},
+        {"key": "debug.seed", "before": 42, "after": 1234, "reason": "titan.seed"},
+        {"key": "checkpoint.async_mode", "before": "async", "after": None, "reason": why},
+        {"key": "fault_tolerance.group_size", "before": 3, "after": None, "reason": "[groups]"},
+    ]
+    assert client._changes(changes) == [
+        "the recipe's debug.seed = 42 becomes 1234: titan.seed",
+        "the recipe's checkpoint.folder = 'mine', checkpoint.async_mode = 'async' have no effect: " + why,
+        "the recipe's fault_tolerance.group_size = 3 has no effect: [groups]",
+    ]

@@ -148,6 +148,52 @@ def test_what_an_older_job_file_sets_to_what_it_is_anyway_is_left_out_with_a_lin
     ]
 
 
+def test_a_job_file_of_a_model_with_experts_is_translated(tmp_path: Path) -> None:
+    """It has the keys of the newest job files before configs were functions (TorchTitan's debug_model.toml of deepseek_v3)."""
+    (tmp_path / "old.toml").write_text(
+        """
+        model = { name = "deepseek_v3", flavor = "debugmodel", hf_assets_path = "./tests/assets/tokenizer" }
+        optimizer = { name = "AdamW", lr = 8e-4, early_step_in_backward = false }
+        activation_checkpoint = { mode = "selective", per_op_sac_force_recompute_mm_shapes_by_fqns = ["moe.router.gate"] }
+        fault_tolerance = { process_group = "gloo", process_group_timeout_ms = 20000, sync_steps = 10 }
+        experimental = { custom_import = "", custom_args_module = "" }
+        memory_estimation = { enabled = false, disable_fake_mode = false }
+        [parallelism]
+        expert_parallel_degree = 2
+        expert_tensor_parallel_degree = 1
+        context_parallel_rotate_method = "allgather"
+        pipeline_parallel_split_points = []
+        [quantize.grouped_mm.float8]
+        fqns = ["experts"]
+        """
+    )
+    made = from_arguments("", "", ["--job.config_file", f"{tmp_path}/old.toml"])
+    assert made.problems == []
+    assert made.body["titan"]["overrides"] == {
+        "hf_assets_path": "./tests/assets/tokenizer",
+        "optimizer.param_groups.0.optimizer_name": "AdamW",
+        "optimizer.lr": 8e-4,
+        "activation_checkpoint": "selective",
+        "activation_checkpoint.force_recompute_mm_shapes_by_fqns": ["moe.router.gate"],
+        "parallelism.expert_parallel_degree": 2,
+    }
+    assert made.body["torchft"] == {"process_group_timeout_ms": 20000}
+    assert sum(": left out; " in line for line in made.lines) == 11
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("parallelism.expert_tensor_parallel_degree", "2", "by expert_parallel_degree alone: remove it"),
+        ("experimental.pipeline_parallel_split_points", "['layers.2']", "module_fqns_per_model_part in its place"),
+        ("experimental.custom_import", "mine", "imported by the recipe that is in it: set it in a function"),
+    ],
+)
+def test_an_older_setting_that_asks_for_what_is_gone_is_a_problem(option: str, value: str, words: str) -> None:
+    (problem,) = from_arguments("llama3", "llama3_8b", [f"--{option}", value]).problems
+    assert words in problem
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "names"),
     [
@@ -200,6 +246,15 @@ def test_relative_paths_are_those_of_the_run_file(tmp_path: Path) -> None:
         "validator": {"dataloader": {"dataset_path": str(tmp_path / "words")}},
         "dump_folder": str(tmp_path / "out"),
     }
+    (tmp_path / "run.toml").write_text(
+        'name = "r"\n[titan.overrides]\nhf_assets_path = "none"\n"checkpoint.initial_load_path" = "none/step-5"\n'
+    )
+    assert parse.load(tmp_path / "run.toml").titan.overrides == {
+        "hf_assets_path": str(tmp_path / "none"),
+        "checkpoint.initial_load_path": str(tmp_path / "none" / "step-5"),
+    }, "also where nothing is, so that it says where it was looked for"
+    (tmp_path / "run.toml").write_text('name = "r"\n[titan.overrides]\nhf_assets_path = "./tests/assets/tokenizer"\n')
+    assert parse.load(tmp_path / "run.toml").titan.overrides == {"hf_assets_path": "./tests/assets/tokenizer"}
 
 
 @pytest.mark.parametrize("key", ["dump_folder", "job.dump_folder"])
