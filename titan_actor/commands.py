@@ -18,7 +18,8 @@ import json
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +30,8 @@ from titan_actor.debugger import Debugger
 
 LONGEST_REQUEST = 64 * 1024
 LONGEST_WAIT_S = 5.0
+ANSWERED_WITHIN_S = 1.0
+"""The most seconds that the end of a rank waits for an answer that is on its way: the line for the debugger that ended it."""
 
 
 class Commands:
@@ -41,6 +44,7 @@ class Commands:
         Stacks(Path(launch.rank_dir) / "stacks.txt", self._term)
         self._path = Path(launch.rank_dir) / "command.sock"
         self._socket = sockets.listen(self._path)
+        self._answering, self._answered = 0, threading.Condition()
         self.debugger: Debugger | None = None
         self.abort: Callable[[list[int]], None] | None = None
         """Set once there is a process group to abort."""
@@ -51,9 +55,11 @@ class Commands:
             self.on_term()
 
     def close(self) -> None:
-        """Stops answering."""
+        """Stops answering, once what was asked has its answer."""
         self._path.unlink(missing_ok=True)
         self._socket.close()
+        with self._answered:
+            self._answered.wait_for(lambda: not self._answering, ANSWERED_WITHIN_S)
 
     def _serve(self) -> None:
         while True:
@@ -67,11 +73,23 @@ class Commands:
         with connection, connection.makefile("rwb") as lines:
             try:
                 while line := lines.readline(LONGEST_REQUEST):
-                    lines.write(json.dumps(self._answer(line)).encode() + b"\n")
-                    lines.flush()
+                    with self._on_its_way():
+                        lines.write(json.dumps(self._answer(line)).encode() + b"\n")
+                        lines.flush()
             except OSError:
                 # the asker has gone
                 return
+
+    @contextmanager
+    def _on_its_way(self) -> Iterator[None]:
+        with self._answered:
+            self._answering += 1
+        try:
+            yield
+        finally:
+            with self._answered:
+                self._answering -= 1
+                self._answered.notify_all()
 
     def _answer(self, line: bytes) -> dict[str, Any]:
         try:

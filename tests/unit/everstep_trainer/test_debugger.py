@@ -102,7 +102,7 @@ def test_it_is_stopped_again(script: Start) -> None:
 
 
 def test_one_that_goes_on_takes_no_line(script: Start) -> None:
-    ran = stops(script, then="import time; time.sleep(0.5 if step == 2 else 0)")
+    ran = stops(script, then="import time; time.sleep(30 if step == 2 else 0)")
     assert not tell(ran, "c")[1]["stopped"]
     with pytest.raises(CannotDo, match="it is not stopped: it goes on"):
         tell(ran, "p 1")
@@ -114,6 +114,26 @@ def test_quit_ends_it_and_its_record_says_how(script: Start) -> None:
     assert ran.exit_code() == 1
     assert "BdbQuit" in ran.progress.error
     assert ran.progress.debugging is not None
+
+
+LATE = """
+import time
+from titan_actor.debugger import Debugger
+command = Debugger.command
+def late(self, line, wait_s):
+    answer = command(self, line, wait_s)
+    time.sleep(0.3)
+    return answer
+Debugger.command = late
+"""
+
+
+@pytest.mark.parametrize("line", ["q", "c"])
+def test_the_line_that_ends_a_rank_is_answered(script: Start, line: str) -> None:
+    ran = script(LATE + STOPS.format(stop="breakpoint()", then="pass"), steps=2)
+    eventually(lambda: (ran.folder / "progress.json").exists() and ran.progress.debugging, 30, "it is stopped")
+    assert tell(ran, line)[1] == {"stopped": False, "waits": False}
+    assert ran.exit_code() == (1 if line == "q" else 0)
 
 
 def test_a_failure_in_the_step_of_a_stop_is_the_debuggers_and_a_later_one_is_not(script: Start) -> None:
