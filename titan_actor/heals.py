@@ -1,4 +1,4 @@
-"""Reports heals that fail in a row, and ends the rank after a few: TorchFT tries again in each quorum, forever, and no step
+"""Reports how far a heal has come, and heals that fail in a row, and ends the rank after a few: TorchFT tries again in each quorum, forever, and no step
 of the others is committed meanwhile."""
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from supervisor.wire.records import HealFailed
+from supervisor.wire.records import HealFailed, Healing
+from titan_actor import torchft_names
 from titan_actor.peers import PeersGone
 from titan_actor.report import Report
 
@@ -18,17 +19,21 @@ ERROR_CHARACTERS = 500
 READ_S = 60.0
 """TorchFT's default; its own timeout is short where it is that of a collective."""
 
+EVERY_S = 1.0
+"""Seconds between two reports on a heal in progress; most take less."""
+
 MOST = 3
 """Heals that may fail in a row: the first peer may have ended meanwhile, and the next one too."""
 
 
 class Heals:
-    """Reports the newest failure, and withdraws it when a heal succeeds."""
+    """Reports a heal in progress, and the newest failure until a heal succeeds."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._times = 0
         self._since = 0.0
+        self._from, self._began, self._came, self._reported = "", 0.0, 0, 0.0
         self.source, self.bytes = "", 0
         """Where the newest state came from, as host:port, and its size."""
 
@@ -36,7 +41,8 @@ class Heals:
         """Wraps TorchFT's call that fetches a peer's state, in whatever thread that runs."""
 
         def received(src_rank: int, metadata: str, *args: Any, **kwargs: Any) -> Any:
-            began = time.monotonic()
+            began = self._began = self._reported = time.monotonic()
+            self._from, self._came = _host(metadata), 0
             if "timeout" in kwargs:
                 # of each read: the peer sends nothing until it has copied its state from its GPU
                 kwargs["timeout"] = max(kwargs["timeout"], timedelta(seconds=READ_S))
@@ -45,11 +51,25 @@ class Heals:
             except Exception as error:
                 self._failed(metadata, error, began)
                 raise
+            finally:
+                if self._report.progress.healing is not None:
+                    self._report.update(healing=None)
             self.none_needed()
             self.source, self.bytes = _host(metadata), _bytes(state)
             return state
 
         return received
+
+    def count(self) -> None:
+        """Has TorchFT report what comes of a state."""
+        torchft_names.count_heals(self._read)
+
+    def _read(self, size: int) -> None:
+        self._came += size
+        now = time.monotonic()
+        if now - self._reported >= EVERY_S:
+            self._reported = now
+            self._report.update(healing=Healing(source=self._from, bytes=self._came, for_s=round(now - self._began, 1)))
 
     def refuse_another(self) -> None:
         """Raises PeersGone if too many have failed in a row."""

@@ -91,6 +91,7 @@ class Quorum:
         manager.should_commit = self._committing(manager.should_commit)
         torchft_names.wrap_waits(self._waiting_for_peers)
         self._heals = Heals(rank.report)
+        self._heals.count()
         torchft_names.wrap_transfers(
             manager, lambda call: self._fetching(self._heals.watching(seconds.transfer(call))), seconds.transfer
         )

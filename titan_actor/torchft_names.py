@@ -396,6 +396,33 @@ def heal_by_tensors_only() -> None:
     transport._streaming_load = tensors_only
 
 
+class _Counted:
+    """A stream that reports the bytes that are read from it."""
+
+    def __init__(self, stream: Any, counted: Callable[[int], None]) -> None:
+        self._stream, self._counted = stream, counted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def read(self, size: int = -1) -> Any:
+        data = self._stream.read(size)
+        self._counted(len(data))
+        return data
+
+
+def count_heals(counted: Callable[[int], None]) -> None:
+    """Has each part of a peer's state that comes, a tensor at most, be reported by its bytes, in the thread that reads it."""
+    import torchft.checkpointing.http_transport as transport
+
+    load = transport._streaming_load
+
+    def counting(stream: Any, weights_only: bool = True) -> Any:
+        return load(_Counted(stream, counted), weights_only=weights_only)
+
+    transport._streaming_load = counting
+
+
 def wait_in_ddp_hook() -> None:
     """Has DistributedDataParallel wait for its collective where its hook is called."""
     import torch

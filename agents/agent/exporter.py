@@ -111,6 +111,8 @@ class Exporter:
             self._stepped[text] = time.monotonic()
             self._gauges(_OF_RANK, progress, rank)
         waited_s = max(0.0, progress.step_s - progress.data_s - progress.compute_s)
+        came = progress.healing.bytes if progress.healing is not None else 0
+        self._metrics.gauge("trainer_heal_bytes", **rank).set(came)
         for phase, seconds in (("data", progress.data_s), ("compute", progress.compute_s), ("wait", waited_s)):
             self._metrics.gauge("trainer_step_seconds", **rank, phase=phase).set(seconds)
         if progress.rank == 0:

@@ -253,6 +253,18 @@ class HealFailed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Healing:
+    """A heal in progress that has taken a second and more."""
+
+    source: str
+    """host:port of the peer that gives its state."""
+    bytes: int
+    """The bytes that have come."""
+    for_s: float
+    """Seconds since they were asked for, by the rank's own clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """A rank's report of itself, written whole (tmp + rename) to `progress.json` at every change."""
 
@@ -308,6 +320,8 @@ class Progress:
     any rank's gradient."""
     heal_failed: HealFailed | None = None
     """None if none failed, or one has succeeded since."""
+    healing: Healing | None = None
+    """None: no heal is in progress."""
     debugging: DebugView | None = None
     """Place where it is stopped in the debugger, or was when that ended it; None: it goes on."""
 

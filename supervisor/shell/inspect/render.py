@@ -59,6 +59,7 @@ def run(status: RunStatus, now: float) -> RenderableType:
         lines.append(Text(status.code, "dim"))
     if status.resumed:
         lines.append(Text(f"started from {status.resumed}", "dim"))
+    lines += [Text(f"group {g.group} {g.healing}", "dim") for g in status.groups if g.healing]
     if status.page:
         lines.append(Text(f"page {status.page}", "dim"))
     lines += [Text(f"cordoned {host}: {why}", "yellow") for host, why in status.cordons.items()]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
 
+from supervisor.core.evidence.error_text import printable
 from supervisor.core.model.kinds import Rung
 from supervisor.core.model.memory import Memory
 from supervisor.core.model.observed import Observed
@@ -62,6 +63,8 @@ class GroupStatus:
     participants: int
     hearing: str
     incident: str
+    healing: str = ""
+    """Where its first rank gets its state from and how much has come, in a heal that takes a second and more."""
 
     @property
     def where(self) -> str:
@@ -366,7 +369,16 @@ def _group(mirror: Mirror, run: str, memory: Memory, g: int, hearing: str) -> Gr
         participants=progress.participants if progress is not None else 0,
         hearing=hearing,
         incident=group.incident if group is not None else "",
+        healing=_healing(trainer),
     )
+
+
+def _healing(trainer: TrainerObserved | None) -> str:
+    progress = trainer.progress if trainer is not None and trainer.state != "exited" else None
+    if progress is None or progress.healing is None:
+        return ""
+    heal = progress.healing
+    return f"heals from {printable(heal.source)}: {heal.bytes / 1e9:.2f} GB in {heal.for_s:g} s ({heal.bytes / 1e9 / max(heal.for_s, 0.1):.2f} GB/s)"
 
 
 def _trainer(mirror: Mirror, run: str, group: int, generation: int, node: str) -> TrainerObserved | None:

@@ -171,6 +171,7 @@ CATALOGUE: tuple[Metric, ...] = (
     # --- a rank ---
     _gauge("trainer_up", "bool", _RANK, "1 while the process runs."),
     _gauge("trainer_step_seconds", "seconds", (*_RANK, ("phase", STEP_PHASES)), "Duration of the newest step by phase: data, compute, and the wait for others."),
+    _gauge("trainer_heal_bytes", "bytes", _RANK, "What has come of its peer's state, in a heal that takes a second and more; 0: there is none."),
     _gauge("trainer_tokens_per_second", "tokens", _RANK, "Throughput of the rank."),
     _gauge("trainer_mfu_ratio", "ratio", _RANK, "Model FLOPS utilisation, on GPUs whose peak TorchTitan knows."),
 )  # fmt: skip

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from supervisor.wire.records import TrainerLaunch
+from supervisor.wire.records import Healing, TrainerLaunch
+from titan_actor import heals as heals_module
 from titan_actor.heals import Heals
 from titan_actor.ledger import told
 from titan_actor.report import Report
@@ -48,6 +51,41 @@ def test_a_heal_has_its_source_and_the_size_of_the_state(tmp_path: Path) -> None
     heals = Heals(Report(launch_of(tmp_path)))
     heals.watching(lambda *_: state)(1, "http://10.0.0.2:43/checkpoint/")
     assert (heals.source, heals.bytes) == ("10.0.0.2:43", 52)
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+def test_a_heal_in_progress_reports_what_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state of three tensors over HTTP, by TorchFT's own transport."""
+    from torchft.checkpointing import http_transport as transport
+
+    monkeypatch.setattr(transport, "_streaming_load", transport._streaming_load)  # put back at the end
+    monkeypatch.setattr(heals_module, "EVERY_S", 0.0)
+    report = Report(launch_of(tmp_path))
+    heals = Heals(report)
+    heals.count()
+    seen: list[Healing] = []
+    update = report.update
+    monkeypatch.setattr(report, "update", lambda **new: (update(**new), seen.append(new["healing"])))
+    state = {"user": {f"layer {n}": torch.zeros(25_000) for n in range(3)}}
+    peer: Any = transport.HTTPTransport(timeout=timedelta(seconds=10), num_chunks=0)
+    mine: Any = transport.HTTPTransport(timeout=timedelta(seconds=10), num_chunks=0)
+    try:
+        peer.send_checkpoint([1], 5, state, timedelta(seconds=10))
+        port = peer._server.socket.getsockname()[1]
+        receive = heals.watching(mine.recv_checkpoint)
+        receive(0, f"http://127.0.0.1:{port}/checkpoint/", step=5, timeout=timedelta(seconds=10))
+    finally:
+        for transport_of_one in (peer, mine):
+            transport_of_one.shutdown()
+            transport_of_one._server.server_close()
+    *came, over = seen
+    assert over is None
+    assert [one.source for one in came] == [f"127.0.0.1:{port}"] * len(came)
+    sizes = [one.bytes for one in came]
+    assert sizes == sorted(sizes)
+    assert len(sizes) >= 3
+    assert 300_000 <= sizes[-1] < 310_000
+    assert report.progress.healing is None
 
 
 def test_an_error_is_told_with_its_cause() -> None:

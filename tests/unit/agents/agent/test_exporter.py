@@ -12,7 +12,7 @@ from agents.agent.node_view import View
 from agents.agent.reporter import Standing
 from agents.shim.settings import Settings
 from supervisor.shell.metrics.catalogue import CATALOGUE
-from supervisor.wire.records import Health, ProcessRecord, Progress
+from supervisor.wire.records import Healing, Health, ProcessRecord, Progress
 
 
 class Node:
@@ -171,6 +171,13 @@ def test_a_heal_is_that_of_a_groups_start(node: Node) -> None:
     assert node.value("trainer_heal_seconds_count", run="run") == 1
     assert node.value("trainer_heal_seconds_sum", run="run") == 0.5
     assert node.value("trainer_seconds_total", **GROUP, cause="heal") == pytest.approx(0.7)
+
+
+def test_a_heal_in_progress_has_the_bytes_that_came(node: Node) -> None:
+    node.tell(healing=Healing(source="10.0.0.2:43", bytes=7_000, for_s=1.5))
+    assert node.value("trainer_heal_bytes", **GROUP, rank=0) == 7_000
+    node.tell(healing=None)
+    assert node.value("trainer_heal_bytes", **GROUP, rank=0) == 0
 
 
 def test_an_agent_that_starts_again_counts_no_heal_of_long_ago(node: Node) -> None:

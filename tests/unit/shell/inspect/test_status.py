@@ -27,6 +27,7 @@ from supervisor.wire.records import (
     Account,
     Fact,
     HealFailed,
+    Healing,
     Health,
     LeaderRecord,
     NodeCheck,
@@ -238,6 +239,25 @@ def test_a_heal_that_fails_again_and_again_is_told_with_its_source_and_reason() 
     (said,) = found.waiting
     assert said == f"group 0: rank 0: its heal from 10.0.0.2:43 has failed 4 times in 41 s: {failed.error}"
     assert said in text(render.run(found, NOW)), "no word of it is taken for markup"
+
+
+def test_a_heal_in_progress_has_its_source_its_bytes_and_its_rate() -> None:
+    groups = {0: GroupMemory(group=0, generation=1, seats=(Seat("n1"),), phase="starting")}
+    memory = replace(MEMORY, groups=groups, allocations={}, incidents={}, cordons={})
+    about: dict[str, Any] = {"run": "run", "group": 0, "generation": 1, "rank": 0, "pid": 1}
+    healing = Healing(source="10.0.0.2:43\x1b[31m", bytes=4_200_000_000, for_s=2.1)
+
+    def lines(**fields: Any) -> str:
+        progress = Progress(**about, sequence=1, phase="step", healing=healing)
+        trainer = TrainerObserved(**about, progress=progress, **fields)
+        node = NodeObserved(node="n1", sequence=1, trainers=(trainer,))
+        return text(render.run(seen(memory, **registration("n1"), **{keys.observed("n1"): encode(node)}), NOW))
+
+    shown = lines(state="running")
+    assert "group 0 heals from 10.0.0.2:43" in shown
+    assert ": 4.20 GB in 2.1 s (2.00 GB/s)" in shown
+    assert "\x1b" not in shown
+    assert "heals from" not in lines(state="exited")
 
 
 def test_where_the_page_is() -> None:
