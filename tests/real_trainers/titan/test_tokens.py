@@ -6,12 +6,16 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from fault_injection.in_rank import causes
 from supervisor.core.model.spec import DataSpec, GroupsSpec, TitanSpec, TorchFTSpec
@@ -22,6 +26,7 @@ from tests.real_trainers.titan.test_twin import history_of, parity
 from titan_actor import check, data, mends, samples
 from titan_actor.tokens.build import build
 from titan_actor.tokens.loader import Draw, TokenLoader
+from titan_actor.tokens.place import FILE, SharedPlace
 from titan_actor.tokens.reader import TokenStore
 from titan_actor.tokens.sources import Corpus
 from titan_actor.tokens.stream import Order, Shape, positions, share
@@ -516,3 +521,132 @@ def test_ranks_that_share_a_model_share_its_samples(groups: Groups, store: Path,
     assert [rank.exit_code() for rank in ranks] == [0, 0], ranks[0].log()[-2000:] + ranks[1].log()[-2000:]
     assert assert_each_sample_once(ranks[:1], Shape(ranks=1, local=4), store, planned=1) == 16
     assert not ranks[1].lines("batch")
+
+
+class Placed:
+    """A group of the run: each of its ranks has its place, and they share a quorum."""
+
+    def __init__(self, number: int, count: int, shape: Shape) -> None:
+        self._manager = SimpleNamespace(current_step=lambda: 0, _quorum_id=1)
+        self.places: list[SharedPlace] = []
+        self._loaders: list[Any] = []
+        titan = SimpleNamespace(
+            global_batch=shape.batch,
+            max_accumulation=shape.most,
+            shrunk_lr="left",
+            data=SimpleNamespace(lost_place="error"),
+        )
+        for rank in range(shape.ranks):
+            loader = SimpleNamespace(
+                dp_world_size=count * shape.ranks, dp_rank=number * shape.ranks + rank, seed=5, seq_len=64, first=0,
+                store=SimpleNamespace(manifest=SimpleNamespace(digest="abc"), folder=Path("/store")),
+            )  # fmt: skip
+            trainer = SimpleNamespace(
+                dataloader=loader, launch=SimpleNamespace(groups=count, titan=titan), manager=self._manager,
+                config=SimpleNamespace(training=SimpleNamespace(local_batch_size=shape.local)),
+                gradient_accumulation_steps=shape.accumulation,
+            )  # fmt: skip
+            self.places.append(SharedPlace(trainer, keeps=rank == 0))
+            self._loaders.append(loader)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        (state,) = {json.dumps(place.state()): place.state() for place in self.places}.values()
+        return state
+
+    def heal(self, state: dict[str, Any]) -> None:
+        for place in self.places:
+            place.take(state)
+
+    def step(self, participants: int, number: int) -> list[int]:
+        """All that its ranks draw for a step of so many groups, of which it is the `number`th."""
+        self._manager._participating_replica_world_size, self._manager._participating_replica_rank = (
+            participants,
+            number,
+        )
+        for place in self.places:
+            place.begin()
+        return [position for loader in self._loaders for position in loader.draw().now]
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("step"), st.sets(st.integers(0, 5), min_size=1), st.booleans()),
+    st.tuples(st.just("lose"), st.integers(0, 5)),
+    st.tuples(st.just("resume"), st.booleans()),
+    st.tuples(st.just("scale"), st.integers(1, 6)),
+    st.tuples(st.just("local"), st.integers(1, 4)),
+)
+SHAPES = st.builds(
+    Shape,
+    ranks=st.integers(1, 3),
+    local=st.integers(1, 4),
+    accumulation=st.integers(1, 3),
+    batch=st.sampled_from(["shrinks", "constant"]),
+    most=st.sampled_from([0, 3, 5]),
+)
+
+
+SCALED = [("step", {0}, True), ("scale", 5), ("step", {0, 1}, True)]
+"""A group that starts with other groups than those that it heals from."""
+
+
+@settings(deadline=None, max_examples=300)
+@example(shape=Shape(ranks=1, local=1), count=3, events=SCALED)
+@given(shape=SHAPES, count=st.integers(1, 6), events=st.lists(EVENTS, max_size=30))
+def test_the_places_of_all_ranks_train_each_sample_once_and_in_order(
+    shape: Shape,
+    count: int,
+    events: list[tuple],  # type: ignore[type-arg]
+) -> None:
+    """The real places, healed from their peers and resumed from checkpoints on disk, through members that come and go,
+    commits that fail, the loss of all, live changes of the number of groups and relaunches with another batch."""
+    groups: dict[int, Placed] = {}
+    trained: list[int] = []
+    with tempfile.TemporaryDirectory() as top:
+        folder = Path(top)
+
+        def come(number: int) -> Placed:
+            """A group that starts: from its peers if there are some, else from the newest checkpoint."""
+            one = Placed(number, count, shape)
+            if groups:
+                one.heal(max((group.state for group in groups.values()), key=lambda state: state["samples"]))
+            elif (folder / FILE).exists():
+                for place in one.places:
+                    place.resume(place.read(folder), "step-1")
+            return one
+
+        def save() -> None:
+            newest = max(groups.values(), key=lambda group: group.state["samples"])
+            newest.places[0].write(folder, newest.state)
+
+        def saved() -> int:
+            return int(json.loads((folder / FILE).read_text())["samples"]) if (folder / FILE).exists() else 0
+
+        for event in events:
+            if event[0] == "step":
+                members = sorted(event[1])
+                newest = max((group.state["samples"] for group in groups.values()), default=saved())
+                for number in members:
+                    if number not in groups or groups[number].state["samples"] < newest:
+                        groups[number] = come(number)
+                drawn = [at for place, number in enumerate(members) for at in groups[number].step(len(members), place)]
+                assert sorted(drawn) == list(range(newest, newest + len(drawn)))
+                if event[2]:
+                    trained += sorted(drawn)
+                    for number in members:
+                        for place in groups[number].places:
+                            place.advance()
+                groups = {number: groups[number] for number in members}  # who was not there is out
+            elif event[0] == "lose":
+                groups.pop(event[1], None)
+                if not groups:
+                    del trained[saved() :]
+            elif event[0] == "scale":
+                count = event[1]
+            else:
+                if groups and (event[0] == "local" or event[1]):
+                    save()
+                del trained[saved() :]
+                groups = {}
+                shape = replace(shape, local=event[1]) if event[0] == "local" else shape
+            assert trained == list(range(len(trained)))
