@@ -192,6 +192,7 @@ def _crash_again(world: World, fault: Fault) -> bool:
         found = [t for at in world.nodes.values() for t in at.living() if t.group == group and t.commits]
         for trainer in sorted(found, key=lambda t: (t.node.name != node, t.rank))[:1]:
             trainer.end(signal=9)
+            world.struck_at[fault] = world.clock.now
         if not found and world.clock.now < until:
             world.clock.after(LOOK_S, look)
 

@@ -152,18 +152,24 @@ class Struck:
         clear = self.clear(over)
         spec = self.world.spec
         bounds = Bounds(spec, self.world.pace, climbs=spec.policy.budget.restart <= len(self.all))
-        faults = [replace(s.fault, at=s.began) for s in self.all]
+        faults = [replace(s.fault, at=self._struck_at(s)) for s in self.all]
         for struck, fault in zip(self.all, faults, strict=True):
             free = struck in clear
             kinds = self._kinds(struck, over) if free else ()
             # listed twice, a fault is never alone, so its number of incidents does not count
             whom = (tuple(struck.groups) or (NOBODY,)) if kinds else (NOBODY,) if free else (NOBODY, NOBODY)
-            struck.within_s = bounds.within_s(fault, faults, free, self.trained(struck.began), struck.spare)
+            trained = self.trained(struck.began)
+            waited_s = self._struck_at(struck) - struck.began
+            struck.within_s = waited_s + bounds.within_s(fault, faults, free, trained, struck.spare)
             within_s = struck.within_s + self.world.pace.step_s  # looked at once a step
             for group in whom:
                 done = self._done(len(found) + 1, struck, group, kinds or (), free, struck.over or over)
                 found.append(replace(done, within_s=within_s, others_within_s=_others_s(fault, faults, within_s, free)))
         return found
+
+    def _struck_at(self, struck: _Struck) -> float:
+        """Returns when a fault struck: one that waits until its victim trains again does so later than it begins."""
+        return self.world.struck_at.get(struck.fault, struck.began)
 
     def _kinds(self, struck: _Struck, over: float | None) -> tuple[Kind, ...]:
         """Returns the kinds that a supervisor may give it; empty: it has no incident, or not one alone."""

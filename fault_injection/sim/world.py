@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.agent.names import LighthouseName
 from fault_injection.sim.checks import Checks
@@ -22,6 +22,9 @@ from fault_injection.sim.training import Training
 from supervisor.core.model.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec
 from supervisor.wire import keys
 from supervisor.wire.records import LighthouseDesired, RunRecord, encode
+
+if TYPE_CHECKING:  # it imports this module
+    from fault_injection.sim.faults import Fault
 
 START_S = 50.0
 """Virtual time at the launch: not 0, which records take for unknown."""
@@ -83,6 +86,8 @@ class World:
         self._pid = 0
         self.victims: list[tuple[int, str]] = []
         """Groups whose processes a fault has ended, each with the node of one."""
+        self.struck_at: dict[Fault, float] = {}
+        """When those faults struck that had waited until their victim trained again."""
         self.island: frozenset[str] = frozenset()
         """Nodes and hosts that reach each other, and no others."""
         self.nodes: dict[str, Node] = {}

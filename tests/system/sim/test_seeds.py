@@ -70,6 +70,11 @@ def test_nothing_goes_wrong_and_everybody_trains_again(first: int) -> None:
     assert not bad, "\n".join(failure(result) for result in bad)
 
 
+def test_a_kill_that_waits_until_its_victim_trains_again_counts_from_then_on() -> None:
+    """Three kills of one group, of which two wait for it: found by seed 489."""
+    assert run(489, NODES).broken == ()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_after_a_power_loss_all_start_again_together_and_nothing_is_held_against_a_host(seed: int) -> None:
     world = World(spec(12), seed)
