@@ -212,7 +212,7 @@ check passes were trained for {steps} steps at batch 2 of 64 tokens; one of the 
 back by a heal, and ended with the same digests as the other.
 
 - **trained**: with the number of steps that both groups made together after the kill.
-- **checked**: it is not debug-sized, and `supervisor validate` finds nothing wrong with it in groups of eight ranks, at 8192 tokens, with Everstep's
+- **checked**: it is not debug-sized, and `supervisor validate` finds nothing wrong with it in groups of eight ranks (or those that its degrees ask for), at 8192 tokens at most, with Everstep's
   tokenizer: the larger models' own are not in TorchTitan's wheel.
 - **refused**: with what `supervisor validate` says.
 - **needs**: a package or device that was not there.
