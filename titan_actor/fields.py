@@ -15,7 +15,8 @@ Standing = Literal["honoured", "ours", "refused"]
 
 @dataclass(frozen=True)
 class Row:
-    """The fate of all fields of one name. `unless`: the value with which a refused field does nothing."""
+    """The fate of all fields of one name. `unless`: the value with which a refused field does nothing, or that one of ours
+    has anyway."""
 
     standing: Standing
     note: str = ""
@@ -100,7 +101,9 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
             "moe_force_load_balance", "print_config", "save_config_file", "spmd_typechecking",
         ),
         **_ours("titan.seed", "seed"),
-        **_ours("not written: steps.jsonl of each rank has the seconds of each step's parts", "enable_structured_logging"),
+        "enable_structured_logging": Row(
+            "ours", "not written: steps.jsonl of each rank has the seconds of each step's parts", unless=False
+        ),
     },
     "lr_scheduler": _honoured(
         "decay_ratio", "decay_type", "min_lr_factor", "total_steps", "warmup_steps", note="advances on committed steps alone",
@@ -143,7 +146,7 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         **_honoured("global_batch_size", note="of all groups together"),
         **_ours("titan.steps", "steps"),
         "disable_cuda_graphs": Row(
-            "ours", "always true: a captured step would hold the all-reduce between groups (titan_actor/mends.py)"
+            "ours", "always true: a captured step would hold the all-reduce between groups (titan_actor/mends.py)", unless=True,
         ),
     },
     "validator": {

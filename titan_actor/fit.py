@@ -127,8 +127,10 @@ def _model(config: Any) -> Iterator[Problem]:
     try:
         apply_overrides(config.override, config)
     except Exception as error:  # noqa: BLE001  (it imports a module of the user's)
-        missing = getattr(error.__cause__, "name", None)  # the nodes may have what such a module imports in turn
-        if not isinstance(error.__cause__, ModuleNotFoundError) or str(missing) in str(config.override.imports):
+        lacks = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+        own = [each if isinstance(each, str) else each[0] for each in config.override.imports]
+        # the nodes may have what such a module imports in turn
+        if lacks is None or any(f"{each}.".startswith(f"{lacks}.") for each in own):
             yield Problem(
                 "titan.overrides.override.imports", config.override.imports, f"{type(error).__name__}: {error}"
             )

@@ -14,6 +14,9 @@ GPU_GIB = {
 }  # fmt: skip
 """Memory of the largest GPU of a name, in GiB: NVIDIA's data sheets."""
 
+UNKNOWN = (ImportError, NotImplementedError, ValueError)
+"""Raised by a model that needs a package or a device that is not here, or another part of its config."""
+
 UNITS = {"k": 10, "": 20, "m": 20, "g": 30, "t": 40}
 """Suffix of sbatch's --mem -> the power of two of its bytes."""
 
@@ -23,7 +26,7 @@ ADAMS = ("Adam", "AdamW")
 
 def least_bytes(config: Any, ranks: int) -> int:
     """Returns the least bytes of one rank: its even share of parameters, gradients and optimizer states. Activations,
-    buffers and what frameworks take come on top. Raises ImportError if the model needs a package that is not here."""
+    buffers and what frameworks take come on top. Raises UNKNOWN if the model cannot be built here."""
     import torch
     from torchtitan.config import TORCH_DTYPE_MAP
 
@@ -47,7 +50,7 @@ def problem(config: Any, ranks: int, together: int = 1) -> str:
     device, has = _here()
     try:
         needs = least_bytes(config, ranks) * (1 if device else together)
-    except ImportError as error:
+    except UNKNOWN as error:
         return f"its model cannot be built on this machine: {error}"
     if needs <= has:
         return ""
@@ -65,7 +68,7 @@ def in_slurm(config: Any, groups: GroupsSpec, slurm: SlurmSpec) -> tuple[str, st
         return "", ""
     try:
         needs, here = least_bytes(config, groups.ranks_per_group), groups.slots
-    except ImportError as error:  # of a package that nodes with GPUs may have
+    except UNKNOWN as error:  # of a package that nodes with GPUs may have
         return "", f"the least memory of a rank is unknown, since its model cannot be built on this machine: {error}"
     size = f"{needs / 2**30:.1f} GiB" if needs >= 1 << 30 else f"{needs / 2**20:.0f} MiB"
     told = f"each rank needs at least {size} for parameters, gradients and optimizer"

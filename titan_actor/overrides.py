@@ -75,7 +75,7 @@ def set_field(config: Any, key: str, value: Any, reserved: dict[str, str]) -> Pr
     for name, instead in reserved.items():
         if _below(key, (name,)):
             return Problem(place, value, f"is not an override: set {instead}")
-    if (row := fields.standing(key)) is not None and row.standing == "ours":
+    if (row := fields.standing(key)) is not None and row.standing == "ours" and value != row.unless:
         return Problem(place, value, f"it has no effect: {row.note}")
     if key.startswith("optimizer.") and (groups := _optimizers_with(config, key.removeprefix("optimizer."))):
         leaf = key.removeprefix("optimizer.")

@@ -104,7 +104,7 @@ class ReplicaTrainer(Trainer):
         self._round = 0
         """Round of the step in progress; 0 outside of one."""
         between_groups.split(config, self)
-        if rank.waits and (why := any_group.why_none(config, rank.of_any_group)):
+        if rank.waits and (why := any_group.why_none(config, rank)):
             raise RuntimeError(f"no standby: {why}")
         if config.metrics.enable_wandb:
             wandb_run.name(self.launch)

@@ -126,19 +126,21 @@ class Standbys:
 
     def __init__(self, files: kept_state.Files) -> None:
         self._files, self._teams = files, dict[tuple[str, int], Team]()
+        self._ahead: TrainerLaunch | None = None
+        """The start that this node, a spare, builds ahead."""
         self._told: dict[Path, list[int]] = {}
         self._possible = not mends.on_gpu()  # a second model would not fit, and its context is not to be had twice
 
     @property
     def any(self) -> bool:
         """True while there is something to look at."""
-        return bool(self._teams)
+        return bool(self._teams) or self._ahead is not None
 
     def started(self, launch: TrainerLaunch, pid: int) -> None:
         """Takes note of a rank that was started here."""
         key = launch.run, launch.group
-        for other in [each for each in self._teams if each[1] == ANY]:
-            self._drop(other)  # this node is no spare any more
+        self._ahead = None  # this node is no spare any more
+        self._drop_ahead()
         here = launch.ranks_here in (0, launch.world_size)
         if not (self._possible and here and launch.standby and not launch.trainer.command):
             return
@@ -153,13 +155,32 @@ class Standbys:
 
     def build_ahead(self, launch: TrainerLaunch | None) -> None:
         """Builds a start like this, of whichever group comes here, while nothing trains here. None: no more."""
-        for key in [key for key, team in self._teams.items() if key[1] == ANY or team.ended_at is not None]:
+        known = self._teams.get((launch.run, ANY)) if launch is not None and launch == self._ahead else None
+        if known is None or not known.standbys:
+            self._ahead = launch if self._possible else None
+            self._drop_ahead()
+            self._look_ahead()
+
+    def _drop_ahead(self) -> None:
+        for key in [key for key in self._teams if key[1] == ANY]:
             self._drop(key)
-        if launch is None or not self._possible or self._teams:
+
+    def _look_ahead(self) -> None:
+        """Builds ahead once the ranks that trained here have ended."""
+        launch = self._ahead
+        if launch is None or (launch.run, ANY) in self._teams:
             return
+        if any(self._lives(team) for team in self._teams.values()):
+            return
+        for key in list(self._teams):
+            self._drop(key)  # its group has left this node
         team = self._teams[launch.run, ANY] = Team(tried=True)
         ranks = range(launch.world_size)
         self._try(team, [replace(launch, rank=rank, group=0) for rank in ranks], f"{launch.run} of any group")
+
+    @staticmethod
+    def _lives(team: Team) -> bool:
+        return all(Path(f"/proc/{pid}").exists() for _, pid in team.ranks.values())
 
     def take(self, launch: TrainerLaunch, request: dict[str, Any]) -> int | None:
         """Returns the pid of the standby that becomes this rank; None: there is none."""
@@ -188,7 +209,7 @@ class Standbys:
         return whole and shape(team.standbys[launch.rank].launch) == shape(launch)
 
     def _of_any(self, launch: TrainerLaunch) -> bool:
-        """Has a spare's standbys, if they fit, be of this launch's group."""
+        """Has a spare's standbys be of this launch's group; returns false if there are none, or they cannot be."""
         team = self._teams.get((launch.run, ANY))
         if team is None or launch.from_memory:
             return False
@@ -201,7 +222,7 @@ class Standbys:
         """Makes standbys of ranks that train, and ends those that no one will use."""
         now = time.monotonic()
         for key, team in list(self._teams.items()):
-            alive = all(Path(f"/proc/{pid}").exists() for _, pid in team.ranks.values())
+            alive = self._lives(team)
             team.ended_at = None if alive else team.ended_at or now
             if team.ended_at is not None and (now > team.ended_at + UNUSED_S or self._is_over(team)):
                 self._drop(key)
@@ -213,6 +234,7 @@ class Standbys:
                     self._try(team, [launch for launch, _ in team.ranks.values()], f"{key[0]} group {key[1]}")
             elif team.standbys and not self._has_room(team, 1.0):
                 self._end(team)
+        self._look_ahead()
         self._tell()
 
     def _tell(self) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from supervisor.wire.records import TrainerLaunch
 
 FILE = "wandb-id"
 """In the run's folder: a later run of the same name has another, and so does not go on with this one's."""
+
+WITHIN_S = 5.0
+"""Seconds within which the rank that makes it has written it."""
 
 
 def name(launch: TrainerLaunch) -> None:
@@ -34,6 +39,10 @@ def _id(run_dir: Path) -> str:
         except FileExistsError:
             pass
         except OSError:  # a file system without links
-            os.replace(new, path)
-        new.unlink(missing_ok=True)
-    return path.read_text()
+            with suppress(FileExistsError), open(path, "x") as file:
+                file.write(new.read_text())
+        new.unlink()
+    until = time.monotonic() + WITHIN_S
+    while not (found := path.read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return found

@@ -138,14 +138,22 @@ def serve(channel: socket.socket) -> None:
             return
         try:
             request = json.loads(message)
-            if "ahead" in request:  # which has no answer
+            if "ahead" in request:
                 if not problem:
-                    standbys.build_ahead(decode(request["ahead"], TrainerLaunch) if request["ahead"] else None)
+                    _build_ahead(str(request["ahead"]), standbys)
                 continue
             answer = {"error": problem} if problem else {"pid": _started(request, files, standbys)}
         except (OSError, ValueError, KeyError, TypeError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         _send(channel, answer)
+
+
+def _build_ahead(launch: str, standbys: Standbys) -> None:
+    """Has no answer, so an error is only printed: an agent may be newer than this process."""
+    try:
+        standbys.build_ahead(decode(launch, TrainerLaunch) if launch else None)
+    except (OSError, RecordError) as error:
+        print(f"no standby of a start ahead: {error}", file=sys.stderr, flush=True)
 
 
 def _started(request: dict[str, Any], files: kept_state.Files, standbys: Standbys) -> int:

@@ -130,6 +130,8 @@ class Agent:
         """[env] and code of the newest start, or of the next one: the shim's warm process has that environment, or will."""
         self._ahead: TrainerDesired | None = None
         """The start for which the warm process of a spare builds standbys."""
+        self._ahead_holds = False
+        """False where the warm process may still know of another one."""
         self._ends: dict[asyncio.Task[None], str] = {}
         """Ends that are being read, in the order in which the shim saw them, each with its generation."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -504,19 +506,26 @@ class Agent:
             start = node.trainers[0] if node.trainers else node.standby
             of, ahead = (start.env if start is not None else of[0], node.code), node.standby if spare else None
         if self._ahead is not None and self._ahead.run in runs:
-            self._ahead = None  # a start comes, which uses what was built
-        if (of, ahead) != (self._warm_of, self._ahead) and not self._view.announced:
-            self._warm_of, self._ahead = of, ahead
-            self._in_background(self._warm_up(*of, ahead))
+            self._ahead, self._ahead_holds = None, False  # a start comes, which uses what was built
+        idle = not (runs or self._view.running())
+        old = idle and not self._ahead_holds  # no start came after all, or an agent before this one has asked for it
+        if ((of, ahead) != (self._warm_of, self._ahead) or old) and not self._view.announced:
+            in_what = of if of != self._warm_of or ahead is not None else None
+            self._warm_of, self._ahead, self._ahead_holds = of, ahead, True
+            self._in_background(self._warm_up(in_what, ahead))
 
-    async def _warm_up(self, env: EnvSpec, code: CodeVersion | None, ahead: TrainerDesired | None) -> None:
+    async def _warm_up(self, of: tuple[EnvSpec, CodeVersion | None] | None, ahead: TrainerDesired | None) -> None:
+        """`of`: the environment and code in which the warm process must be; None: those that it has."""
         try:
-            around = await self._files.done(
-                lambda: surroundings.fields(env, self._settings.node, self._codes.tree(code))
-            )
-            await self._shim.ask("warm", **around)
+            if of is not None:
+                env, code = of
+                around = await self._files.done(
+                    lambda: surroundings.fields(env, self._settings.node, self._codes.tree(code))
+                )
+                await self._shim.ask("warm", **around)
             start = "" if ahead is None else encode(launch.ahead(self._settings, ahead)).decode()
-            await self._shim.ask("ahead", launch=start)
+            if ahead == self._ahead:  # else a start has come meanwhile, or another one is to be built
+                await self._shim.ask("ahead", launch=start)
         except (
             ShimRefused,
             ShimLost,

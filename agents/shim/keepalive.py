@@ -112,6 +112,12 @@ class Warm(Kept):
         if self.state == "ready":
             self._tell_ahead()
 
+    def expect_start(self, used: bool) -> None:
+        """Forgets the start that was built ahead, since one has come, which uses it if it can (`used`)."""
+        if not used:
+            self.build_ahead("")
+        self._ahead = ""
+
     def _tell_ahead(self) -> None:
         assert self._ours is not None
         with suppress(OSError):  # it has ended: the next one is told
@@ -205,7 +211,6 @@ class Warm(Kept):
             if self._ours is None or self.state != "ready":
                 raise ForkError("it is not ready")
             self._answer = asyncio.get_running_loop().create_future()
-            self._ahead = ""
             try:
                 self._ours.send(json.dumps({"launch": launch, "log": log, "env": environment}).encode())
                 return await asyncio.wait_for(self._answer, self.ANSWER_WITHIN_S)

@@ -52,6 +52,8 @@ CONNECTIONS = 64
 """Most connections to the shim's socket. An agent has two."""
 
 SAID_CHARACTERS = 1000
+LONGEST_REQUEST = 4 << 20
+"""Most bytes of a request: secrets have 64 KiB each, and a config tens of them."""
 """Most characters of a sentence that the agent has the shim print."""
 
 
@@ -101,7 +103,9 @@ class Shim:
         for sentence in self._table.take_over():
             process.say(sentence)
         self._table.remember("shim_started", pid=os.getpid(), allocation=self._settings.allocation)
-        server = await asyncio.start_unix_server(self._serve, sock=sockets.listen(self._node / "shim.sock"))
+        server = await asyncio.start_unix_server(
+            self._serve, sock=sockets.listen(self._node / "shim.sock"), limit=LONGEST_REQUEST
+        )
         await self._records.done(lambda: None)
         for kept in self._kept:
             kept.on_start, kept.may_start = self._keep_record, lambda: self._records.left == 0
@@ -280,7 +284,10 @@ class Shim:
 
     async def _fork_warm(self, request: dict[str, Any], around: dict[str, str], mark: dict[str, str]) -> Child | None:
         """Returns the warm process's fork, or None if the trainer must start cold."""
-        if self._warm is None or not request.get("launch") or request.get("cold"):
+        if self._warm is None or not request.get("launch"):
+            return None
+        self._warm.expect_start(used=not request.get("cold"))
+        if request.get("cold"):
             return None
         if not self._warm.begin_in(around, str(request.get("directory", ""))) or self._warm.state != "ready":
             return None
@@ -289,6 +296,7 @@ class Shim:
             pid = await self._warm.fork(request["launch"], request["log"], mark)
         except ForkError as error:
             process.say(f"the warm process forked no trainer for {request['name']}: {error}; starting it cold")
+            self._warm.expect_start(used=False)
             self._kill_strangers()
             return None
         finally:

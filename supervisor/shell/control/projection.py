@@ -16,6 +16,7 @@ from supervisor.core.model.memory import GroupMemory, Memory
 from supervisor.core.model.observed import Checkpoint, Observed
 from supervisor.core.model.spec import HooksSpec, RunSpec
 from supervisor.core.remediation.restore import ENDED
+from supervisor.core.round.view import RoundView
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Admission,
@@ -125,19 +126,14 @@ class Spread:
 
 
 def spares(spec: RunSpec, memory: Memory, observed: Observed) -> frozenset[str]:
-    """Returns the nodes that build the start of any group ahead: those of the run on which none is. While no group trains yet
+    """Returns the nodes that build the start of any group ahead: those to which one would be moved. While no group trains yet
     there are none: on one machine they would slow the others' first start."""
     trains = any(group.phase == "running" for group in memory.groups.values()) or memory.incidents
     alone = spec.groups.nodes_per_group == 1 and not spec.trainer.command and spec.hooks == HooksSpec()
     if not (trains and alone and spec.policy.standby == "built" and memory.phase == "running"):
         return frozenset()
-    held = {node for group in memory.groups.values() for node in group.nodes}
-    wanted = {key for key, allocation in memory.allocations.items() if allocation.state == "wanted"}
-    return frozenset(
-        node.name
-        for node in observed.nodes.values()
-        if node.registered and node.role == "trainer" and node.allocation in wanted and node.name not in held
-    )
+    ends = {seat.node for group in memory.groups.values() for seat in group.left}
+    return frozenset(RoundView(observed, spec, memory).spares()) - ends
 
 
 def intent_records(

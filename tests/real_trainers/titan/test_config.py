@@ -974,6 +974,12 @@ def test_an_override_without_effect_or_place_is_refused(key: str, value: object,
     assert words in problem.message
 
 
+def test_an_override_that_asks_for_what_is_so_anyway_is_taken() -> None:
+    stock = "torchtitan.models.llama3.config_registry:llama3_debugmodel"
+    same = {"training.disable_cuda_graphs": True, "debug.enable_structured_logging": False}
+    assert built(recipe=stock, overrides=same, **TEXT).training.disable_cuda_graphs
+
+
 def test_a_module_of_overrides_that_is_not_there_is_refused() -> None:
     from titan_actor import check
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ from supervisor.core.model.spec import DataSpec
 from supervisor.wire import standbys as wire
 from supervisor.wire.records import TrainerLaunch, encode
 from tests.real_trainers.titan.groups import Groups, Rank, Warm, assert_equal_digests, complete
-from titan_actor import data, kept_state, standby
+from titan_actor import data, kept_state, mends, standby
+from titan_actor.overrides import fields_of
 from titan_actor.tokens.build import build
 from titan_actor.tokens.sources import Corpus
 from titan_actor.tokens.tokenizer import ASSETS
@@ -167,7 +170,10 @@ def test_a_spare_that_a_start_of_another_config_comes_to_forks_it(groups: Groups
     spare.warm.tell(ahead=encode(ahead).decode())
     (waits,) = built(spare, 1)
     spare.warm.tell(ahead=encode(ahead).decode())
-    (again,) = eventually(lambda: standbys(spare) - {waits}, 60, "it is built again")
+    spare.warm.tell(ahead="{}")
+    spare.warm.tell(ahead=encode(replace(ahead, titan=replace(ahead.titan, steps=998))).decode())
+    (again,) = eventually(lambda: standbys(spare) - {waits}, 60, "another is built")
+    spare.warm.tell(ahead=encode(replace(ahead, titan=replace(ahead.titan, steps=998))).decode())
     back = spare.start(0, groups=1, standby=True)
     try:
         assert back.pid != again
@@ -178,6 +184,53 @@ def test_a_spare_that_a_start_of_another_config_comes_to_forks_it(groups: Groups
         assert len(standbys(spare)) == 1, "a node that trains is no spare: it has its own rank's"
     finally:
         spare.close()
+
+
+def test_a_spare_builds_once_the_ranks_that_trained_on_it_have_ended(groups: Groups, spare: Groups) -> None:
+    rank = spare.start(1, groups=1, standby=True)
+    try:
+        rank.reached(3, commits=3)
+        (own,) = built(spare, 1)
+        spare.warm.tell(ahead=encode(groups.launch(0, generation=0, standby=True)).decode())
+        rank.reached(rank.step + 20, commits=20)
+        assert standbys(spare) == {own}, "not beside a rank that trains"
+        rank.kill()
+        eventually(lambda: own not in standbys(spare) and len(standbys(spare)) == 1, 60, "it is built in its place")
+    finally:
+        spare.close()
+
+
+def configured(launch: TrainerLaunch) -> tuple[Any, Any]:
+    """The module that decides about a spare's standbys, and the config of a start."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mends.apply()
+        from titan_actor import any_group, config
+
+        return any_group, config.for_launch(launch)
+
+
+def test_a_spare_without_the_memory_for_it_builds_none(
+    groups: Groups, spare: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = SimpleNamespace(of_any_group=True, launch=groups.launch(0))
+    any_group, made = configured(rank.launch)
+    assert any_group.why_none(made, rank) == ""
+    monkeypatch.setattr(kept_state, "free_bytes", lambda: 1_000_000)
+    assert any_group.why_none(made, rank).startswith("it needs 0.1 GB of free memory")
+    rank.of_any_group = False
+    assert any_group.why_none(made, rank) == "", "one that has a rank's size to look at does so elsewhere"
+
+
+def test_a_trainer_of_ones_own_has_no_standby_on_a_spare(groups: Groups) -> None:
+    rank = SimpleNamespace(of_any_group=True, launch=groups.launch(0))
+    any_group, made = configured(rank.launch)
+
+    class Mine(type(made)._owner):  # type: ignore[misc]
+        pass
+
+    kind = type("Config", (type(made),), {"_owner": Mine})
+    assert "Mine may take more" in any_group.why_none(kind(**{f: getattr(made, f) for f in fields_of(made)}), rank)
 
 
 def test_a_spare_that_is_needed_no_more_ends_its_standby(groups: Groups, spare: Groups) -> None:

@@ -559,7 +559,7 @@ class Placed:
             place.take(state)
 
     def step(self, participants: int, number: int) -> list[int]:
-        """All that its ranks draw for a step of so many groups, of which it is the `number`th."""
+        """All that its ranks draw for a step of `participants` groups, of which it is the `number`th."""
         self._manager._participating_replica_world_size, self._manager._participating_replica_rank = (
             participants,
             number,

@@ -51,9 +51,15 @@ def test_an_id_of_the_users_is_that_of_all_groups_so_each_gets_its_number(tmp_pa
 
 @pytest.mark.usefixtures("ids")
 def test_a_file_system_without_links_has_an_id_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_link(*_: object) -> None:
+    def no_link(new: Path, path: Path) -> None:
+        path.write_text("theirs")  # another rank's, that came in between
         raise PermissionError
 
     monkeypatch.setattr(os, "link", no_link)
-    assert named(tmp_path) == named(tmp_path)
+    assert named(tmp_path) == "mine-group-0-theirs" == named(tmp_path)
+    (tmp_path / wandb_run.FILE).unlink()
+    monkeypatch.setattr(os, "link", lambda new, path: no_link(new, tmp_path / "elsewhere"))
+    mine = named(tmp_path)
+    (tmp_path / "elsewhere").unlink()
+    assert mine == named(tmp_path) != "mine-group-0-theirs"
     assert [path.name for path in tmp_path.iterdir()] == [wandb_run.FILE]
