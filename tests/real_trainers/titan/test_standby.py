@@ -272,7 +272,8 @@ def made(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], b
     size = int(Path(f"/proc/{rank.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     forked: list[TrainerLaunch] = []
 
-    def fork(launch: TrainerLaunch) -> Any:
+    def fork(launch: TrainerLaunch, of_any: bool) -> Any:
+        assert not of_any
         forked.append(launch)
         raise InterruptedError
 
