@@ -163,9 +163,10 @@ class Checks:
 
     def _is_well(self, trainer: Trainer) -> bool:
         """Returns true if it may step, the leader can know that, and the scheduler leaves it its node."""
-        held = self.world.engine.held[trainer.node.allocation]
+        key = trainer.node.allocation
         return (
-            held.state == "granted"
+            self.world.engine.held[key].state == "granted"
+            and not self.world.engine.takes_away(key)
             and not trainer.node.is_hard_to_hear
             and any(trainer in gate.able() for gate in self.world.gates if gate.client.reaches)
         )

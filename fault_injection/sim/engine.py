@@ -51,6 +51,10 @@ class SimEngine:
         self.stalled = False
         """True while it accepts requests and grants nothing."""
 
+    def takes_away(self, key: str) -> bool:
+        """Returns true once it has announced when it ends an allocation: the seeds' ends come without a notice."""
+        return False
+
     # --- the port ---
 
     def acquire(self, request: Request) -> None:

@@ -69,6 +69,9 @@ class Scheduler(SimEngine):
         """Maps an allocation to when that is, where it is known."""
         self.drained: set[str] = set()
 
+    def takes_away(self, key: str) -> bool:
+        return key in self.ends
+
     def granted(self) -> list[str]:
         return [key for key, held in self.held.items() if held.state == "granted"]
 

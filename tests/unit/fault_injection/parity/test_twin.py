@@ -848,3 +848,18 @@ time.sleep(600)"""
     assert twin.trained(PLAN_OF_TWO, 1.0) == twin.Retrained(
         (0.5,), (2.0,), ({-1: "s"},), "the twin took longer than 1 s"
     )
+
+
+def test_a_group_that_heals_from_the_only_one_that_goes_on_has_its_state() -> None:
+    """Both take part in the step of the heal: it came back before a step was made without it."""
+    for flipped, mine in ((1, [1]), (0, [])):
+        run = ToyRun()
+        run.step()
+        run.flip(flipped)
+        run.steps(2)
+        run.start(0)
+        run.step(1, heal=(0,))
+        run.steps(2)
+        found = copies(run)
+        assert (found[3][0], found[3][1]) == (mine, 1 if mine else None)
+        passes(run, 6)
