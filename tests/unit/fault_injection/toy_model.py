@@ -89,17 +89,18 @@ class ToyRun:
         divided_by: int = 0,
         wrongly_counted: tuple[int, ...] = (),
     ) -> None:
-        """Makes one step of the groups that took part. Others heal. Some that took part are killed before they record
-        it (silent), or do not commit it themselves (failed)."""
+        """Makes one step of the groups that took part. Some heal, and take part in it or not. Some that took part are killed
+        before they record it (silent), or do not commit it themselves (failed)."""
         took = took or (0, 1)
+        every, sources = list(dict.fromkeys((*took, *heal))), [group for group in took if group not in heal]
         quorum: dict[str, Any] = {"event": "quorum", "quorum_id": self.quorum, "step": self.number}
         batches = {}
-        for group in (*took, *heal):
+        for group in every:
             self.of(group).append({**quorum, "participating_rank": group if group in took else None})
             batches[group] = self.reads(group)
         counted = [batches[group] for group in (*took, *wrongly_counted)]
-        if len(took) == 1 and took[0] in self.own:  # a group that heals has its state
-            self.state = self.own[took[0]]
+        if len(sources) == 1 and sources[0] in self.own:  # a group that heals has its state
+            self.state = self.own[sources[0]]
             self.own.clear()
         for group in heal:
             self.own.pop(group, None)
@@ -110,7 +111,7 @@ class ToyRun:
         self.own = {group: state - RATE * gradient for group, state in self.own.items()}
         self.state, self.number, self.t = self.state - RATE * gradient, self.number + 1, self.t + 1
         self.saved[self.number] = self.state
-        for group in (*took, *heal):
+        for group in every:
             if group in heal:
                 self.of(group).append({"event": "heal", "t": self.t, "step": self.number - 1})
             if group not in silent:

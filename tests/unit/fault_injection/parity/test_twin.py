@@ -858,7 +858,7 @@ def test_a_group_that_heals_from_the_only_one_that_goes_on_has_its_state() -> No
         run.flip(flipped)
         run.steps(2)
         run.start(0)
-        run.step(1, heal=(0,))
+        run.step(0, 1, heal=(0,))
         run.steps(2)
         found = copies(run)
         assert (found[3][0], found[3][1]) == (mine, 1 if mine else None)
