@@ -170,17 +170,13 @@ class Standbys:
         launch = self._ahead
         if launch is None or (launch.run, ANY) in self._teams:
             return
-        if any(self._lives(team) for team in self._teams.values()):
+        if any(_lives(pid) for team in self._teams.values() for _, pid in team.ranks.values()):
             return
         for key in list(self._teams):
             self._drop(key)  # its group has left this node
         team = self._teams[launch.run, ANY] = Team(tried=True)
         ranks = range(launch.world_size)
         self._try(team, [replace(launch, rank=rank, group=0) for rank in ranks], f"{launch.run} of any group")
-
-    @staticmethod
-    def _lives(team: Team) -> bool:
-        return all(Path(f"/proc/{pid}").exists() for _, pid in team.ranks.values())
 
     def take(self, launch: TrainerLaunch, request: dict[str, Any]) -> int | None:
         """Returns the pid of the standby that becomes this rank; None: there is none."""
@@ -222,7 +218,7 @@ class Standbys:
         """Makes standbys of ranks that train, and ends those that no one will use."""
         now = time.monotonic()
         for key, team in list(self._teams.items()):
-            alive = self._lives(team)
+            alive = all(_lives(pid) for _, pid in team.ranks.values())
             team.ended_at = None if alive else team.ended_at or now
             if team.ended_at is not None and (now > team.ended_at + UNUSED_S or self._is_over(team)):
                 self._drop(key)
@@ -297,6 +293,10 @@ class Standbys:
         for one in team.standbys.values():
             one.end()
         team.standbys = {}
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def _progress(launch: TrainerLaunch) -> dict[str, Any]:

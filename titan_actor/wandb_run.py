@@ -45,4 +45,6 @@ def _id(run_dir: Path) -> str:
     until = time.monotonic() + WITHIN_S
     while not (found := path.read_text()) and time.monotonic() < until:
         time.sleep(0.01)
+    if not found:
+        raise OSError(f"{path} is empty: remove it, so that the next start of a rank makes another")
     return found

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 
 from agents.shim import process
 from supervisor.wire import programs
@@ -120,8 +119,10 @@ class Warm(Kept):
 
     def _tell_ahead(self) -> None:
         assert self._ours is not None
-        with suppress(OSError):  # it has ended: the next one is told
+        try:
             self._ours.send(json.dumps({"ahead": self._ahead}).encode())
+        except OSError as error:  # it has ended, and the next one is told; or the start is too long for one message
+            process.say(f"no start is built ahead: {error}")
 
     def begin_in(self, environment: dict[str, str], directory: str) -> bool:
         """Returns true if the process began with this environment, in this directory. Otherwise ends it, so that the

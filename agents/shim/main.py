@@ -51,9 +51,9 @@ LEAVING = "the scheduler gave notice (SIGUSR1)"
 CONNECTIONS = 64
 """Most connections to the shim's socket. An agent has two."""
 
-SAID_CHARACTERS = 1000
 LONGEST_REQUEST = 4 << 20
 """Most bytes of a request: secrets have 64 KiB each, and a config tens of them."""
+SAID_CHARACTERS = 1000
 """Most characters of a sentence that the agent has the shim print."""
 
 

@@ -15,6 +15,7 @@ import json
 import math
 import pkgutil
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -205,6 +206,7 @@ def main() -> None:
         found[recipe] = entry
         print(recipe, json.dumps(entry), flush=True)
     warm.close()
+    failed = [recipe for recipe, entry in found.items() if entry["outcome"] == "fails"]
     about = {
         "what": __doc__.partition("\n")[0],
         "command": "python -m tests.real_trainers.titan.stock_configs",
@@ -220,6 +222,8 @@ def main() -> None:
         about, found = before, others | rerun
     found = dict(sorted(found.items()))
     given.results.write_text(json.dumps({**about, "configs": found}, indent=1) + "\n")
+    if failed:
+        sys.exit(f"these fail at their start or in training: {', '.join(failed)}")
 
 
 def last_line(text: str) -> str:
