@@ -18,7 +18,7 @@ def why_none(config: Any, rank: RankProcess) -> str:
         return ""
     owner, launch = type(config)._owner, rank.launch
     if not owner.__module__.startswith("torchtitan."):
-        return f"{owner.__name__} may take more from its group than what `become` knows of"
+        return f"{owner.__name__} is a Trainer of your own, which may take more from its group"
     of_one = {
         "TensorBoard's files": config.metrics.enable_tensorboard,
         "the validator's data": config.validator.enable,

@@ -230,7 +230,9 @@ def test_a_trainer_of_ones_own_has_no_standby_on_a_spare(groups: Groups) -> None
         pass
 
     kind = type("Config", (type(made),), {"_owner": Mine})
-    assert "Mine may take more" in any_group.why_none(kind(**{f: getattr(made, f) for f in fields_of(made)}), rank)
+    assert "Mine is a Trainer of your own" in any_group.why_none(
+        kind(**{f: getattr(made, f) for f in fields_of(made)}), rank
+    )
 
 
 def test_a_spare_that_is_needed_no_more_ends_its_standby(groups: Groups, spare: Groups) -> None:

@@ -23,6 +23,7 @@ from supervisor.wire.records import MISCONFIGURED
 from tests.real_trainers.titan.groups import Groups, Rank, assert_equal_digests, complete
 from tests.real_trainers.titan.test_parallelism import KINDS
 from tests.real_trainers.titan.test_twin import history_of, parity
+from tests.unit.titan_actor.tokens.test_stream import EVENTS, SHAPES
 from titan_actor import check, data, mends, samples
 from titan_actor.tokens.build import build
 from titan_actor.tokens.loader import Draw, TokenLoader
@@ -567,23 +568,6 @@ class Placed:
         for place in self.places:
             place.begin()
         return [position for loader in self._loaders for position in loader.draw().now]
-
-
-EVENTS = st.one_of(
-    st.tuples(st.just("step"), st.sets(st.integers(0, 5), min_size=1), st.booleans()),
-    st.tuples(st.just("lose"), st.integers(0, 5)),
-    st.tuples(st.just("resume"), st.booleans()),
-    st.tuples(st.just("scale"), st.integers(1, 6)),
-    st.tuples(st.just("local"), st.integers(1, 4)),
-)
-SHAPES = st.builds(
-    Shape,
-    ranks=st.integers(1, 3),
-    local=st.integers(1, 4),
-    accumulation=st.integers(1, 3),
-    batch=st.sampled_from(["shrinks", "constant"]),
-    most=st.sampled_from([0, 3, 5]),
-)
 
 
 SCALED = [("step", {0}, True), ("scale", 5), ("step", {0, 1}, True)]
