@@ -27,7 +27,7 @@ def why_none(config: Any, rank: RankProcess) -> str:
     if found := [what for what, there in of_one.items() if there]:
         return f"{found[0]} are of one group, and it may become any"
     try:
-        needs = kept_state.LEAST_FREE * launch.world_size * memory.least_bytes(config, launch.world_size)
+        needs = kept_state.LEAST_FREE * launch.local_world_size * memory.least_bytes(config, launch.world_size)
     except memory.UNKNOWN:
         needs = 0.0
     return f"it needs {needs / 1e9:.1f} GB of free memory" if needs > kept_state.free_bytes() else ""

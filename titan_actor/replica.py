@@ -32,6 +32,7 @@ from titan_actor import (
     mends,
     peers,
     rehearsal,
+    rendezvous,
     shares,
     torchft_names,
     wandb_run,
@@ -128,6 +129,8 @@ class ReplicaTrainer(Trainer):
                 any_group.become(self, launch.group)
                 self._refuse_without_data()
             address.meet(launch)
+            self._serve_store()
+            rendezvous.meet()
             self._make_manager()
         self.quorum = Quorum(self.manager, rank)
         self._watch()
@@ -151,11 +154,13 @@ class ReplicaTrainer(Trainer):
         return torchft_names.replica_id(self.manager)
 
     def init_distributed(self) -> Any:
-        """Makes process groups and manager at the node's address; the store is rank 0's. A standby's manager comes with
-        `_begin`."""
+        """Makes process groups and manager at the node's address; the store is rank 0's. A standby's ranks meet, and its
+        manager comes, with `_begin`."""
         launch = self.launch
-        if launch.rank == 0:
-            self._store = address.serve_store(launch.master_address, launch.master_port, timeout_s=300)
+        if self.rank.waits:
+            rendezvous.later(launch.rank, launch.world_size)
+        else:
+            self._serve_store()
         dims = super().init_distributed()
         self.ft_manager = between_groups.manager(launch)
         # TorchTitan's pair heals stale state (findings, 6): it must not be registered beside ours
@@ -163,6 +168,10 @@ class ReplicaTrainer(Trainer):
         if not self.rank.waits:
             self._make_manager()
         return dims
+
+    def _serve_store(self) -> None:
+        if self.launch.rank == 0:
+            self._store = address.serve_store(self.launch.master_address, self.launch.master_port, timeout_s=300)
 
     def _make_manager(self) -> None:
         with torchft_names.named(peers.before(self.launch)):

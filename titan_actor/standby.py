@@ -1,10 +1,10 @@
 """Hot standbys: the next start of each rank that trains on this node, forked and built before it is needed.
 
 The warm process makes them once the ranks of a group train, where the memory allows it. A standby has built all but what
-belongs to one generation: its records, TorchFT's manager, the place in the data and the state. It waits for the launch
-file of a start that differs in these alone, outside of the quorum; the warm process then answers with its pid, as if it
-had just forked it. A spare's standbys are of whichever group comes there. The ranks of a group are used together or not at all, since they have met already. Where there is no
-such standby the rank is forked as ever.
+belongs to one generation: its records, the meeting with the group's other ranks, TorchFT's manager, the place in the data
+and the state. It waits for the launch file of a start that differs in these alone, outside of the quorum; the warm process
+then answers with its pid, as if it had just forked it. A spare's standbys are of whichever group comes there. Where there
+is no such standby the rank is forked as ever, and meets those that have one.
 
 A standby is the child of a process between, which ends when the standby is used: the shim adopts it, as any fork.
 """
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from supervisor.wire import marks, standbys
-from supervisor.wire.address import free_port
 from supervisor.wire.records import TrainerLaunch, decode
 from titan_actor import forking, kept_state, mends, process, trainer
 
@@ -48,8 +47,8 @@ ANY = -1
 def shape(launch: TrainerLaunch) -> TrainerLaunch:
     """Returns a launch without what a standby takes over when it is used."""
     return replace(
-        launch, generation=0, master_port=0, lighthouse="", rank_dir="", checkpoint=None, resume="disk", writer=False,
-        from_memory=0, collective_timeout_s=0.0,
+        launch, generation=0, master_port=0, store="", lighthouse="", rank_dir="", checkpoint=None, resume="disk",
+        writer=False, from_memory=0, collective_timeout_s=0.0,
     )  # fmt: skip
 
 
@@ -141,8 +140,7 @@ class Standbys:
         key = launch.run, launch.group
         self._ahead = None  # this node is no spare any more
         self._drop_ahead()
-        here = launch.ranks_here in (0, launch.world_size)
-        if not (self._possible and here and launch.standby and not launch.trainer.command):
+        if not (self._possible and launch.standby and not launch.trainer.command):
             return
         for other in [each for each, team in self._teams.items() if each != key and team.ended_at is not None]:
             self._drop(other)  # its group was moved away, or its run has ended
@@ -175,7 +173,7 @@ class Standbys:
         for key in list(self._teams):
             self._drop(key)  # its group has left this node
         team = self._teams[launch.run, ANY] = Team(tried=True)
-        ranks = range(launch.world_size)
+        ranks = range(launch.first_rank, launch.first_rank + launch.local_world_size)
         self._try(team, [replace(launch, rank=rank, group=0) for rank in ranks], f"{launch.run} of any group")
 
     def take(self, launch: TrainerLaunch, request: dict[str, Any]) -> int | None:
@@ -184,25 +182,23 @@ class Standbys:
         team = self._teams.get(key)
         if (team is None or not team.standbys) and self._of_any(launch):
             team = self._teams[key] = self._teams.pop((launch.run, ANY))
-        if team is None or launch.rank not in team.standbys:
+        if team is None or team.used_by not in (None, launch.generation):
             return None
-        if team.used_by is None and not self._fits(team, launch):
+        one = team.standbys.get(launch.rank)
+        if one is not None and shape(one.launch) != shape(launch):
             self._drop(key)
             return None
-        if team.used_by not in (None, launch.generation):
+        team.used_by = launch.generation  # those of its other ranks wait for them
+        if one is None:
             return None
-        team.used_by = launch.generation
-        one = team.standbys.pop(launch.rank)
+        del team.standbys[launch.rank]
         try:
-            return one.use(request)
+            if one.look() and one.ready:
+                return one.use(request)
         except (OSError, ValueError):
-            one.end()
-            return None
-
-    def _fits(self, team: Team, launch: TrainerLaunch) -> bool:
-        every = team.standbys.values()
-        whole = len(team.standbys) == launch.world_size and all(one.look() and one.ready for one in every)
-        return whole and shape(team.standbys[launch.rank].launch) == shape(launch)
+            pass
+        one.end()
+        return None
 
     def _of_any(self, launch: TrainerLaunch) -> bool:
         """Has a spare's standbys be of this launch's group; returns false if there are none, or they cannot be."""
@@ -222,9 +218,10 @@ class Standbys:
             team.ended_at = None if alive else team.ended_at or now
             if team.ended_at is not None and (now > team.ended_at + UNUSED_S or self._is_over(team)):
                 self._drop(key)
-            elif not all(one.look() for one in team.standbys.values()):
-                self._end(team)
-            elif alive and not team.tried and self._train(team):
+                continue
+            for rank in [rank for rank, one in team.standbys.items() if not one.look()]:
+                team.standbys.pop(rank).end()
+            if alive and not team.tried and self._train(team):
                 team.tried, team.used_by = True, None
                 if self._has_room(team, LEAST_FREE):
                     self._try(team, [launch for launch, _ in team.ranks.values()], f"{key[0]} group {key[1]}")
@@ -244,9 +241,9 @@ class Standbys:
         self._told = now
 
     def _train(self, team: Team) -> bool:
-        """Returns true if all ranks of the group have made steps."""
+        """Returns true if all ranks of the group on this node have made steps."""
         launches = [launch for launch, _ in team.ranks.values()]
-        return len(launches) == launches[0].world_size and all(
+        return len(launches) == launches[0].local_world_size and all(
             int(_progress(one).get("commits", 0)) >= COMMITS for one in launches
         )
 
@@ -267,9 +264,8 @@ class Standbys:
             ranks = Path(launches[0].rank_dir).parent
             ranks.mkdir(parents=True, exist_ok=True)
             (ranks / LOG).write_bytes(b"")
-            port = free_port(launches[0].node_address)
             for launch in launches:
-                team.standbys[launch.rank] = self._fork(replace(launch, master_port=port), of_any=not team.ranks)
+                team.standbys[launch.rank] = self._fork(launch, of_any=not team.ranks)
         except OSError as error:
             print(f"no standby of {of}: {error}", file=sys.stderr, flush=True)
             self._end(team)
@@ -327,14 +323,14 @@ def _become_standby(launch: TrainerLaunch, theirs: socket.socket, output: int, b
         keep = (kept_state.DESCRIPTOR, kept_state.HOLDER, theirs.fileno())
         forking.in_the_background(output, keep)
         forking.call_it("standby")
-        rank = process.RankProcess(launch, warm=True, comes=lambda: _wait(launch, theirs, between), of_any_group=of_any)
+        rank = process.RankProcess(launch, warm=True, comes=lambda: _wait(theirs, between), of_any_group=of_any)
         code = trainer.run(rank)
     except BaseException:  # noqa: BLE001  (must not run on into the warm process's own loop)
         traceback.print_exc()
     process.leave(code)
 
 
-def _wait(built: TrainerLaunch, theirs: socket.socket, between: int) -> TrainerLaunch:
+def _wait(theirs: socket.socket, between: int) -> TrainerLaunch:
     """Returns the launch of the start that this standby is used for. Ends the process if there will be none."""
     forking.call_it("standby ready")
     theirs.send(json.dumps({"pid": os.getpid()}).encode())
@@ -356,5 +352,4 @@ def _wait(built: TrainerLaunch, theirs: socket.socket, between: int) -> TrainerL
     marks.put(env.get(marks.STARTED_BY, ""))
     os.environ.update(env)
     forking.call_it("trainer")
-    launch = decode(Path(request["launch"]).read_bytes(), TrainerLaunch)
-    return replace(launch, master_port=built.master_port)  # where its ranks have met
+    return decode(Path(request["launch"]).read_bytes(), TrainerLaunch)

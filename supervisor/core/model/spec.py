@@ -333,7 +333,7 @@ class PolicySpec:
     )
     standby: Literal["built", "warm", "none"] = setting(
         "built",
-        "how far the next start of a rank is prepared on its node. built: its process is forked, and its model built, while the rank trains, if twice the memory of the ranks there is free, and on spares; on a GPU, in a group over several nodes and in a script of your own as warm. warm: a process that has imported everything forks it. none: a new process",
+        "how far the next start of a rank is prepared on its node. built: its process is forked, and its model built, while the rank trains, if twice the memory of the ranks there is free, and on spares; on a GPU and in a script of your own as warm. warm: a process that has imported everything forks it. none: a new process",
     )
     at_breakpoint: Literal["go_on", "wait"] = setting(
         "go_on",

@@ -129,8 +129,8 @@ def spares(spec: RunSpec, memory: Memory, observed: Observed) -> frozenset[str]:
     """Returns the nodes that build the start of any group ahead: those to which one would be moved. While no group trains yet
     there are none: on one machine they would slow the others' first start."""
     trains = any(group.phase == "running" for group in memory.groups.values()) or memory.incidents
-    alone = spec.groups.nodes_per_group == 1 and not spec.trainer.command and spec.hooks == HooksSpec()
-    if not (trains and alone and spec.policy.standby == "built" and memory.phase == "running"):
+    builds = not spec.trainer.command and spec.hooks == HooksSpec()
+    if not (trains and builds and spec.policy.standby == "built" and memory.phase == "running"):
         return frozenset()
     ends = {seat.node for group in memory.groups.values() for seat in group.left}
     return frozenset(RoundView(observed, spec, memory).spares()) - ends
@@ -167,8 +167,10 @@ def intent_records(
 def _ahead(
     spec: RunSpec, run_dir: str, spares: frozenset[str], found: dict[str, NodeDesired]
 ) -> dict[str, NodeDesired]:
-    # nothing in it changes while the run goes on
-    start = _trainer(spec, run_dir, Memory(), GroupMemory(group=0), False)
+    # nothing in it changes while the run goes on; a node that replaces another is a group's last (placement)
+    last = spec.groups.ranks_per_group - spec.groups.slots
+    group = GroupMemory(group=0, size=spec.groups.nodes_per_group)
+    start = replace(_trainer(spec, run_dir, Memory(), group, False), first_rank=last)
     return {node: replace(found.get(node, NodeDesired(node=node)), standby=start) for node in spares}
 
 

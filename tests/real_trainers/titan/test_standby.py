@@ -16,6 +16,7 @@ import pytest
 from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import DataSpec
 from supervisor.wire import standbys as wire
+from supervisor.wire.address import free_port
 from supervisor.wire.records import TrainerLaunch, encode
 from tests.real_trainers.titan.groups import Groups, Rank, Warm, assert_equal_digests, complete
 from titan_actor import data, kept_state, mends, standby
@@ -73,7 +74,7 @@ def test_the_next_start_was_built_before_the_rank_failed(groups: Groups) -> None
     assert back.exit_code() == 143, "it ends as any rank"
 
 
-def test_the_ranks_of_a_group_are_used_together(groups: Groups) -> None:
+def test_the_ranks_of_a_group_meet_when_their_start_begins(groups: Groups) -> None:
     lost = groups.start_group(0, 2, standby=True)
     other = groups.start_group(1, 2)
     for rank in lost:
@@ -91,19 +92,25 @@ def test_the_ranks_of_a_group_are_used_together(groups: Groups) -> None:
     assert_equal_digests(back[1], other[1])
 
 
-def test_one_of_two_that_has_ended_leaves_none(groups: Groups) -> None:
-    ranks = groups.start_group(0, 2, standby=True, groups=1)
-    for rank in ranks:
+def test_one_without_a_standby_meets_one_that_has_it(groups: Groups) -> None:
+    lost = groups.start_group(0, 2, standby=True)
+    other = groups.start_group(1, 2)
+    for rank in lost:
         rank.reached(5, commits=5)
     waiting = built(groups, 2)
-    os.kill(min(waiting), signal.SIGKILL)
-    eventually(lambda: not standbys(groups), 30, "the other one is ended")
-    for rank in ranks:
+    ended = min(waiting)
+    os.kill(ended, signal.SIGKILL)
+    eventually(lambda: not named(ended), 30, "its process between has reaped it")
+    for rank in lost:
         rank.kill()
-    back = groups.start_group(0, 2, generation=2, standby=True, groups=1)
-    assert waiting.isdisjoint(rank.pid for rank in back)
+    back = groups.start_group(0, 2, generation=2, resume="peers", standby=True)
+    assert len(waiting & {rank.pid for rank in back}) == 1
     for rank in back:
-        rank.reached(3, commits=3)
+        rank.reached(other[0].step + 3, commits=4)
+    for rank in other:
+        rank.reached(back[0].step)
+    assert_equal_digests(back[0], other[0])
+    assert_equal_digests(back[1], other[1])
 
 
 def test_it_resumes_from_a_checkpoint(groups: Groups) -> None:
@@ -163,6 +170,35 @@ def test_a_spare_has_a_start_of_whichever_group_comes(
         assert built(spare, 1) != {waits}, "and its own next start is built"
     finally:
         spare.close()
+
+
+def test_a_node_of_a_group_is_replaced_and_both_its_nodes_had_built_their_start(groups: Groups, spare: Groups) -> None:
+    def start(node: Groups, rank: int, generation: int, port: int) -> Rank:
+        own: dict[str, Any] = {"ranks_here": 1, "first_rank": rank, "store": "127.0.0.1", "standby": True}
+        resume = "disk" if generation == 1 else "peers"
+        return node.start(1, generation=generation, rank=rank, world_size=2, master_port=port, resume=resume, **own)
+
+    lost_node = Groups(groups.top, Warm(), groups.lighthouse)
+    try:
+        other, port = groups.start_group(0, 2), free_port()
+        kept, lost = start(groups, 0, 1, port), start(lost_node, 1, 1, port)
+        kept.reached(5, commits=5)
+        spare.warm.tell(ahead=encode(replace(lost.launch, group=0, generation=0, store="", master_port=0)).decode())
+        waiting = built(groups, 1) | built(spare, 1)
+        lost.kill()
+        kept.kill()
+        port = free_port()
+        back = [start(groups, 0, 2, port), start(spare, 1, 2, port)]
+        assert {rank.pid for rank in back} == waiting
+        for rank in back:
+            rank.reached(other[0].step + 3, commits=4)
+        for rank, beside in zip(back, other, strict=True):
+            beside.reached(rank.step)
+            assert_equal_digests(rank, beside)
+    finally:
+        lost_node.close()
+        spare.close()
+        assert lost_node.warm.close() == 0
 
 
 def test_a_spare_that_a_start_of_another_config_comes_to_forks_it(groups: Groups, spare: Groups) -> None:
@@ -288,7 +324,7 @@ def made(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], b
         try:
             mine.look()
         except InterruptedError:
-            assert forked[0].master_port != rank.launch.master_port
+            assert forked[0] == replace(rank.launch, standby=True)
         return bool(forked)
 
     return ask

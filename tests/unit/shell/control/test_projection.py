@@ -129,13 +129,20 @@ def test_a_spare_builds_a_start_of_any_group_that_never_changes() -> None:
     assert later[keys.desired("n3", "run")] == records[keys.desired("n3", "run")]
 
 
+def test_a_spare_builds_the_ranks_of_a_groups_last_node() -> None:
+    several = replace(BUILT, groups=GroupsSpec(count=2, ranks_per_group=6, nodes_per_group=3, ranks_per_node=2))
+    records = projection.intent_records(several, "/runs/run", RUNNING, spares=frozenset({"n3"}))
+    standby = decode(records[keys.desired("n3", "run")], NodeDesired).standby
+    assert standby is not None
+    assert (standby.nodes, list(standby.ranks)) == (3, [4, 5])
+
+
 @pytest.mark.parametrize(
     ("spec", "memory"),
     [
         (replace(SPEC, policy=PolicySpec(standby="warm")), RUNNING),
         (replace(BUILT, trainer=TrainerSpec(command=("python", "train.py"))), RUNNING),
         (replace(BUILT, hooks=HooksSpec(before=("true",))), RUNNING),
-        (replace(BUILT, groups=GroupsSpec(count=2, nodes_per_group=2)), RUNNING),
         (BUILT, replace(RUNNING, groups={g: replace(m, phase="starting") for g, m in RUNNING.groups.items()})),
         (BUILT, replace(RUNNING, phase="stopping")),
     ],
