@@ -7,6 +7,8 @@ resume threw away do not count.
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 
 from supervisor.shell.history.files import History
@@ -61,8 +63,9 @@ def audit(history: History) -> Audit | None:
     if not drawn:
         return None
     committed = _committed(history)
-    counting = _Counting()
     kept = _kept(committed)
+    first = kept[0][1] if kept else 1
+    counting = _Counting(first, _began(history, first))
     for key in kept:
         counting.step(key[1], committed[key], drawn.get(key, {}))
     others = (ranges for key in drawn.keys() - set(kept) for ranges in drawn[key].values())
@@ -103,6 +106,26 @@ def _kept(committed: dict[Key, _Step]) -> list[Key]:
     return found[::-1]
 
 
+def _began(history: History, first: int) -> int | None:
+    """Returns the sample with which the run's stream began, where `first` is the earliest of its steps here. None: it has
+    made steps before, which have no records here.
+
+    A run that began with another run's checkpoint begins after step 1: at the place that the first start of its groups
+    has loaded. Later starts load what the run itself has made."""
+    if first == 1:
+        return 0
+    started, relaunched = history.started(), min((t for t, _ in history.sizes), default=math.inf)
+    resumed = [
+        line
+        for steps in history.steps
+        if steps.generation <= min(started.get(steps.group, [1]))
+        for line in steps.lines
+        if line.get("event") == "resumed" and line.get("step") == first - 1 and line["t"] < relaunched
+    ]
+    places = (re.fullmatch(r"sample (\d+)", str(line.get("data"))) for line in resumed)
+    return next((int(place[1]) for place in places if place), None)
+
+
 def _steps(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
@@ -110,17 +133,18 @@ def _steps(first: int, last: int) -> str:
 class _Counting:
     """Follows the stream from step to step."""
 
-    def __init__(self) -> None:
-        self.found = Audit()
-        self._last: int | None = None
-        self._hole = False
+    def __init__(self, first: int, began: int | None) -> None:
+        """`first`: the earliest step. `began`: the sample with which the stream began; None: steps before have no record."""
+        self.found = Audit(begin=began, end=began or 0)
+        self._last = 0 if began is None else first - 1
+        self._hole = began is None
         """True after positions that no record has: where the stream goes on is not known."""
 
     def step(self, number: int, step: _Step, of: dict[tuple[int, int], list[Range]]) -> None:
         """Takes in the next step of the model."""
         found, groups = self.found, {group for group, _ in of}
         found.steps += 1
-        if self._last is not None and number > self._last + 1:
+        if number > self._last + 1:
             self._lacks(step, 1, f"no record of {_steps(self._last + 1, number - 1)} is here")
         self._last = number
         ranges = sorted(each for ranges in of.values() for each in ranges)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,33 @@ def test_missing_records_are_unknown_and_not_skipped() -> None:
     assert [each.sentence for each in counts.unnoted] == ["no record of step 2 is here"]
 
 
+def test_first_steps_without_records_are_unknown() -> None:
+    counts = found(*two(first=40))
+    assert (counts.begin, counts.end, counted(counts), counts.wrong) == (40, 52, (12, 0, 0), [])
+    assert [each.sentence for each in counts.unnoted] == ["no record of steps 1 to 10 is here"]
+    counts = found([batch(1.0, 1, 1, 2), made(1.0, 1, 1, 1)])
+    assert (counts.wrong, counts.unnoted) == (["step 1 skips samples 0 to 1"], [])
+
+
+def test_a_run_that_began_with_another_runs_checkpoint_begins_there() -> None:
+    first, second = two(first=40)
+    resumed = note("resumed", 9.0, step=10, data="sample 40")
+    counts = found([resumed, *first], second)
+    assert (counts.begin, counts.end, counted(counts), counts.unnoted) == (40, 52, (12, 0, 0), [])
+    skipped = found([resumed | {"data": "sample 38"}, *first], second)
+    assert skipped.wrong == ["step 11 skips samples 38 to 39"]
+    later = of([resumed, *first], second)
+    later.steps[0] = replace(later.steps[0], generation=2)
+    counts = audit(later)
+    assert counts is not None
+    assert [each.sentence for each in counts.unnoted] == ["no record of steps 1 to 10 is here"], "its own checkpoint"
+    of_new_group = of(first, second, [resumed])
+    of_new_group.sizes = [(8.0, 3)]
+    counts = audit(of_new_group)
+    assert counts is not None
+    assert [each.sentence for each in counts.unnoted] == ["no record of steps 1 to 10 is here"], "a relaunch with more"
+
+
 def test_a_stream_that_begins_again_is_wrong() -> None:
     first, second = two()
     first += [batch(20.0, 2, 4, 0), batch(20.1, 2, 4, 2), made(20.0, 2, 4, 1)]
@@ -119,13 +147,13 @@ def test_a_stream_that_begins_again_is_wrong() -> None:
     ("position", "code", "says"),
     [
         (2, 0, "run run: 1 steps of its model, samples 0 to 3: 4 used once, 0 twice, 0 never"),
-        (0, 1, "supervisor: step 9 has samples 0 to 1 again"),
+        (0, 1, "supervisor: step 1 has samples 0 to 1 again"),
     ],
 )
 def test_the_command(tmp_path: Path, position: int, code: int, says: str) -> None:
     files = story(tmp_path)
     files.steps = {
-        (node, group, 1): [batch(5.5, 1, 9, at), made(5.0, 1, 9)]
+        (node, group, 1): [batch(5.5, 1, 1, at), made(5.0, 1, 1)]
         for node, group, at in (("n1", 0, 0), ("n2", 1, position))
     }
     files.write()
