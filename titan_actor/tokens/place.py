@@ -106,6 +106,8 @@ class SharedPlace:
             "position": self._loader.first,
             "step": self._manager.current_step() + 1,
             "quorum_id": torchft_names.quorum_id(self._manager),
+            # of all groups: an audit finds by it that a rank's records are missing
+            "step_samples": self._shape.samples(self._planned, self._participants),
         }
 
     def state(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Unnoted:
 
     t: float
     missing: int
-    """Groups that took part and noted nothing."""
+    """Groups that took part and noted nothing, or not all."""
     sentence: str
 
 
@@ -57,6 +57,17 @@ class _Step:
     participants: int
 
 
+@dataclass
+class _Drawn:
+    """The positions of an attempt at a step."""
+
+    groups: set[int] = field(default_factory=set)
+    ranges: list[Range] = field(default_factory=list)
+    """Those of all ranks and rounds."""
+    whole: int = 0
+    """Samples that all groups together draw for it; 0: an older record without it."""
+
+
 def audit(history: History) -> Audit | None:
     """Returns the counts, or None for a run whose ranks note no positions: its data is no token store."""
     drawn = _drawn(history)
@@ -67,21 +78,23 @@ def audit(history: History) -> Audit | None:
     first = kept[0][1] if kept else 1
     counting = _Counting(first, _began(history, first))
     for key in kept:
-        counting.step(key[1], committed[key], drawn.get(key, {}))
-    others = (ranges for key in drawn.keys() - set(kept) for ranges in drawn[key].values())
+        counting.step(key[1], committed[key], drawn.get(key, _Drawn()))
+    others = (drawn[key].ranges for key in drawn.keys() - set(kept))
     counting.found.again = sum(end - first for ranges in others for first, end in ranges)
     return counting.found
 
 
-def _drawn(history: History) -> dict[Key, dict[tuple[int, int], list[Range]]]:
-    """Returns the positions of each attempt, by group and rank."""
-    found: dict[Key, dict[tuple[int, int], list[Range]]] = {}
+def _drawn(history: History) -> dict[Key, _Drawn]:
+    """Returns the positions of each attempt."""
+    found: dict[Key, _Drawn] = {}
     for steps in history.steps:
         for line in steps.lines:
             if line.get("event") == "batch" and isinstance(line.get("position"), int):
                 key, first = (int(line["quorum_id"]), int(line["step"])), int(line["position"])
-                ranges = found.setdefault(key, {}).setdefault((steps.group, steps.rank), [])
-                ranges.append((first, first + len(line["samples"])))
+                drawn = found.setdefault(key, _Drawn())
+                drawn.groups.add(steps.group)
+                drawn.ranges.append((first, first + len(line["samples"])))
+                drawn.whole = int(line.get("step_samples") or 0)
     return found
 
 
@@ -140,19 +153,20 @@ class _Counting:
         self._hole = began is None
         """True after positions that no record has: where the stream goes on is not known."""
 
-    def step(self, number: int, step: _Step, of: dict[tuple[int, int], list[Range]]) -> None:
+    def step(self, number: int, step: _Step, drawn: _Drawn) -> None:
         """Takes in the next step of the model."""
-        found, groups = self.found, {group for group, _ in of}
+        found, ranges = self.found, sorted(drawn.ranges)
         found.steps += 1
         if number > self._last + 1:
             self._lacks(step, 1, f"no record of {_steps(self._last + 1, number - 1)} is here")
         self._last = number
-        ranges = sorted(each for ranges in of.values() for each in ranges)
-        missing = step.participants - len(groups)
+        missing, noted = step.participants - len(drawn.groups), sum(end - first for first, end in ranges)
         if missing:
             self._lacks(
-                step, missing, f"step {number}: {step.participants} groups took part, {len(groups)} noted samples"
+                step, missing, f"step {number}: {step.participants} groups took part, {len(drawn.groups)} noted samples"
             )
+        elif missing := int(noted < drawn.whole):  # a rank, or some of its rounds
+            self._lacks(step, missing, f"step {number} has {drawn.whole:,} samples, of which {noted:,} are noted")
         if ranges and found.begin is None:
             found.begin = found.end = ranges[0][0]
         elif ranges and ranges[0][0] == 0 < found.end:

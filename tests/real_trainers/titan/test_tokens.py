@@ -615,6 +615,8 @@ def test_the_places_of_all_ranks_train_each_sample_once_and_in_order(
                         groups[number] = come(number)
                 drawn = [at for place, number in enumerate(members) for at in groups[number].step(len(members), place)]
                 assert sorted(drawn) == list(range(newest, newest + len(drawn)))
+                noted = {place.about()["step_samples"] for number in members for place in groups[number].places}
+                assert noted == {len(drawn)}
                 if event[2]:
                     trained += sorted(drawn)
                     for number in members:

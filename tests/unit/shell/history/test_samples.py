@@ -108,6 +108,25 @@ def test_missing_records_are_unknown_and_not_skipped() -> None:
     assert [each.sentence for each in counts.unnoted] == ["no record of step 2 is here"]
 
 
+def test_a_rank_without_records_is_unknown() -> None:
+    """Each group has two ranks; the samples of all are the step's, which each batch names."""
+    groups = [[line | {"step_samples": 8} for line in lines] for lines in two(steps=1)]
+    others = [[batch(10.0, 1, 1, 4 + 2 * group, step_samples=8), made(10.0, 1, 1)] for group in (0, 1)]
+    ranks = [
+        Steps(g, 1, r, "n", tuple(lines))
+        for r, of_rank in enumerate((groups, others))
+        for g, lines in enumerate(of_rank)
+    ]
+    whole = audit(History("run", steps=ranks))
+    assert whole is not None
+    assert (counted(whole), whole.unnoted) == ((8, 0, 0), [])
+    for last in range(4):
+        lacking = audit(History("run", steps=[each for each in ranks if each is not ranks[last]]))
+        assert lacking is not None
+        assert [each.sentence for each in lacking.unnoted] == ["step 1 has 8 samples, of which 6 are noted"]
+        assert lacking.wrong == []
+
+
 def test_first_steps_without_records_are_unknown() -> None:
     counts = found(*two(first=40))
     assert (counts.begin, counts.end, counted(counts), counts.wrong) == (40, 52, (12, 0, 0), [])
