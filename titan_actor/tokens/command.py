@@ -42,6 +42,10 @@ def _sentences() -> Iterator[None]:
         except TokensError as error:
             print_line(f"supervisor: {error}", err=True)
             raise typer.Exit(1) from None
+        except OSError as error:  # a source, tokenizer or store that this user may not read, or no file can be
+            name = f"{error.filename}: " if error.filename else ""
+            print_line(f"supervisor: {name}{error.strerror or error}", err=True)
+            raise typer.Exit(1) from None
     except ImportError as error:
         print_line(f"supervisor: {error.name} is not installed here: pip install 'everstep[trainer]'", err=True)
         raise typer.Exit(1) from None

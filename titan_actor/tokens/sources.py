@@ -128,7 +128,12 @@ class Reading:
                 read += len(rows)
                 self.done = begun + span.weight * read / max(1, total)
         except (OSError, pyarrow.ArrowException) as error:
-            raise TokensError(f"{span.path} cannot be read: {str(error).splitlines()[0]}") from None
+            raise TokensError(f"{span.path} cannot be read: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    """Returns the first line of an error's text; its name if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _line_start(file: IO[bytes], start: int) -> int:
@@ -212,7 +217,7 @@ def _of_dataset(source: str, split: str, saved: bool) -> list[str]:
         found = datasets.load_from_disk(source) if saved else datasets.load_dataset(source, split=split)
     except Exception as error:  # noqa: BLE001 - a library of many backends
         where = "the data set saved in" if saved else "no such file is here, and the Hugging Face hub's data set"
-        raise TokensError(f"{where} {source} cannot be loaded: {str(error).splitlines()[0]}") from None
+        raise TokensError(f"{where} {source} cannot be loaded: {_first_line(error)}") from None
     if isinstance(found, dict):
         if split not in found:
             raise TokensError(f"{source} has no split {split!r}: it has {', '.join(found)}; name one by --split")
@@ -280,7 +285,7 @@ def _row_groups(path: str, whole: int, size: int) -> Iterator[tuple[int, int, fl
     try:
         about = parquet.read_metadata(path)
     except (OSError, pyarrow.ArrowException) as error:
-        raise TokensError(f"{path} is no readable parquet file: {str(error).splitlines()[0]}") from None
+        raise TokensError(f"{path} is no readable parquet file: {_first_line(error)}") from None
     parts = [max(1, about.row_group(group).total_byte_size) for group in range(about.num_row_groups)]
     total, start, taken = sum(parts), 0, 0
     for at, part in enumerate(parts):
@@ -298,7 +303,7 @@ def _row_count(path: str) -> int:
     try:
         return int(_arrow(path).num_rows)
     except (OSError, pyarrow.ArrowException) as error:
-        raise TokensError(f"{path} is no readable file of datasets: {str(error).splitlines()[0]}") from None
+        raise TokensError(f"{path} is no readable file of datasets: {_first_line(error)}") from None
 
 
 def _row_ranges(path: str, whole: int, size: int) -> Iterator[tuple[int, int, float]]:

@@ -148,6 +148,34 @@ def refused(source: Path, out: Path) -> str:
     return str(error.value)
 
 
+def without_roots_rights() -> list[str]:
+    """A prefix for a command that may not read what its modes forbid, for root too."""
+    return ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+
+
+def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
+    closed, tokenizer = tmp_path / "closed", tmp_path / "tokenizer"
+    closed.mkdir()
+    (closed / "a.txt").write_text("text")
+    shutil.copytree(ASSETS, tokenizer)
+    (tmp_path / "a.txt").write_text("text")
+    closed.chmod(0)
+    tokenizer.chmod(0)
+    too_long = "a" * 300
+    for source, with_tokenizer, sentence in (
+        (closed / "a.txt", "shipped", f"{closed}/a.txt: Permission denied"),
+        (tmp_path / "a.txt", str(tokenizer), f"{tokenizer}/tokenizer.json: Permission denied"),
+        (Path(too_long), "shipped", f"{too_long}: File name too long"),
+    ):
+        arguments = ["--tokenizer", with_tokenizer, "--out", str(tmp_path / "store")]
+        found = subprocess.run(
+            [*without_roots_rights(), *COMMAND, str(source), *arguments], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert (found.returncode, found.stderr) == (1, f"supervisor: {sentence}\n")
+    closed.chmod(0o700)
+    tokenizer.chmod(0o700)
+
+
 def test_an_empty_corpus(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
     (tmp_path / "b.jsonl").write_text('{"text": ""}\n{"text": null}\n\n')

@@ -212,6 +212,18 @@ def test_a_parquet_file_that_is_damaged_within(tmp_path: Path) -> None:
         documents(chunks(marks(files(Corpus(source=str(tmp_path / "a.parquet"))))))
 
 
+def test_an_error_without_a_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def fails(source: str) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(datasets, "load_from_disk", fails)
+    (tmp_path / "state.json").touch()
+    with pytest.raises(TokensError, match="cannot be loaded: AssertionError"):
+        files(Corpus(source=str(tmp_path)))
+
+
 def test_what_is_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "a.csv").write_text("a,b")
