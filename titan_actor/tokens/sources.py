@@ -205,8 +205,6 @@ def files(corpus: Corpus) -> list[str]:
         raise TokensError(f"{source} is none of {', '.join(SUFFIXES)}: give such a file, or a folder of them")
     if source.startswith(("/", ".", "~")) or source.count("/") > 1:
         raise TokensError(f"there is no {source}")
-    if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
-        raise TokensError(f"there is no {source} here, and HF_HUB_OFFLINE forbids to ask the Hugging Face hub for it")
     return _of_dataset(source, split, saved=False)
 
 

@@ -176,6 +176,38 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
     tokenizer.chmod(0o700)
 
 
+def test_a_data_set_of_the_hub_without_the_hub(tmp_path: Path, texts: list[str]) -> None:
+    """By its name, from the cache of `datasets`, which is that of a folder under another name."""
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:20]))
+    cache = tmp_path / "cache"
+    code = "import sys, datasets; print(datasets.load_dataset(sys.argv[1], split='train').cache_files[0]['filename'])"
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(cache), "HF_HOME": str(tmp_path / "hf")}
+    loaded = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "local")], env=env, capture_output=True, text=True, check=True
+    )
+    made = Path(loaded.stdout.strip()).parent  # NAME/default/0.0.0/HASH
+    named = cache / "owner___name" / made.relative_to(cache / "local")
+    shutil.copytree(made, named)
+    (named / "local-train.arrow").rename(named / "name-train.arrow")
+    shutil.rmtree(cache / "local")
+
+    def built(name: str) -> subprocess.CompletedProcess[str]:
+        arguments = ["--tokenizer", "shipped", "--out", str(tmp_path / "store")]
+        return subprocess.run([*COMMAND, name, *arguments], env=env, capture_output=True, text=True, cwd=tmp_path)
+
+    absent = built("owner/other")
+    assert absent.returncode == 1
+    sentence = "supervisor: no such file is here, and the Hugging Face hub's data set owner/other cannot be loaded: "
+    assert absent.stderr.startswith(sentence)
+    assert "OfflineModeIsEnabled" in absent.stderr
+    assert "Traceback" not in absent.stderr
+    found = built("owner/name")
+    assert found.returncode == 0, found.stderr
+    assert load(tmp_path / "store").documents == 20
+    assert load(tmp_path / "store").sources[0].path == str(named / "name-train.arrow")
+
+
 def test_an_empty_corpus(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
     (tmp_path / "b.jsonl").write_text('{"text": ""}\n{"text": null}\n\n')

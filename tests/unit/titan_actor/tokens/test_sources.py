@@ -93,7 +93,6 @@ def test_a_slice_of_a_split_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         return load("json", data_files=str(tmp_path / "a.jsonl"), split=split, cache_dir=str(tmp_path / "cache"))
 
     monkeypatch.setattr(datasets, "load_dataset", from_file)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     assert documents(chunks(marks(files(Corpus(source="hub/name"))))) == TEXTS
     with pytest.raises(TokensError) as error:
         files(Corpus(source="hub/name", split="train[:10%]"))
@@ -224,14 +223,12 @@ def test_an_error_without_a_text_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         files(Corpus(source=str(tmp_path)))
 
 
-def test_what_is_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_what_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b")
     for source, sentence in (
         (str(tmp_path / "none"), "there is no "),
         (str(tmp_path / "a.csv"), "is none of .txt, .jsonl, .parquet"),
         (str(tmp_path), "holds no .txt, .jsonl, .parquet file"),
-        ("allenai/c4", "there is no allenai/c4 here, and HF_HUB_OFFLINE forbids to ask"),
     ):
         with pytest.raises(TokensError) as error:
             files(Corpus(source=source))
