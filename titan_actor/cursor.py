@@ -89,7 +89,7 @@ class Cursor:
     def write(self, folder: Path, state: dict[str, Any]) -> None:
         """Writes nothing into a checkpoint's folder."""
 
-    sign = 0
+    signs = (0, 0)
     """Groups have streams of their own."""
 
     def described(self) -> str:

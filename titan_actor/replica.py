@@ -51,6 +51,7 @@ from titan_actor.samples import names
 from titan_actor.shares import NoData
 from titan_actor.spike import Spikes
 from titan_actor.tokens.fits import unfit
+from titan_actor.tokens.format import TokensError
 from titan_actor.tokens.loader import TokenLoader
 from titan_actor.tokens.place import SharedPlace
 
@@ -498,7 +499,8 @@ class ReplicaTrainer(Trainer):
         group and a sum at more.
 
         Raises before the commit, while all replicas' weights are still good: NotFinite if the loss or a gradient is not
-        finite, NoData if the groups do not train on one stream of a token store. All see the same values, and end alike.
+        finite, NoData if the groups do not train on one stream of a token store, TokensError if their steps of it are not of
+        one size. All see the same values, and end alike.
         """
         if self._loss is None:
             return None
@@ -507,24 +509,29 @@ class ReplicaTrainer(Trainer):
         norms = torch.stack(self._gradients) if self._gradients else torch.zeros(1, device=loss.device)
         spoilt = (~torch.isfinite(norms)).any().float()
         # a healing replica adds zeros to all; a lost peer fails this step's commit like any other collective
-        one, sign = torch.ones((), device=loss.device), float(self.cursor.sign)
-        every = torch.stack((loss * self.cursor.weight, one, spoilt, one * sign))
+        one, signs = torch.ones((), device=loss.device), torch.tensor(self.cursor.signs, device=loss.device).float()
+        every = torch.stack((loss * self.cursor.weight, one, spoilt, *signs))
         self.manager.allreduce(every, reduce_op=ReduceOp.SUM).wait()
         takes_part = torchft_names.place(self.manager)[1] is not None
-        apart = ((every[3] - every[1] * sign).abs() > 0.5).float() * takes_part
-        found = torch.stack((every[0] / every[1].clamp(min=1.0), loss, every[2], spoilt, apart))
+        apart = ((every[3:] - every[1] * signs).abs() > 0.5).float() * takes_part
+        found = torch.stack((every[0] / every[1].clamp(min=1.0), loss, every[2], spoilt, *apart))
         if not self._counts_loss():
             found[:2] = 0.0
         if self.launch.world_size > 1:
             # over all ranks, because each holds other gradients
             dist.all_reduce(found)
-        mean, self._groups_loss, anybodys, groups, any_apart = found.tolist()
+        mean, self._groups_loss, anybodys, groups, other_stream, other_size = found.tolist()
         if (
             self.manager.errored() is None
         ):  # values from a failed collective mean nothing, and its step is not committed
             step = self.manager.current_step() + 1
-            if any_apart:
+            if other_stream:
                 raise NoData(f"the groups do not train on one stream at step {step}: {self.cursor.described()}")
+            if other_size:
+                raise TokensError(
+                    f"the groups do not make step {step} of one size, here of {self.cursor.signs[1]} rounds: their number has changed "
+                    "while they started from a checkpoint, and all start again"
+                )
             if not math.isfinite(mean):
                 whose = _whose(math.isfinite(float(loss)), math.isfinite(self._groups_loss))
                 raise NotFinite(f"loss is {mean} at step {step}", whose)

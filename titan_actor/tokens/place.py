@@ -73,11 +73,11 @@ class SharedPlace:
         return rounds / self._shape.whole(self._planned, self._participants)
 
     @property
-    def sign(self) -> int:
-        """Number that is the same for all groups at one place of one stream, below 4096: the sum of 4096 groups is exact
-        in single precision."""
-        same = [self.committed, self._planned, *(self.state()[name] for name in SAME)]
-        return zlib.crc32(repr(same).encode()) % 4096
+    def signs(self) -> tuple[int, int]:
+        """Numbers that all groups of a step must share: of the place and its stream, below 4096, and the rounds of a whole
+        step. The sum of those of 4096 groups is exact in single precision."""
+        same = [self.committed, *(self.state()[name] for name in SAME)]
+        return zlib.crc32(repr(same).encode()) % 4096, self._planned
 
     def described(self) -> str:
         """Returns the place in words, for a person who compares those of groups that differ."""

@@ -410,6 +410,27 @@ def test_groups_that_resume_at_one_step_with_other_stores_do_not_train(
 
 
 @pytest.mark.trainers
+@pytest.mark.long
+def test_groups_that_start_from_disk_while_their_number_changes_start_again(groups: Groups, store: Path) -> None:
+    """As `supervisor scale` makes them: each has the number of groups at its start. By day the property test below."""
+    fields = {"checkpoint_interval_steps": 3, "data": source(store)}
+    ranks = [groups.start(g, steps=3, writer=g == 0, **fields) for g in (0, 1)]
+    assert [rank.exit_code() for rank in ranks] == [0, 0]
+    (mark,) = complete(groups.run_dir)
+    fields |= {"steps": 6, "checkpoint": mark}
+    apart = [groups.start(g, generation=2, groups=2 + g, **fields) for g in (0, 1)]
+    assert [rank.exit_code() for rank in apart] == [1, 1]
+    for rank, rounds in zip(apart, (2, 3), strict=True):
+        assert rank.progress is not None
+        assert f"the groups do not make step 4 of one size, here of {rounds} rounds: their" in rank.progress.error
+        assert "Traceback" not in rank.log()
+        assert not [line for line, _, _ in attempts(rank) if line["committed"]]
+    again = [groups.start(g, generation=3, groups=3, **fields) for g in (0, 1)]
+    assert [rank.exit_code() for rank in again] == [0, 0], again[0].log()[-2000:]
+    assert assert_each_sample_once(again, SHAPE, store, begin=12, planned=3) == 12 + 3 * 3 * LOCAL
+
+
+@pytest.mark.trainers
 def test_ranks_of_a_group_and_their_rounds(groups: Groups, store: Path) -> None:
     fields = {"data": source(store), "steps": 4, "groups": 1, "overrides": {"training.global_batch_size": 8}}
     ranks = groups.start_group(0, 2, **fields)
@@ -555,6 +576,11 @@ class Placed:
         (state,) = {json.dumps(place.state()): place.state() for place in self.places}.values()
         return state
 
+    @property
+    def signs(self) -> tuple[int, int]:
+        (signs,) = {place.signs for place in self.places}
+        return signs
+
     def heal(self, state: dict[str, Any]) -> None:
         for place in self.places:
             place.take(state)
@@ -570,20 +596,25 @@ class Placed:
         return [position for loader in self._loaders for position in loader.draw().now]
 
 
+STARTS = st.tuples(st.just("start"), st.lists(st.integers(1, 6), min_size=1, max_size=6))
+"""All start from a checkpoint, while the number of groups changes: the number that each starts with."""
+
 SCALED = [("step", {0}, True), ("scale", 5), ("step", {0, 1}, True)]
 """A group that starts with other groups than those that it heals from."""
 
 
 @settings(deadline=None, max_examples=300)
 @example(shape=Shape(ranks=1, local=1), count=3, events=SCALED)
-@given(shape=SHAPES, count=st.integers(1, 6), events=st.lists(EVENTS, max_size=30))
+@example(shape=Shape(ranks=1, local=1), count=2, events=[("start", [2, 3])])
+@given(shape=SHAPES, count=st.integers(1, 6), events=st.lists(EVENTS | STARTS, max_size=30))
 def test_the_places_of_all_ranks_train_each_sample_once_and_in_order(
     shape: Shape,
     count: int,
     events: list[tuple],  # type: ignore[type-arg]
 ) -> None:
     """The real places, healed from their peers and resumed from checkpoints on disk, through members that come and go,
-    commits that fail, the loss of all, live changes of the number of groups and relaunches with another batch."""
+    commits that fail, the loss of all, changes of the number of groups, while they train and while they start, and
+    relaunches with another batch."""
     groups: dict[int, Placed] = {}
     trained: list[int] = []
     with tempfile.TemporaryDirectory() as top:
@@ -606,9 +637,27 @@ def test_the_places_of_all_ranks_train_each_sample_once_and_in_order(
         def saved() -> int:
             return int(json.loads((folder / FILE).read_text())["samples"]) if (folder / FILE).exists() else 0
 
+        def from_disk(counts: list[int]) -> dict[int, Placed]:
+            """Groups that start at once, each with its number of groups."""
+            nonlocal count
+            started = {}
+            for number, each in enumerate(counts):
+                count = each
+                groups.clear()
+                started[number] = come(number)
+            return started
+
         for event in events:
-            if event[0] == "step":
-                members = sorted(event[1])
+            if event[0] == "start":
+                del trained[saved() :]
+                groups = from_disk(event[1])
+                signs = {group.signs for group in groups.values()}
+                assert len({stream for stream, _ in signs}) == 1, "no mistake of the run file"
+                if len(signs) > 1:  # they end, and start again
+                    groups = from_disk([count] * len(groups))
+            if event[0] in ("start", "step"):
+                members = sorted(groups if event[0] == "start" else event[1])
+                assert len({groups[number].signs for number in members if number in groups}) <= 1
                 newest = max((group.state["samples"] for group in groups.values()), default=saved())
                 for number in members:
                     if number not in groups or groups[number].state["samples"] < newest:
@@ -617,7 +666,7 @@ def test_the_places_of_all_ranks_train_each_sample_once_and_in_order(
                 assert sorted(drawn) == list(range(newest, newest + len(drawn)))
                 noted = {place.about()["step_samples"] for number in members for place in groups[number].places}
                 assert noted == {len(drawn)}
-                if event[2]:
+                if event[0] == "start" or event[2]:
                     trained += sorted(drawn)
                     for number in members:
                         for place in groups[number].places:
