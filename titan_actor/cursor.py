@@ -118,19 +118,22 @@ class Cursor:
         """Moves to the place at a step's checkpoint, or (None) to the last place. Returns the one found, or "": the share
         begins at its first document. Raises NoPlace where a place is lost, and pickles.Refused.
 
-        A group that was away at the checkpoint has none of that step: its last place before is that of its last commit.
+        A group that was away at the checkpoint has none of that step: its last place before is that of its last commit. No
+        record shows whether it was away or its file is lost, so what is returned then names the file too.
         """
         found, unread = self._kept(step)
+        lacks = ""
         if step is not None:
             wanted = self._top / f"step-{step}" / self._name
             if wanted in unread:
                 return self._without(step, f"{wanted} cannot be read ({unread[wanted]})")
             if not any(wanted.parent.glob("g*.json")):
                 return self._without(step, f"{wanted} is missing")
+            lacks = "" if wanted.exists() else str(wanted)
         if not found:
             if unread:
                 return self._without(step or 0, f"{next(iter(unread))} cannot be read")
-            return ""  # it has committed no step
+            return self._instead("the first document", lacks) if lacks else ""  # it has committed no step
         path, state = found[0]
         if (other := state.get("source", self._reader.source)) != self._reader.source:
             return self._without(step or 0, f"{path} is a place in {other}, and this is {self._reader.source}")
@@ -144,7 +147,11 @@ class Cursor:
             self._loader.load_state_dict({**places, "world_size": state["world_size"]})
         except pickles.Refused as error:
             raise pickles.Refused(f"{path}: {error}") from None
-        return path.parent.name
+        return self._instead(path.parent.name, lacks) if lacks else path.parent.name
+
+    def _instead(self, taken: str, lacks: str) -> str:
+        log.warning("%s is missing: group %d was away then, or it is lost; taken: %s", lacks, self._reader.group, taken)
+        return f"{taken} in place of {lacks}"
 
     def _kept(self, step: int | None) -> tuple[list[tuple[Path, dict[str, Any]]], dict[Path, str]]:
         """Returns this rank's places, the best for the step (or for now) first, and the files that cannot be read."""

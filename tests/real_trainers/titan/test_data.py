@@ -140,10 +140,13 @@ def test_without_a_place_it_starts_or_skips_where_the_run_file_says_so(tmp_path:
 def test_a_group_that_has_committed_no_step_begins_at_its_first_document(tmp_path: Path) -> None:
     assert cursor(tmp_path, loader(DataSpec(), 1, 2), 1).load(None) == ""
     cursor(tmp_path, loader(DataSpec(), 0, 2)).at(3)
-    assert cursor(tmp_path, loader(DataSpec(), 1, 2), 1).load(3) == ""
+    found = cursor(tmp_path, loader(DataSpec(), 1, 2), 1).load(3)
+    assert found == f"the first document in place of {tmp_path}/data/step-3/g1.r0.json"
 
 
-def test_a_group_that_was_away_at_the_checkpoint_has_its_last_place_before(tmp_path: Path) -> None:
+def test_a_group_that_was_away_at_the_checkpoint_has_its_last_place_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def at(step: int, live: bool = False) -> None:
         kept = cursor(tmp_path, loader(DataSpec(), 0, 2))
         kept.live(step) if live else kept.at(step)
@@ -153,12 +156,15 @@ def test_a_group_that_was_away_at_the_checkpoint_has_its_last_place_before(tmp_p
     at(33, live=True)
     place_of(tmp_path, 1, 40).parent.mkdir()
     place_of(tmp_path, 1, 40).write_text("{}")  # of another group
-    assert cursor(tmp_path, loader(DataSpec(), 0, 2)).load(40) == "live"
+    lacking = f"{tmp_path}/data/step-40/g0.r0.json"
+    assert cursor(tmp_path, loader(DataSpec(), 0, 2)).load(40) == f"live in place of {lacking}"
+    assert f"{lacking} is missing: group 0 was away then, or it is lost; taken: live" in caplog.messages
     at(47, live=True)
-    assert cursor(tmp_path, loader(DataSpec(), 0, 2)).load(40) == "step-20"
+    assert cursor(tmp_path, loader(DataSpec(), 0, 2)).load(40) == f"step-20 in place of {lacking}"
     place_of(tmp_path, 1, 5).parent.mkdir()
     place_of(tmp_path, 1, 5).write_text("{}")
-    assert cursor(tmp_path, loader(DataSpec(), 0, 2)).load(5) == "step-10"
+    lacking = f"{tmp_path}/data/step-5/g0.r0.json"
+    assert cursor(tmp_path, loader(DataSpec(), 0, 2)).load(5) == f"step-10 in place of {lacking}"
     with pytest.raises(NoPlace, match=r"step-45/g0.r0.json is missing"):
         cursor(tmp_path, loader(DataSpec(), 0, 2)).load(45)
     place_of(tmp_path).write_text("{")
