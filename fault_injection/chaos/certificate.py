@@ -226,9 +226,10 @@ def samples(history: History) -> dict[str, Any]:
 
     `twice_at`: the steps that used a sample again. `never_at`: the steps that read one in vain, by the number that each
     would have had. All None where ranks do not note samples. With a token store the stream is followed: never is what
-    it skipped."""
-    if (stream := audit(history)) is not None and not stream.unnoted:
-        return {name: getattr(stream, name) for name in NOBODY_NOTED}
+    it skipped, and `unknown_steps` counts the steps whose records lack samples."""
+    if (stream := audit(history)) is not None:
+        found = {name: getattr(stream, name) for name in NOBODY_NOTED}
+        return found | {"unknown_steps": sum(each.steps for each in stream.unnoted)}
     read = {name: tried.key[1] for tried in tries_of(history) for batch in tried.batches for name in batch}
     used: dict[str, list[int]] = {}
     for step, batches in _trained(history):

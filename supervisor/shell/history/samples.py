@@ -22,12 +22,13 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Unnoted:
-    """A committed step of which not all samples are known."""
+    """Committed steps, most often one, of which not all samples are known."""
 
     t: float
     missing: int
     """Groups that took part and noted nothing, or not all."""
     sentence: str
+    steps: int = 1
 
 
 @dataclass
@@ -158,7 +159,8 @@ class _Counting:
         found, ranges = self.found, sorted(drawn.ranges)
         found.steps += 1
         if number > self._last + 1:
-            self._lacks(step, 1, f"no record of {_steps(self._last + 1, number - 1)} is here")
+            gap = number - 1 - self._last
+            self._lacks(step, 1, f"no record of {_steps(self._last + 1, number - 1)} is here", gap)
         self._last = number
         missing, noted = step.participants - len(drawn.groups), sum(end - first for first, end in ranges)
         if missing:
@@ -178,9 +180,9 @@ class _Counting:
             self._add(number, first, end)
         self._hole = missing > 0 or not ranges
 
-    def _lacks(self, step: _Step, missing: int, sentence: str) -> None:
+    def _lacks(self, step: _Step, missing: int, sentence: str, steps: int = 1) -> None:
         self._hole = True
-        self.found.unnoted.append(Unnoted(step.t, missing, sentence))
+        self.found.unnoted.append(Unnoted(step.t, missing, sentence, steps))
 
     def _add(self, number: int, first: int, end: int) -> None:
         found = self.found

@@ -45,4 +45,10 @@ def test_missing_records_are_unknown_unless_a_fault_explains_them(history: Histo
 
 def test_the_certificate_counts_the_stream(history: History) -> None:
     history.steps = of(*two()).steps
-    assert certificate.samples(history) == {"once": 12, "twice": 0, "never": 0, "twice_at": [], "never_at": []}
+    counts = {"once": 12, "twice": 0, "never": 0, "twice_at": [], "never_at": []}
+    assert certificate.samples(history) == {**counts, "unknown_steps": 0}
+    first, second = two()
+    history.steps = of(first, second[:2] + second[4:]).steps
+    assert certificate.samples(history) == {**counts, "once": 10, "unknown_steps": 1}
+    history.steps = of(*two(first=40)).steps
+    assert certificate.samples(history) == {**counts, "unknown_steps": 10}
