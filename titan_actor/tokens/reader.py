@@ -48,9 +48,12 @@ class TokenStore:
         self._vocabulary = vocabulary
         self._ends = list(accumulate(shard.pairs for shard in self.manifest.shards))
         self._shard = lru_cache(OPEN_SHARDS)(self._opened)
-        for shard in self.manifest.shards:
-            for ending, size in ((".bin", shard.bin_bytes), (".idx", shard.idx_bytes)):
-                _check_size(self.folder / f"{shard.path}{ending}", size)
+        sizes = {
+            f"{self.folder / shard.path}{ending}": size
+            for shard in self.manifest.shards
+            for ending, size in ((".bin", shard.bin_bytes), (".idx", shard.idx_bytes))
+        }
+        self._times = {path: _checked(path, size) for path, size in sizes.items()}
 
     def windows(self, seq_len: int) -> int:
         """Returns how many windows of this length there are. Pairs that are left over are in none."""
@@ -74,30 +77,34 @@ class TokenStore:
 
     def _opened(self, which: int) -> _Open:
         shard = self.manifest.shards[which]
-        return _Open(str(self.folder / shard.path), shard, self.manifest, self._vocabulary)
+        path = str(self.folder / shard.path)
+        files = (_Bytes(f"{path}{ending}", self._times[f"{path}{ending}"]) for ending in (".bin", ".idx"))
+        return _Open(path, shard, self.manifest, self._vocabulary, *files)
 
 
-def _check_size(file: Path, size: int) -> None:
+def _checked(file: str, size: int) -> int:
+    """Returns the time in ns at which a file was last written to. Raises TokensError for one of another size."""
     try:
-        found = file.stat().st_size
+        found = os.stat(file)
     except OSError as error:
         raise TokensError(f"shard {file} cannot be read: {error.strerror}: copy it again, or build the store") from None
-    if found != size:
+    if found.st_size != size:
         raise TokensError(
-            f"shard {file} has {found} bytes, and its manifest says {size}: copy it again, or build the store"
+            f"shard {file} has {found.st_size} bytes, and its manifest says {size}: copy it again, or build the store"
         )
+    return found.st_mtime_ns
 
 
 class _Open:
     """One shard."""
 
-    def __init__(self, path: str, shard: Shard, manifest: Manifest, vocabulary: int | None) -> None:
+    def __init__(
+        self, path: str, shard: Shard, manifest: Manifest, vocabulary: int | None, bin_: _Bytes, idx: _Bytes
+    ) -> None:
         self._path, self._tokens = path, shard.tokens
         self._type = numpy.dtype(manifest.dtype)
         self._most = vocabulary
-        _check_size(Path(f"{path}.bin"), shard.bin_bytes)
-        _check_size(Path(f"{path}.idx"), shard.idx_bytes)
-        self._bin, self._idx = _Bytes(f"{path}.bin"), _Bytes(f"{path}.idx")
+        self._bin, self._idx = bin_, idx
         self._index: Index = index_header(self._idx.read(0, HEADER.size), f"{path}.idx")
         self._same = self._index.sequences == self._index.documents
         """Each document is one sequence."""
@@ -129,6 +136,7 @@ class _Open:
     def _read(self, at: int, count: int) -> Any:
         size = self._type.itemsize
         found = numpy.frombuffer(self._bin.read(at * size, count * size), self._type).astype(numpy.int64)
+        self._bin.check()
         if self._most is not None and (found.max() >= self._most or found.min() < 0):
             raise TokensError(
                 f"shard {self._path}.bin is corrupt: among tokens {at} to {at + count} are some that a vocabulary of "
@@ -162,13 +170,15 @@ class _Open:
 class _Bytes:
     """A file that is read at random. Not mapped: a page that cannot be read would end the process (ADR 26)."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, mtime_ns: int) -> None:
+        """`mtime_ns`: when it was last written to, as of the start. Raises TokensError if that is another time by now."""
+        self._path, self._mtime_ns = path, mtime_ns
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise TokensError(f"shard {path} cannot be read: {error.strerror}") from None
         weakref.finalize(self, os.close, self._descriptor)
+        self.check()
 
     def read(self, at: int, count: int) -> bytes:
         try:
@@ -180,3 +190,11 @@ class _Bytes:
                 f"shard {self._path} is shorter than its manifest says: it has changed since it was opened"
             )
         return found
+
+    def check(self) -> None:
+        """Raises TokensError for a file that has been written to since the start."""
+        if os.fstat(self._descriptor).st_mtime_ns != self._mtime_ns:
+            raise TokensError(
+                f"shard {self._path} has been written to under the run: `supervisor data show --verify` shows whether it is still "
+                "as its manifest says; if not, copy it again before the next start"
+            )

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.titan_actor.tokens.stores import written
+from titan_actor.tokens import reader
 from titan_actor.tokens.format import TokensError, load
 from titan_actor.tokens.reader import TokenStore
 
@@ -108,6 +109,33 @@ def test_a_shard_that_shrinks_while_it_is_open(tmp_path: Path) -> None:
         store.window(8, 10)
 
 
+@pytest.mark.parametrize(("ending", "opened"), [("bin", True), ("bin", False), ("idx", False)])
+def test_a_shard_that_is_written_to_at_the_same_size(tmp_path: Path, ending: str, opened: bool) -> None:
+    store = TokenStore(written(tmp_path, [[list(range(1, 100))]]))
+    if opened:
+        store.window(0, 10)
+    file = tmp_path / f"s0.{ending}"
+    file.write_bytes(file.read_bytes())
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 10**9))  # a clock may not tell two writes apart
+    with pytest.raises(TokensError, match=rf"s0\.{ending} has been written to under the run: `supervisor data show"):
+        store.window(8, 10)
+
+
+def test_a_shard_that_is_replaced_is_looked_at_when_it_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "OPEN_SHARDS", 1)
+    store = TokenStore(written(tmp_path, [[list(range(1, 100))], [list(range(1, 100))]]))
+    store.window(0, 10)
+    (tmp_path / "other").write_bytes((tmp_path / "s0.bin").read_bytes())
+    os.utime(tmp_path / "other", ns=(0, 0))
+    (tmp_path / "other").replace(tmp_path / "s0.bin")
+    store.window(1, 10)  # the file that it had opened
+    store.window(15, 10)
+    with pytest.raises(TokensError, match=r"s0\.bin has been written to under the run"):
+        store.window(0, 10)
+
+
 def test_tokens_that_the_vocabulary_does_not_have(tmp_path: Path) -> None:
     store = TokenStore(written(tmp_path, [[[1, 2, 3, 400, 5]]]), vocabulary=300)
     with pytest.raises(TokensError, match=r"s0\.bin is corrupt: among tokens 0 to 5"):
@@ -115,9 +143,10 @@ def test_tokens_that_the_vocabulary_does_not_have(tmp_path: Path) -> None:
 
 
 def test_an_index_whose_offsets_are_damaged(tmp_path: Path) -> None:
-    store = TokenStore(written(tmp_path, [[[1, 2, 3]] * 20]))
+    written(tmp_path, [[[1, 2, 3]] * 20])
     raw = bytearray((tmp_path / "s0.idx").read_bytes())
     raw[34 + 4 * 20 + 8 * 10 + 7] = 0x7F
     (tmp_path / "s0.idx").write_bytes(raw)
+    store = TokenStore(tmp_path)
     with pytest.raises(TokensError, match=r"s0\.idx is corrupt"):
         [store.window(number, 4) for number in range(store.windows(4))]
