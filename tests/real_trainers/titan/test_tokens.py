@@ -25,6 +25,7 @@ from tests.real_trainers.titan.test_parallelism import KINDS
 from tests.real_trainers.titan.test_twin import history_of, parity
 from tests.unit.titan_actor.tokens.test_stream import EVENTS, SHAPES
 from titan_actor import check, data, mends, samples
+from titan_actor.cursor import NoPlace
 from titan_actor.tokens.build import build
 from titan_actor.tokens.loader import Draw, TokenLoader
 from titan_actor.tokens.place import FILE, SharedPlace
@@ -594,6 +595,17 @@ class Placed:
         for place in self.places:
             place.begin()
         return [position for loader in self._loaders for position in loader.draw().now]
+
+
+@pytest.mark.parametrize(("name", "other", "mine"), [("seq_len", 128, 64), ("seed", 6, 5)])
+def test_a_checkpoint_of_another_stream_is_refused_at_a_resume(name: str, other: int, mine: int) -> None:
+    (place,) = Placed(0, 2, SHAPE).places
+    state = {**place.state(), "samples": 12}
+    with pytest.raises(NoPlace, match=rf"step-1 is in another stream \({name} {other} in place of {mine}\)\. Put back"):
+        place.resume({**state, name: other}, "step-1")
+    assert place.committed == 0
+    place.resume(state, "step-1")
+    assert place.committed == 12
 
 
 STARTS = st.tuples(st.just("start"), st.lists(st.integers(1, 6), min_size=1, max_size=6))
