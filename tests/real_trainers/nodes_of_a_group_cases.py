@@ -35,6 +35,7 @@ from supervisor.core.model.spec import (
     TitanSpec,
     TorchFTSpec,
 )
+from supervisor.core.report import words
 from supervisor.shell.control import cordons
 from supervisor.shell.dev.etcd_server import EtcdServer, start_etcd
 from supervisor.shell.inspect import client, hosts, status
@@ -348,7 +349,9 @@ def test_two_nodes_of_one_group_lost_silently(run: Run) -> None:
     lost = run.nodes(1)
     (incident,) = run.goes_through(lambda: run.cut(*lost), (1,), lost)
     assert (incident.kind, incident.rung) == (Kind.NODE_LOST, Rung.REPLACE)
-    assert incident.node in lost
+    assert {*incident.nodes} == {*lost}
+    said = " ".join(words.said(incident.evidence))
+    assert all(f"the lease of node {node} " in said for node in lost), said
     run.repaired(*lost)
 
 

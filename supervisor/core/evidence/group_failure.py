@@ -315,9 +315,9 @@ def _gravest(
     if other := under_another(group, observed):
         return Failure(Kind.ALLOCATION_LOST, (other,))
     if not all_answer(group, observed):
-        verdict, why = verdict_on(group, observed, spec)
-        if verdict == Verdict.DEAD:
-            return Failure(Kind.NODE_LOST, (why,), confidence=Confidence.LIKELY)
+        verdicts = [node_verdict(node, group, observed, spec) for node in group.nodes]
+        if dead := tuple(why for verdict, why in verdicts if verdict == Verdict.DEAD):
+            return Failure(Kind.NODE_LOST, dead, confidence=Confidence.LIKELY)
     if group.phase == "placing":
         return None
     exited = exit_status.ended(ranks_of(group, observed), spec.trainer.plain)

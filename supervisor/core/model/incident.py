@@ -92,6 +92,8 @@ class Incident:
     """True if it had befallen the group on another host too: it is held against none."""
     outside: bool = False
     """As in Failure, for all that happened in it."""
+    nodes: tuple[str, ...] = ()
+    """Nodes of a group on several where it was seen, `node` among them. Empty: one node a group, or unknown."""
     resumed: Reason | None = None
     """Checkpoint that the group was started from, and those passed over. None: it healed, or was not started."""
     code: CodeVersion | None = None

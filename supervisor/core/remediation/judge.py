@@ -23,7 +23,7 @@ from supervisor.core.remediation import recovery_cost, scale, suspended_groups
 from supervisor.core.remediation.apply import apply, look_at_silence, seats_at_fault
 from supervisor.core.remediation.group_phases import recover
 from supervisor.core.round import observe_mode
-from supervisor.core.round.draft import Round
+from supervisor.core.round.draft import Round, newest_of
 from supervisor.core.round.view import RoundView, is_rider
 
 ENDED = that_are(Is.ENDED)
@@ -170,7 +170,7 @@ def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
         return  # the placement reports what is waited for
     seen = Reason.of(Code.TEXT, text=failed)
     if seen not in incident.evidence:
-        incident = replace(incident, evidence=(*incident.evidence, seen)[-8:])
+        incident = replace(incident, evidence=newest_of((*incident.evidence, seen), group))
     given_up, why = circuit_breaker.evicting(r), Reason.of(Code.CHECKS_FAILED, evidence=failed)
     choice = r.choose(incident.kind, group.group, Rung.REPLACE, why, unpaid=given_up)
     choice = replace(choice, free=given_up)

@@ -17,7 +17,7 @@ from supervisor.core.policy import budgets
 from supervisor.core.remediation import handover, neighbours, recovery_cost, spare_pool, suspended_groups
 from supervisor.core.remediation.drain import leaving_allocations
 from supervisor.core.round import disk_checkpoint, observe_mode
-from supervisor.core.round.draft import MAX_GIVEN_BACK, Round
+from supervisor.core.round.draft import MAX_GIVEN_BACK, Round, newest_of
 from supervisor.core.round.view import RoundView, lack_of_code
 
 SHOWN = 5
@@ -103,11 +103,17 @@ def _leave(r: Round, group: GroupMemory, kept: list[str]) -> GroupMemory:
             continue
         verdict, why = group_failure.node_verdict(seat.node, None, r.observed, r.spec)
         if verdict == Verdict.DEAD:
-            if incident is not None:
-                why = Reason.of(Code.FOR_INCIDENT, incident=incident.id, reason=why)
             suspect = incident is not None and not incident.outside
-            if incident is not None and suspect:
-                r.cordon(r.host_of(seat.node), seat.node, incident)
+            if incident is not None:
+                incident = replace(
+                    incident,
+                    nodes=tuple(dict.fromkeys((*incident.nodes, seat.node))),
+                    evidence=newest_of((*incident.evidence, why), group),
+                )
+                r.set_incident(incident)
+                why = Reason.of(Code.FOR_INCIDENT, incident=incident.id, reason=why)
+                if suspect:
+                    r.cordon(r.host_of(seat.node), seat.node, incident)
             _in_place_of(r, r.allocations.get(r.given_by(seat)), why, suspect)
     group = replace(group, seats=tuple(seat for seat in group.seats if seat.node in kept))
     r.set_group(group)

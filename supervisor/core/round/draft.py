@@ -95,8 +95,9 @@ class Round(RoundView):
             took_s = failure.took_s - (self.now - known.opened)
             took_s = took_s if took_s > known.took_s + ROUNDED_S else known.took_s
             incident = replace(
-                known, kind=failure.kind, node=failure.nodes[0] if failure.nodes else known.node, evidence=evidence[-8:], error=newest.error, trace=newest.trace,
-                rank=failure.rank, confidence=failure.confidence, took_s=took_s,
+                known, kind=failure.kind, node=failure.nodes[0] if failure.nodes else known.node,
+                nodes=_nodes_of(known, failure, group), evidence=newest_of(evidence, group),
+                error=newest.error, trace=newest.trace, rank=failure.rank, confidence=failure.confidence, took_s=took_s,
                 outside=known.outside and failure.outside,
             )  # fmt: skip
             if incident == known:
@@ -121,6 +122,7 @@ class Round(RoundView):
                 confidence=failure.confidence,
                 took_s=failure.took_s,
                 outside=failure.outside,
+                nodes=_nodes_of(None, failure, group),
                 code=group.code,
             )
             self.set_group(replace(group, incident=incident.id))
@@ -263,6 +265,19 @@ def _node_of(failure: Failure, group: GroupMemory) -> str:
     if failure.nodes:
         return failure.nodes[0]
     return group.first_node if group.size == 1 or failure.kind in (Kind.NODE_LOST, Kind.ALLOCATION_LOST) else ""
+
+
+def _nodes_of(known: Incident | None, failure: Failure, group: GroupMemory) -> tuple[str, ...]:
+    """Returns all nodes of an incident. Those of a kind that it is no longer are not accused of the new one."""
+    if group.size == 1:
+        return ()
+    before = known.nodes if known is not None and (known.kind == failure.kind or not failure.nodes) else ()
+    return tuple(dict.fromkeys((*before, *failure.nodes)))
+
+
+def newest_of(evidence: tuple[Reason, ...], group: GroupMemory) -> tuple[Reason, ...]:
+    """Returns the evidence that an incident keeps: 8 lines, and one more for each further node, which may all be lost."""
+    return evidence[-(7 + group.size) :]
 
 
 def _held(incident: str, kind: Kind) -> Reason:

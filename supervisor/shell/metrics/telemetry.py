@@ -259,7 +259,8 @@ class Telemetry:
         kind = incident.kind.value
         m.counter("supervisor_incidents_total", run=run, kind=kind, rung=rung).inc(exemplar=about)
         if cordons.accuses(incident):
-            m.counter("supervisor_node_incidents_total", run=run, node=incident.node).inc(exemplar=about)
+            for node in incident.nodes or (incident.node,):
+                m.counter("supervisor_node_incidents_total", run=run, node=node).inc(exemplar=about)
         known = self._runs.get(run)
         stood = known.stood if known is not None else ()
         m.histogram("supervisor_recovery_seconds", run=run, phase="detect").observe(incident.took_s, about)

@@ -193,8 +193,29 @@ def test_both_nodes_of_a_group_are_lost_at_once() -> None:
     w = wide().bring_up()
     lose(w, 3, 4)
     assert (seats(w, 1), set(w.memory.cordons)) == ((), {"n3", "n4"})
+    assert lapsed_nodes(w) == ("n3", "n4")
     w.start_again(1)
     assert seats(w, 1) == ("n5", "n6")
+
+
+def lapsed_nodes(w: World) -> tuple[str, ...]:
+    """The nodes that the incident names, each of which its evidence must name once."""
+    seen = w.incident.evidence
+    named = [why for code in (Code.LAPSED_UNHEARD, Code.LEASE_LAPSED) for why in values(seen, code)]
+    assert [why["node"] for why in named] == [*w.incident.nodes]
+    return w.incident.nodes
+
+
+def test_all_nodes_of_a_large_group_are_lost_at_once() -> None:
+    """The incident is not written again each round, as it would be if it had no room for all that is seen."""
+    size = MAX_NODES_PER_GROUP
+    w = wide(size=size, spares=0).bring_up()
+    w.control = ControlView(paused=True)
+    first, *others = (int(node[1:]) for node in seats(w, 1))
+    lose(w, first)
+    lose(w, *others)
+    assert (lapsed_nodes(w), len(others)) == (seats(w, 1), size - 1)
+    assert not w.round(1.0).incidents
 
 
 def test_one_spare_is_not_enough_for_two() -> None:
@@ -212,6 +233,7 @@ def test_a_kept_node_that_is_lost_meanwhile_is_left_too() -> None:
     w.round(1.0)
     w.round(1.0)
     assert (w.group(1).phase, seats(w, 1), set(w.memory.cordons)) == ("starting", ("n5", "n6"), {"n3", "n4"})
+    assert lapsed_nodes(w) == ("n3", "n4")
     assert sum(a.state == "wanted" for a in w.memory.allocations.values()) == 6, "one for each that was lost"
 
 

@@ -189,6 +189,20 @@ def test_a_crash_and_its_recovery() -> None:
     assert total == pytest.approx(incident.recovered - incident.opened)
 
 
+def test_each_node_of_a_group_that_was_lost_counts() -> None:
+    world = Told(groups=2, spares=2, ranks=2, size=2).bring_up()
+    world.hear(1, "silent")
+    for node in ("n3", "n4"):
+        world.lapse(node)
+    world.round(1.0)
+    world.start_again(1)
+    world.recover(1)
+    while world.memory.incidents:
+        world.round(1.0)
+    lost = [value(world.telemetry, "supervisor_node_incidents_total", run="run", node=f"n{n}") for n in range(1, 7)]
+    assert lost == [None, None, 1, 1, None, None]
+
+
 def test_recovery_that_outlasted_a_leader_took_the_time_without_one_too() -> None:
     """This holds in the term in which it ended, and in each later one, which counts it again."""
     over = replace(
