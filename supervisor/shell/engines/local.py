@@ -46,11 +46,13 @@ WITHHELD = "withheld.json"
 
 @dataclass(frozen=True)
 class PoolNode:
-    """A node that the engine may give. `netns` names the network namespace that stands for its machine, if any."""
+    """A node that the engine may give. `netns` names the network namespace that stands for its machine, if any, and
+    `switch` the switches that it is at."""
 
     name: str
     address: str = "127.0.0.1"
     netns: str = ""
+    switch: str = ""
 
 
 @dataclass(frozen=True)
@@ -322,6 +324,7 @@ class LocalEngine:
         command += ["--etcd", pool.etcd, "--address", node.address, "--allocation", allocation.key]
         command += ["--slots", str(allocation.slots), "--lease-s", str(allocation.lease_s)]
         command += ["--report-s", f"{pool.report_s:g}"] + (["--cold"] if pool.cold else [])
+        command += ["--switch", node.switch] if node.switch else []
         if pool.security:
             command += ["--security", _security(pool.security, node.name)]
         if node.netns:

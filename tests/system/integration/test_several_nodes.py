@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -15,17 +16,23 @@ from fault_injection.testbed.world import TORCHFT, World, toy_spec, world
 from supervisor.core.model.incident import Incident
 from supervisor.core.model.kinds import Kind, Rung
 from supervisor.core.model.spec import AllocationSpec, GroupsSpec, TitanSpec
+from supervisor.shell.engines.local import Pool
 from supervisor.wire import keys
-from supervisor.wire.records import NodeObserved, RunRecord
+from supervisor.wire.records import NodeObserved, Registration, RunRecord
 
 pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(600)]
 
 GROUPS, NODES, RANKS = 2, 2, 2
+SWITCHES = {"n1": "s.a", "n2": "s.b", "n3": "s.a", "n4": "s.b"}
 
 
 @pytest.fixture(scope="module")
 def w(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with world(tmp_path_factory.mktemp("wide"), nodes=GROUPS * NODES + 3) as made:
+        pool = Pool.load(made.system)
+        assert pool is not None
+        nodes = tuple(replace(node, switch=SWITCHES.get(node.name, "")) for node in pool.nodes)
+        replace(pool, nodes=nodes).save(made.system)
         made.supervisor()
         yield made
 
@@ -71,6 +78,16 @@ def recovered(w: World, record: RunRecord, generation: int) -> Incident:
         return found[-1] if found and found[-1].state == "recovered" else None
 
     return eventually(newest, 60, "the group steps again")
+
+
+def test_a_group_takes_nodes_at_one_switch(w: World, record: RunRecord) -> None:
+    """Of the five nodes four may be there when groups are placed: two at one switch are among them, for the first."""
+    at = {name: w.mirror().record(keys.registration(name), Registration) for name in SWITCHES}
+    assert {name: registered.switch for name, registered in at.items() if registered is not None} == SWITCHES
+    actions = [action for decision in w.history(record).committed() for action in decision.actions]
+    first = next(action for action in actions if action["verb"] == "place")
+    assert tuple(first["nodes"]) in (("n1", "n3"), ("n2", "n4"))
+    assert f"switch {SWITCHES[first['node']]}" in json.dumps(first["reason"]), first
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 3])

@@ -25,8 +25,9 @@ _OPTIONS = {
     "time_limit": "--time",
 }
 
-SWITCH = '[[ "$SLURM_TOPOLOGY_ADDR_PATTERN" == switch.* ]] && switch="${SLURM_TOPOLOGY_ADDR%.*}" || switch='
-"""Script line that takes the host's switches from what Slurm says: `spine.leaf.host`, with `switch.switch.node`."""
+SWITCH = '[[ "$SLURM_TOPOLOGY_ADDR_PATTERN" == *?.node ]] && switch="${SLURM_TOPOLOGY_ADDR%.*}" || switch='
+"""Script line that takes the host's switches from what Slurm says: `spine.leaf.host`, with `switch.switch.node`
+(topology/tree), or `block.host`, with `block.node` (topology/block). A cluster without a topology says `node`."""
 
 GROUPED = f"{SWITCH}; switch=${{switch:+$switch.}}job-$SLURM_JOB_ID"
 """The same in a job of a group, whose hosts count as those of an innermost switch: groups take nodes of one job first."""
