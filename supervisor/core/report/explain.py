@@ -12,7 +12,7 @@ from supervisor.core.report.words import say
 
 DONE = {
     Rung.RIDE_THROUGH: "The others went on without it; nothing was started.",
-    Rung.RESTART: "The group's processes were started again on the same node.",
+    Rung.RESTART: "The group's processes were started again where they were.",
     Rung.REPLACE: "The node's host was cordoned, a spare took its place, and another spare was asked for.",
     Rung.REALLOCATE: "A new allocation was asked of the engine and the old one given back.",
     Rung.STOP: "The run was halted: a person has to look.",
@@ -24,9 +24,9 @@ FOLLOWED = (
 
 OUTSIDE = "A spare took the node's place, and another spare was asked for; no host was cordoned, for its ranks were stopped or killed from outside."
 
-LEFT = "The group left its node before it was taken away; no host was cordoned and no budget drawn."
+LEFT = "The group left the node before it was taken away; no host was cordoned and no budget drawn."
 
-MOVED = "The group's processes were started again, on another node; no host was cordoned."
+MOVED = "The group's processes were started again, with another node in place of theirs; no host was cordoned."
 
 FRAMES = 6
 """Newest frames of a traceback that are shown; of a number that is not finite only the frame that found it."""
@@ -48,7 +48,7 @@ def explain(
     nothing was decided at first. `stood`: as Account.stood.
     """
     lines = [
-        f"Incident {incident.id}: group {incident.group}{_rank(incident)} on node {incident.node or '-'}: {incident.kind.value}"
+        f"Incident {incident.id}: group {incident.group}{_rank(incident)} on {_nodes(incident)}: {incident.kind.value}"
         f" ({incident.confidence.value})",
         "",
         *_when(incident, detected, became, stood),
@@ -136,6 +136,10 @@ def _rank(incident: Incident) -> str:
     return f", rank {incident.rank}," if incident.rank is not None else ""
 
 
+def _nodes(incident: Incident) -> str:
+    return f"nodes {', '.join(incident.nodes)}" if len(incident.nodes) > 1 else f"node {incident.node or '-'}"
+
+
 def is_open(incident: Incident) -> bool:
     """Returns true if the incident goes on."""
     return incident.state in ("open", "acting")
@@ -172,4 +176,6 @@ def done(incident: Incident) -> list[str]:
         done = FOLLOWED if incident.followed else LEFT if incident.kind == Kind.LEAVING else OUTSIDE
     elif incident.rung == Rung.RESTART and any(why.code == Code.MOVED for why in incident.considered):
         done = MOVED
+    if len(incident.nodes) > 1 and incident.rung in (Rung.REPLACE, Rung.REALLOCATE):
+        done = f"For each of the nodes {', '.join(incident.nodes)}: {done[0].lower()}{done[1:]}"
     return [f"What was done: {rung}.", f"  {done}"]

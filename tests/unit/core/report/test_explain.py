@@ -112,6 +112,15 @@ def test_that_no_host_was_cordoned_is_said_where_none_was(about: dict[str, Any],
     assert ("no host was cordoned" in words) == bool(about)
 
 
+def test_all_nodes_that_a_group_lost_are_named() -> None:
+    lost = replace(INCIDENT, kind=Kind.NODE_LOST, nodes=("n3", "n4"))
+    assert explain(lost)[0] == "Incident i7: group 3 on nodes n3, n4: node_lost (certain)"
+    assert done(lost)[1].startswith(
+        "  For each of the nodes n3, n4: the node's host was cordoned, a spare took its place"
+    )
+    assert "For each" not in done(replace(lost, rung=Rung.RESTART))[1]
+
+
 def test_what_each_rung_would_cost_is_listed() -> None:
     lines = explain(replace(INCIDENT, costs=(Reason.of(Code.WITHOUT_SPARE),)))
     at = lines.index("What each would cost, in lost group-seconds until it steps again:")
