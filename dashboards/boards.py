@@ -228,6 +228,23 @@ RUN_BOARD = Board(
             _lines("Tokens per second", "none", (f"sum by (group) (trainer_tokens_per_second{{{RUN}, {GROUP}}})", "group {{group}}")),
             _lines("MFU", "percentunit", (f"avg by (group) (trainer_mfu_ratio{{{RUN}, {GROUP}}})", "group {{group}}"), about="Empty without a GPU."),
         ),
+        "Ranks and nodes": (
+            _lines(
+                "Slowest ranks", "s",
+                (
+                    f'topk(10, sum by (group, rank, instance) (trainer_step_seconds{{{RUN}, {GROUP}, phase!="wait"}}))',
+                    "{{group}}/{{rank}} on {{instance}}",
+                ),
+                about="Step time without the wait for others. Ranks that share one model wait for each other inside a step, "
+                "which counts as their own.",
+                span=12,
+            ),
+            _lines(
+                "Ranks up by node", "none",
+                (f"sum by (group, instance) (trainer_up{{{RUN}, {GROUP}}})", "group {{group}} on {{instance}}"),
+                span=12,
+            ),
+        ),
         "Quorum": (
             _lines("Groups in the quorum", "none", (f"max by (group) (trainer_quorum_participants{{{RUN}, {GROUP}}})", "as group {{group}} sees it")),
             _lines("Quorum id", "none", (f"max(trainer_quorum_id{{{RUN}}})", "id"), about="The id grows with every change of membership."),
