@@ -203,3 +203,16 @@ def test_what_its_disk_says_is_told_with_a_ranks_end(
     (end,) = [trainer.exit for trainer in view.observed().trainers if trainer.state == "exited"]
     assert end is not None
     assert end.disk == sentence
+
+
+def test_each_generation_that_meets_here_has_another_port(tmp_path: Path) -> None:
+    """A store hands out what ranks of the generation before wrote into it."""
+    view = View(Settings(node="n1", home=tmp_path, etcd=("h:1",), address="127.0.0.1"))
+    first, before = view.observed().store, view.milestones()
+    host, _, port = first.rpartition(":")
+    assert (host, int(port) > 0) == ("127.0.0.1", True)
+    view.used("10.9.8.7:4711")
+    assert (view.observed().store, view.milestones()) == (first, before), "they meet on another node"
+    view.used(first)
+    assert view.observed().store not in ("", first)
+    assert view.milestones() != before, "the supervisor hears of it at once"

@@ -261,6 +261,24 @@ def test_each_node_of_a_group_departs_by_itself() -> None:
     assert gate.groups(10.6)[0].departed == ()
 
 
+def test_a_group_is_silent_while_a_further_node_of_it_is_silent() -> None:
+    """A machine that loses its power closes no connection, and the manager on the other node beats on."""
+    gate = state({})
+    gate.admit({0: Admission(generation=1, node="n1", others=("n2",))}, 0.0)
+    for node in ("n1", "n2"):
+        gate.link(0, 1, node)
+        gate.asked(0, 1, node, 10.0)
+    alive(gate, 0, 1, 10.0)
+    gate.heard(0, 1, b"x", 11.1)
+    gate.asked(0, 1, "n1", 11.1)
+    assert (gate.hearing(0, 11.0), gate.silent_nodes(11.0)) == ("beating", ())
+    assert (gate.hearing(0, 11.1), gate.silent_nodes(11.1)) == ("silent", ((0, "n2"),))
+    assert (gate.beats(11.1), gate.passage(0, 1, "n1", 11.1)) == ((), "hold")
+    assert gate.groups(11.1)[0].departed == ()
+    gate.asked(0, 1, "n2", 11.2)
+    assert (gate.hearing(0, 11.2), gate.silent_nodes(11.2), gate.beats(11.2)) == ("beating", (), ("toy_0:g1",))
+
+
 def test_a_generation_that_is_gone_stale_or_was_cut_by_the_gate_has_not_departed() -> None:
     gate = state({0: 1, 1: 1})
     for group in (0, 1):

@@ -364,12 +364,14 @@ def test_no_seat_and_a_seat_that_is_not_open() -> None:
 
 def test_what_an_environment_holds_is_told_with_what_becomes_of_it() -> None:
     of = {**site.OUTER_JOB, **site.PROXY, "LD_PRELOAD": "/x.so", "PATH": "/bin"}
+    of |= {"NCCL_IB_HCA": "mlx5", "GLOO_SOCKET_IFNAME": "ib0", "XNCCL_DEBUG": "1"}
     found = list(environment.findings(of, "this shell's environment"))
     said = [finding.what for finding in found]
     assert {finding.level for finding in found} == {"note"}
     assert any("TORCHFT_MANAGER_PORT" in what and "[torchft]" in what for what in said)
     assert any("MASTER_ADDR" in what and "another job" in what for what in said)
     assert any("LD_PRELOAD" in what for what in said)
+    assert any(": GLOO_SOCKET_IFNAME=ib0, NCCL_IB_HCA=mlx5: the ranks of all runs get them" in what for what in said)
     assert any("http_proxy, HTTP_PROXY" in what and "webhooks" in what for what in said)
     assert list(environment.findings({"PATH": "/bin"}, "this shell's environment")) == []
 
