@@ -12,7 +12,7 @@ from supervisor.core.evidence.exit_status import PEERS_GONE_EXIT
 from supervisor.core.invariants import violations
 from supervisor.core.model.incident import Failure
 from supervisor.core.model.kinds import Kind, Rung
-from supervisor.core.model.memory import Memory
+from supervisor.core.model.memory import Memory, Tried
 from supervisor.core.model.observed import ControlView, CordonView, GpuFact, StuckView
 from supervisor.core.model.reason import Code, Reason
 from supervisor.core.model.seats import Seat
@@ -223,6 +223,35 @@ def test_one_spare_is_not_enough_for_two() -> None:
     lose(w, 3, 4)
     assert w.incident.rung == Rung.REALLOCATE
     assert sum(a.state == "wanted" for a in w.memory.allocations.values()) == 5, "one for each that was lost"
+
+
+def test_a_lost_node_is_only_observed() -> None:
+    """Nothing is done to its neighbour either, and once it is back the group has recovered by itself."""
+    w = World(groups=2, spares=2, ranks=4, size=2, mode="observe").bring_up()
+    before = [desired(w)[node] for node in ("n3", "n4")]
+    lose(w, 4)
+    assert (w.incident.shadow, w.incident.rung, w.incident.nodes) == (True, Rung.REPLACE, ("n4",))
+    assert [(why["group"], why["rung"]) for why in w.waiting(Code.WOULD_BE)] == [(1, "replace")]
+    assert (w.group(1).phase, seats(w, 1), dict(w.memory.cordons)) == ("running", ("n3", "n4"), {})
+    assert [desired(w)[node] for node in ("n3", "n4")] == before
+    w.nodes["n4"] = replace(w.nodes["n4"], registered=True)
+    w.hear(1, "beating")
+    w.round(1.0)
+    assert (w.incidents["i1"].state, w.group(1).incident, w.memory.spent) == ("recovered", "", {})
+
+
+def test_costs_and_the_account_of_tries_are_of_a_group_however_many_nodes_it_lost() -> None:
+    w = wide(groups=3, spares=1).bring_up()
+    w.memory = replace(w.memory, tried={"replace": (Tried(seconds=8.0, mended=True),)})
+    lose(w, 3)
+    by_spare = w.incident.costs[0]
+    assert (by_spare.about["what"], by_spare.about["cost"]) == (Reason.of(Code.BY_SPARE, node="n7"), 8.0)
+    w.recover(1)
+    assert [t.mended for t in w.memory.tried["replace"]] == [True, True]
+    lose(w, 5, 6)
+    assert w.incident.costs[0] == Reason.of(Code.WITHOUT_SPARE), "one is no replacement for two"
+    assert w.incident.costs[-1] == Reason.of(Code.COST_GOES_ON, others=2, count=3)
+    assert len(w.memory.spent["reallocate"]) == 1, "one recovery of one group"
 
 
 def test_a_kept_node_that_is_lost_meanwhile_is_left_too() -> None:
