@@ -6,7 +6,8 @@ lists all names; an unknown name in the variable stops the start.
 A program that is restarted would die there again and again. SUPERVISOR_FAILPOINT_ONCE=path makes it die once: it
 creates that file first, and a program that finds the file survives.
 
-From `journaled` on, the loop's failpoints count only turns that write something.
+From `journaled` on, the loop's failpoints count only turns that write something; `fencing` only those of them after
+which a group waits until its old generation is gone or shut out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ NAMES = (
     "decided",
     "journaled",
     "committed",
+    "fencing",
     "recorded",
     "engine.before_acquire",
     "engine.after_acquire",

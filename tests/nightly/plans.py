@@ -70,6 +70,7 @@ _AT_THE_GATE = (Way("start", "host"), Way("lighthouse", "host", late=True))
 WAYS: dict[str, tuple[Way, ...]] = {
     **{name: tuple(Way(s, "supervisor", 1, 8) for s in _EVERY) for name in ("observed", "decided")},
     **{name: tuple(Way(s, "supervisor", 1, 3) for s in _EVERY) for name in ("journaled", "committed", "recorded")},
+    "fencing": tuple(Way(s, "supervisor") for s in _NEW_NODE),
     **{
         f"engine.{when}_{what}": (Way("start", "supervisor", 1, 2), *(Way(s, "supervisor") for s in _NEW_NODE))
         for when in ("before", "after")

@@ -457,6 +457,8 @@ class Loop:
             raise
         self._telemetry.committed(run, decision, self._monotonic() - began)
         reach("committed")
+        if any(group.phase == "fencing" for group in decision.memory.groups.values()):
+            reach("fencing")
         self._mirror.wrote(puts, revision)
         if changed:
             journal.outcome(self.epoch, decision.memory.decisions, revision)

@@ -13,12 +13,12 @@ from tests.helpers.etcd import running
 from tests.nightly.plans import WAYS, Plan, Scenario, plan
 from tests.nightly.rounds import Lanes
 
-NOT_AT_A_START = {"engine.before_release", "engine.after_release", "agent.before_signal"}
-"""No allocation is released and no process is ended while a run starts."""
+NOT_AT_A_START = {"fencing", "engine.before_release", "engine.after_release", "agent.before_signal"}
+"""No allocation is released, no process is ended and nothing is fenced while a run starts."""
 
 WHEN: dict[Scenario, list[str]] = {
     "start": [n for n in NAMES if n not in NOT_AT_A_START],
-    "allocation": ["journaled", "engine.after_acquire", "engine.before_release", "engine.after_release"],
+    "allocation": ["journaled", "fencing", "engine.after_acquire", "engine.before_release", "engine.after_release"],
     "restart": ["agent.before_signal"],
     "lighthouse": ["committed", "agent.after_forward", "gate.listening", "gate.opening", "gate.open"],
 }
