@@ -1,7 +1,8 @@
 """Measures the time from the silent loss of a node to the next committed step of its group, where a group has two nodes
 of two ranks each. Compares in turn, on one machine whose network namespaces are the nodes:
 
-- `ours`: the lost node alone is replaced; the other one's agent and warm process stay;
+- `ours`: the lost node alone is replaced; the other one's agent and warm process stay, and all nodes had built their
+  next start;
 - `group_restart`: both nodes of the group are lost, and it starts cold on two others: all of the group is restarted;
 - `job_restart`: the same ranks without a supervisor, all of which are killed and started cold from the newest
   checkpoint. Their launcher knows of the loss at once, which favours them;
@@ -99,6 +100,7 @@ def supervised(
         goal = max(g.step for g in w.status(record).groups) + STEPS_BEFORE
         eventually(lambda: w.status(record).step >= goal, WITHIN_S, "they step")
         eventually(lambda: listed(record.run_dir), WITHIN_S, "there is a checkpoint")
+        eventually(lambda: not warm or _built(w), WITHIN_S, "all nodes have built their next start")
         fault = time.time()
         for node in w.status(record).groups[1].nodes[-lost:]:
             net.cut(NODES.index(node))
@@ -130,6 +132,11 @@ def _parts(w: World, record: RunRecord, fault: float, first: float) -> dict[str,
 def _warm(w: World) -> bool:
     nodes = [n for n in status.node_status(w.mirror()) if n.role != "service"]
     return all(n.warm == "ready" for n in nodes if n.alive)
+
+
+def _built(w: World) -> bool:
+    nodes = [n for n in status.node_status(w.mirror()) if n.role != "service"]
+    return all(n.standbys == RANKS for n in nodes if n.alive)
 
 
 def _commits(w: World, record: RunRecord, group: int, since: float, above: int = 0) -> list[float]:

@@ -24,7 +24,14 @@ Result = dict[str, Any]
 
 def page() -> str:
     """Returns docs/BENCHMARKS.md: a section for each benchmark that has been run."""
-    sections = {"recovery": _recovery, "heal": _heal, "checkpoint": _checkpoint, "overhead": _overhead, "scale": _scale}
+    sections = {
+        "recovery": _recovery,
+        "groups_over_nodes": _groups_over_nodes,
+        "heal": _heal,
+        "checkpoint": _checkpoint,
+        "overhead": _overhead,
+        "scale": _scale,
+    }
     parts = [HEAD]
     for name, section in sections.items():
         file = RESULTS / f"{name}.json"
@@ -90,6 +97,34 @@ def _row(name: str, of: Result, ours: Result, goals: Result, model: str) -> Sequ
         f"{of['median']['steps_lost']:g}",
         "1" if name == "everstep" else _against(f"{times:.1f}", times, goals["times_everstep"].get(name), least=True),
     )  # fmt: skip
+
+
+def _groups_over_nodes(found: Result) -> Iterable[str]:
+    yield "## A node of a group is lost\n"
+    yield (
+        "Two groups of two nodes, two ranks on each, FSDP over a group's four. A node of one group loses its network without a\n"
+        "word: seconds until its group commits a step again. Median (least to most); the lease is 2 s\n"
+        "(`python -m benchmarks.groups_over_nodes`).\n"
+    )
+    rows = {
+        "Everstep: the lost node is replaced": "ours_s",
+        "a group of one node, replaced by Everstep": "one_node_case_s",
+        "the whole group on two other nodes, cold": "group_restart_s",
+        "the whole job from its checkpoint, without a supervisor": "job_restart_s",
+        "longest pause of the other group meanwhile": "others_stall_s",
+    }
+    yield from _table(("", "seconds"), [(what, _spread(found[name])) for what, name in rows.items()])
+    parts = found["ours_parts_s"]
+    middle = {name: statistics.median(each[name] for each in parts) for name in parts[0]}
+    yield "Where its time goes, in seconds: " + ", ".join(
+        f"{name.replace('_', ' ')} {s:.2f}" for name, s in middle.items()
+    )
+    yield "(twice as many ranks as in the one-node case begin on the same two cores).\n"
+    yield (
+        f"It takes {found['ours_times_the_one_node_case']:g} times the one-node case, and the whole job "
+        f"{found['job_restart_times_ours']:g} times as long. Goals:"
+    )
+    yield "; ".join(what if met else f"**{what}: missed**" for what, met in found["goals"].items()) + ".\n"
 
 
 def _heal(found: Result) -> Iterable[str]:

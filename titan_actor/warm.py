@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -142,6 +143,10 @@ def serve(channel: socket.socket) -> None:
                 if not problem:
                     _build_ahead(str(request["ahead"]), standbys)
                 continue
+            if "runs" in request:
+                if not problem:
+                    _note_running(request["runs"], standbys)
+                continue
             answer = {"error": problem} if problem else {"pid": _started(request, files, standbys)}
         except (OSError, ValueError, KeyError, TypeError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
@@ -154,6 +159,13 @@ def _build_ahead(launch: str, standbys: Standbys) -> None:
         standbys.build_ahead(decode(launch, TrainerLaunch) if launch else None)
     except (OSError, RecordError) as error:
         print(f"no standby of a start ahead: {error}", file=sys.stderr, flush=True)
+
+
+def _note_running(runs: list[tuple[str, int]], standbys: Standbys) -> None:
+    """Has the next start of ranks built that a process before this one forked, or that started cold. Has no answer."""
+    for launch, pid in runs:
+        with suppress(OSError, RecordError):  # a gate has no such file
+            standbys.started(decode(Path(launch).read_bytes(), TrainerLaunch), int(pid))
 
 
 def _started(request: dict[str, Any], files: kept_state.Files, standbys: Standbys) -> int:

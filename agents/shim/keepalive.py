@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from agents.shim import process
 from supervisor.wire import programs
@@ -118,9 +119,16 @@ class Warm(Kept):
         self._ahead = ""
 
     def _tell_ahead(self) -> None:
+        self._tell({"ahead": self._ahead})
+
+    def note_running(self, ranks: Sequence[tuple[str, int]]) -> None:
+        """Has a process that is ready build the next start of ranks that it has not forked (launch files and pids)."""
+        self._tell({"runs": ranks})
+
+    def _tell(self, message: dict[str, Any]) -> None:
         assert self._ours is not None
         try:
-            self._ours.send(json.dumps({"ahead": self._ahead}).encode())
+            self._ours.send(json.dumps(message).encode())
         except OSError as error:  # it has ended, and the next one is told; or the start is too long for one message
             process.say(f"no start is built ahead: {error}")
 

@@ -480,6 +480,9 @@ class Shim:
                 writer.write(json.dumps({"exited": child.record()}).encode() + b"\n")
 
     def _say_warm(self) -> None:
+        if self._warm is not None and self._warm.state == "ready":
+            runs = [child for child in self._workloads() if not child.exited]
+            self._warm.note_running([(f"{child.folder}/launch.json", child.pid) for child in runs])
         self._table.remember("warm", state=self._warm_state())
         self._tell_watchers({"warm": self._warm_state()})
 

@@ -87,6 +87,9 @@ def main() -> None:
         if "ahead" in request:
             print("ahead:", request["ahead"], flush=True)
             continue
+        if "runs" in request:
+            print("runs:", json.dumps(request["runs"]), flush=True)
+            continue
         try:
             ours.send(json.dumps({"pid": fork(request, ours)}).encode())
         except OSError as error:

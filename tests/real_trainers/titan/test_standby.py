@@ -113,6 +113,19 @@ def test_one_without_a_standby_meets_one_that_has_it(groups: Groups) -> None:
     assert_equal_digests(back[1], other[1])
 
 
+def test_a_rank_that_started_cold_has_its_next_start_built(groups: Groups) -> None:
+    lost, other = groups.start_cold(0, standby=True), groups.start(1)
+    groups.warm.tell(runs=[[str(Path(lost.launch.rank_dir) / "launch.json"), lost.pid], ["/no/such/file", 1]])
+    lost.reached(5, commits=5)
+    (waits,) = built(groups, 1)
+    lost.kill()
+    back = groups.start(0, generation=2, resume="peers", standby=True)
+    assert back.pid == waits
+    back.reached(other.step + 3, commits=4)
+    other.reached(back.step)
+    assert_equal_digests(back, other)
+
+
 def test_it_resumes_from_a_checkpoint(groups: Groups) -> None:
     fields: dict[str, Any] = {"groups": 1, "standby": True, "checkpoint_interval_steps": 5}
     lost = groups.start(0, writer=True, **fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -98,9 +99,9 @@ def test_a_spare_has_its_warm_process_build_the_start_of_any_group(
     one, node = synced(site, tmp_path / "code", "V = 1"), nodes.start()
     eventually(node.warm_ready, 15)
 
-    def told() -> list[str]:
+    def told(what: str = "ahead") -> list[str]:
         lines = (node.folder / "warm.log").read_text().splitlines()
-        return [line.removeprefix("ahead: ") for line in lines if line.startswith("ahead:")]
+        return [line.removeprefix(f"{what}: ") for line in lines if line.startswith(f"{what}:")]
 
     def desire_spare(**fields: Any) -> None:
         store.put(keys.desired("n0", RUN), encode(NodeDesired(node="n0", **fields)))
@@ -121,13 +122,15 @@ def test_a_spare_has_its_warm_process_build_the_start_of_any_group(
     eventually(lambda: len(told()) > count + 1, 15, "and so does the one with other code")
     count = len(told())
     desire_spare(trainers=(trainer(code=one, env=start.env),), code=one, code_from=site.url)
-    running(store, node, 1)
+    rank = running(store, node, 1)
     assert spawned(node, FIRST) == [True]
     assert told()[count:] == [], "a start does not end what was built for it"
     kill(node.pid("warm"))
     before = warmed(node)
     eventually(lambda: warmed(node) > before, 15, "another warm process is ready")
     assert told()[count:] == [], "a node that trains is no spare"
+    file = str(node.folder / "ranks" / FIRST / "launch.json")
+    eventually(lambda: [file, rank] in json.loads(told("runs")[-1]), 15, "it builds the next start of what runs there")
     desire_spare(standby=start, code=one, code_from=site.url)
     eventually(lambda: len(told()) > count, 15, "the group has left it")
     desire_spare()
