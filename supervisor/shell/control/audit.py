@@ -53,7 +53,8 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
 
 
 @lru_cache(maxsize=1 << 17)
-def _kind_at(key: str) -> Any:
+def kind_at(key: str) -> Any:
+    """Returns the kind of the record at a key; None if this program has no such key."""
     return next((kind for pattern, kind in _KINDS if pattern.fullmatch(key)), None)
 
 
@@ -61,7 +62,7 @@ def audit(mirror: Mirror, changed: Iterable[str]) -> dict[str, str]:
     """Returns why a key cannot be read, for each changed key that cannot."""
     found = {}
     for key in changed:
-        kind = _kind_at(key)
+        kind = kind_at(key)
         if kind is None:
             found[key] = "no key of this program's"
         elif mirror.record(key, kind) is None and key in mirror.unreadable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from supervisor.shell.control.audit import kind_at
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import newer
@@ -15,21 +16,28 @@ RESTORE_BEGAN = "a restore into this etcd was interrupted: run `supervisor resto
 def newer_records(mirror: Mirror, changed: Iterable[str]) -> dict[str, str]:
     """Returns, for the changed keys, those whose records are newer than this program's version, with why.
 
-    A node's records do not count once its agent is gone.
+    Records of nodes count once more than half of the registered nodes have a newer one: each may write its own with any
+    content, so one alone is merely unreadable.
     """
-    found = {}
+    found: dict[str, str] = {}
+    of_nodes: dict[str, str] = {}
     for key in changed:
-        item = mirror.items.get(key)
-        if item is None:
-            continue
-        why = newer(item.value)
-        if why and (not key.startswith(keys.NODES) or _agent_lives(mirror, key)):
-            found[key] = why
-    return found
+        if why := _why_newer(mirror, key):
+            (of_nodes if key.startswith(keys.NODES) else found)[key] = why
+    return found | of_nodes if of_nodes and _most_nodes_are_newer(mirror) else found
 
 
-def _agent_lives(mirror: Mirror, key: str) -> bool:
-    return keys.registration(key[len(keys.NODES) :].split("/", 1)[0]) in mirror.items
+def _why_newer(mirror: Mirror, key: str) -> str:
+    item = mirror.items.get(key)
+    if item is None or (key.startswith(keys.NODES) and kind_at(key) is None):
+        return ""
+    return newer(item.value)
+
+
+def _most_nodes_are_newer(mirror: Mirror) -> bool:
+    nodes = [node for node in mirror.nodes() if keys.registration(node) in mirror.items]
+    ahead = sum(any(_why_newer(mirror, key) for key in mirror.keys(f"{keys.NODES}{node}/")) for node in nodes)
+    return 2 * ahead > len(nodes)
 
 
 def why_not(mirror: Mirror, changed: Iterable[str]) -> str:

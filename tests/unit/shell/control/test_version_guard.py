@@ -7,6 +7,7 @@ import json
 import pytest
 
 from supervisor.ports.store import Item, Snapshot
+from supervisor.shell.control.audit import audit
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.control.version_guard import newer_records, why_not
 from supervisor.wire import keys, records
@@ -52,10 +53,34 @@ def test_a_key_that_only_a_newer_program_knows_counts() -> None:
     assert _why({keys.PREFIX + "weather": b'{"$kind":"Weather","$version":2}'}) != ""
 
 
-def test_a_node_counts_while_its_agent_lives() -> None:
-    left = {keys.observed("n1"): b'{"$kind":"NodeObserved","$version":2}'}
-    assert _why(left) == ""
-    assert keys.observed("n1") in _why({**left, keys.registration("n1"): b"?"})
+NODES = ("n1", "n2", "n3", "n4")
+AHEAD = b'{"$kind":"NodeObserved","$version":2}'
+
+
+@pytest.mark.parametrize("name", ["zzz", "zzz/zzz", "health", "registration", "gate/run"])
+@pytest.mark.parametrize("version", [2, 99])
+def test_one_node_never_decides(name: str, version: int) -> None:
+    live = {keys.registration(node): b"?" for node in NODES}
+    key = f"{keys.NODES}n1/{name}"
+    values = {**live, key: b'{"$kind":"X","$version":%d}' % version}
+    assert _why(values) == ""
+    assert key in audit(_mirror(values), [key]), "it is reported"
+
+
+def test_a_fleet_that_is_newer_counts() -> None:
+    live = {keys.registration(node): b"?" for node in NODES}
+    ahead = {keys.observed(node): AHEAD for node in NODES}
+    half = dict([*ahead.items()][:2])
+    assert _why({**live, **half}) == ""
+    values = {**live, **half, keys.health("n3"): b'{"$kind":"Health","$version":2}'}
+    assert "3 records of a newer program" in _why(values)
+    assert [*newer_records(_mirror(values), [keys.health("n3")])] == [keys.health("n3")], "one changed, all are counted"
+
+
+def test_nodes_count_while_their_agents_live() -> None:
+    ahead = {keys.observed(node): AHEAD for node in NODES}
+    assert _why(ahead) == ""
+    assert _why({**ahead, keys.registration("n5"): b"?"}) == ""
 
 
 def test_only_what_changed_is_looked_at() -> None:
