@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from supervisor.ports.store import Changes, Item, Snapshot
+from supervisor.shell.control.bounds import bounded
 from supervisor.wire import keys
 from supervisor.wire.records import RecordError, decode
 
@@ -47,8 +48,6 @@ def _hold_to_key(key: str, record: Any) -> None:
     """Raises RecordError for a node's record that names another node, host or run than its key, or an address that is none:
     a node may write its own keys with any content. Its host is called as the node is, or the node is `HOST.JOB` (Slurm's shared hosts)."""
     name = _node_of(key)
-    if not name:
-        return
     host, run = getattr(record, "host", ""), key.removeprefix(f"{keys.NODES}{name}/").partition("/")[2]
     if getattr(record, "node", name) != name:
         raise RecordError(f"it names the node {record.node!r}, and its key {name!r}")
@@ -221,7 +220,9 @@ class Mirror:
             return value
         try:
             record: T | None = decode(item.value, kind)
-            _hold_to_key(key, record)
+            if key.startswith(keys.NODES):
+                record = bounded(record, len(item.value))
+                _hold_to_key(key, record)
             self.unreadable.pop(key, None)
         except RecordError as error:
             record = None

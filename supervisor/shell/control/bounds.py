@@ -1,0 +1,63 @@
+"""Bounds the content of a node's records: it may write its own keys with any content, and a leader copies much of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from math import copysign, isnan
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+STRING, SHORT = 4096, 256
+"""Most characters of a string: as many as a path has; an error has 2,048. SHORT in a record of more than RECORD bytes."""
+RECORD = 256 * 1024
+"""Bytes of a record. Some of its strings are in several records of one transaction, which holds 1.5 MB by default."""
+ITEMS = 256
+"""Most items of a list or table: a node has fewer ranks."""
+LARGEST, LARGEST_FLOAT = 2**63 - 1, 5e10
+"""As seconds, a date that calendars have (years 385 to 3554). A loss spike beyond it is shown as this."""
+
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def bounded(record: T, size: int) -> T:
+    """Returns a record of `size` bytes within the bounds: strings and lists cut, numbers in 64 bits, no lone surrogates.
+    Honest records are hardly touched, and those of older agents stay readable. Numbers that a record may leave out stay as
+    they are, not finite ones too: those are for people alone, as a loss."""
+    return cast(T, _bounded(record, STRING if size <= RECORD else SHORT))
+
+
+def _bounded(value: Any, most: int) -> Any:
+    kind = type(value)
+    if kind is str:
+        fits = len(value) <= most and (value.isascii() or not _SURROGATE.search(value))
+        return value if fits else _SURROGATE.sub("\ufffd", value[:most])
+    if kind is float:
+        return value if abs(value) <= LARGEST_FLOAT else 0.0 if isnan(value) else copysign(LARGEST_FLOAT, value)
+    if kind is int:
+        return value if -LARGEST <= value <= LARGEST else LARGEST if value > 0 else -LARGEST
+    if kind in (tuple, list):
+        return kind(_bounded(item, most) for item in value[:ITEMS])
+    if kind is dict:
+        return {_bounded(key, most): _bounded(item, most) for key, item in [*value.items()][:ITEMS]}
+    if is_dataclass(value):
+        return _fields_bounded(value, most)
+    return value
+
+
+def _fields_bounded(value: Any, most: int) -> Any:
+    changed = {}
+    for name in _names(cast(Hashable, type(value))):
+        old = getattr(value, name)
+        new = _bounded(old, most)
+        if new is not old and new != old:
+            changed[name] = new
+    return replace(value, **changed) if changed else value
+
+
+@cache
+def _names(kind: Hashable) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cast(Any, kind)) if field.type != "float | None")
