@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from google.protobuf.wrappers_pb2 import BytesValue, StringValue
 from hpack import Decoder, HPACKError
 
@@ -24,6 +25,9 @@ MESSAGE_BYTES = 65_536
 """Longest message: a quorum's request has a few hundred bytes, and what a trainer adds to it."""
 STREAMS = 100
 """Most requests at once. A manager has one heartbeat and one quorum."""
+
+SHRINK_ONLY = 6
+"""Number of that field of a quorum's member in TorchFT's protocol."""
 
 DATA, HEADERS, RST_STREAM, CONTINUATION = 0, 1, 3, 9
 """Kinds of frames (RFC 9113, 6)."""
@@ -189,10 +193,14 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def _replica_id(path: bytes, message: bytes) -> str:
     """Returns whom a request speaks for. Both wrappers have one field, number 1: the id of a heartbeat, the member of a
-    quorum. Of a repeated field they take the last, so an id that counts is never before another."""
+    quorum. Of a repeated field they take the last, so an id that counts is never before another. Raises Refused for a
+    member that asks to shrink the quorum: it would keep out every group that was not in the last one."""
     try:
         if path == QUORUM:
             message = BytesValue.FromString(message).value
-        return str(StringValue.FromString(message).value)
+        read = StringValue.FromString(message)
+        if path == QUORUM and any(field.field_number == SHRINK_ONLY and field.data for field in UnknownFieldSet(read)):
+            raise Refused("it asks for a quorum that only shrinks: leave out `shrink_only`")
+        return str(read.value)
     except DecodeError as error:
         raise Refused("a message that cannot be read") from error

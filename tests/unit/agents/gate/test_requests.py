@@ -30,8 +30,9 @@ def heartbeat(replica_id: str) -> bytes:
     return message(StringValue(value=replica_id).SerializeToString())
 
 
-def quorum(replica_id: str) -> bytes:
+def quorum(replica_id: str, shrink_only: bytes = b"") -> bytes:
     member = StringValue(value=replica_id).SerializeToString() + b"\x12\x16http://127.0.0.1:41391 \x05(\x01"
+    member += shrink_only
     return message(BytesValue(value=member).SerializeToString())
 
 
@@ -72,6 +73,7 @@ def what_a_manager_sends(cut_at: int | None = None) -> bytes:
             *client.opens(),
             *client.asks(HEARTBEAT, heartbeat(OWN)),
             *client.asks(QUORUM, quorum(OWN), cut_at),
+            *client.asks(QUORUM, quorum(OWN, b"0\0")),
             PingFrame(0, b"12345678"),
             RstStreamFrame(3, 8),
             *itertools.chain.from_iterable(client.asks(HEARTBEAT, heartbeat(OWN)) for _ in range(STREAMS + 1)),
@@ -115,6 +117,8 @@ FORGED = {
     "no id": ([*Client().asks(HEARTBEAT, message(b""))], "speaks for"),
     "another member last": ([*Client().asks(QUORUM, twice(OWN, OTHER))], "speaks for"),
     "an empty member last": ([*Client().asks(QUORUM, twice(OTHER, ""))], "speaks for"),
+    "a quorum that only shrinks": ([*Client().asks(QUORUM, quorum(OWN, b"0\x01"))], "only shrinks"),
+    "that twice": ([*Client().asks(QUORUM, quorum(OWN, b"0\x01" + b"0\0"))], "only shrinks"),
     "a path of its own": ([Client().head(KILL)], "asks for"),
     "the dashboard": ([Client().head(b"/")], "asks for"),
     "two paths": ([Client().head(HEARTBEAT, (b":path", KILL))], "asks for"),
