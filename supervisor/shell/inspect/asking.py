@@ -12,6 +12,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
+from supervisor.core.model.memory import GroupMemory
 from supervisor.core.model.observed import Grant
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Changes, Store
@@ -86,14 +87,18 @@ def nodes_of(mirror: Mirror, run: str) -> list[str]:
 def ranks(
     mirror: Mirror, run: str, group: int | None = None, rank: int | None = None
 ) -> dict[tuple[int, int], tuple[str, int]]:
-    """Returns the running ranks of a run: (group, rank) -> node and newest generation."""
+    """Returns the running ranks of a run: (group, rank) -> node and newest generation. Only a group's own nodes count: any
+    other may claim to run it."""
     found: dict[tuple[int, int], tuple[str, int]] = {}
-    for node in mirror.nodes():
+    groups = mirror.table(keys.memory(run, "group-"), GroupMemory).values()
+    seats = {(seat.node, of.group) for of in groups for seat in of.seats}
+    for node in sorted({node for node, _ in seats}):
         seen = mirror.record(keys.observed(node), NodeObserved)
         for trainer in seen.trainers if seen is not None else ():
             key = trainer.group, trainer.rank
             if (
                 trainer.run != run
+                or (node, trainer.group) not in seats
                 or trainer.state == "exited"
                 or group not in (None, key[0])
                 or rank not in (None, key[1])
