@@ -14,8 +14,7 @@ from http import HTTPStatus
 from supervisor.shell.code.store import CodeStore
 from supervisor.shell.metrics.listener import Handler
 from supervisor.wire import code
-from supervisor.wire.local_peer import is_ours
-from supervisor.wire.security import ROOT, SUPERVISOR, common_name, is_loopback, node_name
+from supervisor.wire.security import ROOT, SUPERVISOR, common_name, node_name
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +73,7 @@ class Code:
     def _refusal(self, handler: Handler) -> str:
         security = handler.server.security
         if not security.tls:
-            if is_loopback(str(handler.server.server_address[0])) and not _is_ours(handler):
-                return "code is for the user who runs this supervisor"
-            return ""
+            return "" if handler.is_for_us() else "code is for the user who runs this supervisor"
         who = common_name(handler.connection)
         if who in (SUPERVISOR, ROOT):
             return ""
@@ -140,13 +137,6 @@ def _read(handler: Handler, length: int) -> bytes:
     if len(body) < length:
         raise code.Torn("the request ended early")
     return body
-
-
-def _is_ours(handler: Handler) -> bool:
-    try:
-        return is_ours(handler.connection)
-    except OSError:
-        return False
 
 
 def _say(handler: Handler, status: HTTPStatus, sentence: str) -> None:

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from supervisor.shell.metrics.exposition import answer
 from supervisor.wire.deny_list import Serial
 from supervisor.wire.listener_files import LOOKED_AT_S, ListenerFiles, server_context, shown
+from supervisor.wire.local_peer import is_ours
 from supervisor.wire.security import Security, common_name, is_loopback
 
 log = logging.getLogger(__name__)
@@ -148,12 +149,22 @@ class Listener(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers /metrics, for any certificate of the authority."""
+    """Answers /metrics, for any certificate of the authority; in plain for any user, since a Prometheus of the machine has
+    a user of its own."""
 
     server: Listener
     server_version, sys_version = "supervisor", ""
     timeout = PATIENCE_S
     paths = "there is /metrics"
+
+    def is_for_us(self) -> bool:
+        """Returns false for another user of this machine, where no certificate tells: in plain on a loopback address."""
+        if self.server.security.tls or not is_loopback(str(self.server.server_address[0])):
+            return True
+        try:
+            return is_ours(self.connection)
+        except OSError:
+            return False
 
     def log_message(self, format: str, *args: Any) -> None:
         """Logs nothing: requests are no news."""

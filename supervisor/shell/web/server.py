@@ -97,11 +97,13 @@ class _Handler(Handler):
         if not self._may_read():
             who = ", ".join(READ_BY)
             self._say(HTTPStatus.FORBIDDEN, f"the page is for the certificates of {who} (docs/SECURITY.md)")
+        elif path == "/targets":  # like /metrics, for a Prometheus that has a user of its own
+            self._targets()
+        elif not self.is_for_us():
+            self._say(HTTPStatus.FORBIDDEN, "the page is for the user who runs this supervisor (docs/SECURITY.md)")
         elif path in _FILES:
             name, kind = _FILES[path]
             self._send(HTTPStatus.OK, _read(name), kind)
-        elif path == "/targets":
-            self._targets()
         elif path in ("/events", "/snapshot.json"):
             self._of_run(path, parse_qs(query).get("run", [""])[0])
         else:

@@ -51,6 +51,15 @@ for path, body in (("missing", '{EMPTY}'), ("put", "x"), ("get", "{"0" * 64}")):
         print(error.code)
 """
 
+READ = """
+import sys, urllib.error, urllib.request
+for path in sys.argv[2:]:
+    try:
+        print(urllib.request.urlopen(sys.argv[1] + path.removeprefix("./"), timeout=10).status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
@@ -96,6 +105,21 @@ def test_another_user_reads_and_writes_no_code(home: Path) -> None:
     )
     assert tried.stdout.split() == ["403", "403", "403"], tried.stderr
     with urllib.request.urlopen(urllib.request.Request(page + "code/missing", EMPTY.encode())) as answer:
+        assert answer.status == 200, "the one who started it may"
+
+
+def test_another_user_reads_no_page(home: Path) -> None:
+    """It has all run files, the state of each group and the ends of logs. /metrics and /targets have numbers and names."""
+    with connect([endpoint(home)]) as store:
+        item = store.get(keys.LEADER)
+        assert item is not None
+        page = decode(item.value, LeaderRecord).page
+    paths = ["./", "snapshot.json", "events", "page.js", "metrics", "targets"]
+    tried = subprocess.run(
+        as_user(sys.executable, "-c", READ, page, *paths), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert tried.stdout.split() == ["403", "403", "403", "403", "200", "200"], tried.stderr
+    with urllib.request.urlopen(page + "snapshot.json") as answer:
         assert answer.status == 200, "the one who started it may"
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell.code import answers
 from supervisor.shell.code.scan import scan
 from supervisor.shell.code.store import CodeStore
+from supervisor.shell.metrics import listener
 from supervisor.wire import code
 from supervisor.wire.code_client import CodeClient, StoreError
 from supervisor.wire.code_tree import Trees
@@ -119,7 +119,7 @@ def test_another_user_of_this_machine_gets_and_puts_nothing(
 ) -> None:
     with code_site(tmp_path / "system") as site:
         version = site.sync(folder)
-        monkeypatch.setattr(answers, "is_ours", lambda connection: False)
+        monkeypatch.setattr(listener, "is_ours", lambda connection: False)
         with pytest.raises(StoreError, match="for the user who runs this supervisor"):
             site.client.manifest(version)
         with pytest.raises(StoreError, match="for the user who runs this supervisor"):
