@@ -22,6 +22,7 @@ from supervisor.core.remediation.restore import ENDED
 from supervisor.core.report.durations import lasted_s
 from supervisor.core.round import observe_mode
 from supervisor.shell.control.state_cache import Mirror
+from supervisor.wire import keys
 from supervisor.wire.records import Held, NodeObserved
 
 HELD_S, HELD_STEPS = 60.0, 3.0
@@ -59,12 +60,20 @@ Told = Mapping[tuple[int, int], Mapping[str, float]]
 
 
 def told(mirror: Mirror, run: str) -> Told:
-    """Returns the seconds that the agents have reported."""
+    """Returns the seconds that the agents have reported, each for the groups of its own node: any may claim others."""
     found: dict[tuple[int, int], Mapping[str, float]] = {}
+    groups = mirror.table(keys.memory(run, "group-"), GroupMemory).values()
+    seats = {(seat.node, of.group) for of in groups for seat in (*of.seats, *of.left)}
     for key in mirror.of_sort("observed"):
         node = mirror.record(key, NodeObserved)
         for rank in node.trainers if node is not None else ():
-            if rank.rank == 0 and rank.run == run and rank.progress is not None:
+            if (
+                rank.rank == 0
+                and rank.run == run
+                and rank.progress is not None
+                and node is not None
+                and (node.node, rank.group) in seats
+            ):
                 found[rank.group, rank.generation] = rank.progress.seconds
     return found
 

@@ -21,7 +21,7 @@ from supervisor.shell.metrics.catalogue import GROUP_PHASES
 from supervisor.shell.metrics.live_goodput import HELD_S, Accounts, Told, cause_of, told
 from supervisor.wire import keys
 from supervisor.wire.records import NodeObserved, Progress, TrainerObserved, encode
-from tests.unit.shell.records import INCIDENT, mirror_of
+from tests.unit.shell.records import INCIDENT, mirror_of, run_values
 
 C = Cause
 
@@ -387,9 +387,12 @@ def test_what_agents_have_reported_of_rank_0() -> None:
 
     unborn = TrainerObserved(run="run", group=4, generation=1, rank=0, pid=0, state="starting")
     ranks = (trainer("run", 0, data=1.5), trainer("run", 1, data=9.0), trainer("other", 0, data=7.0), unborn)
-    found: Told = told(
-        mirror_of({keys.observed("n1"): encode(NodeObserved(node="n1", sequence=1, trainers=ranks))}), "run"
-    )
+    seated = GroupMemory(group=3, generation=2, phase="running", seats=(Seat("n1"),))
+    values = {
+        keys.observed("n1"): encode(NodeObserved(node="n1", sequence=1, trainers=ranks)),
+        keys.memory("run", "group-3"): encode(seated),
+    }
+    found: Told = told(mirror_of(values), "run")
     assert found == {(3, 2): {"data": 1.5}}
 
 
@@ -417,3 +420,14 @@ def test_all_seconds_are_counted_once(steps: list[tuple[float, str, bool, float,
         assert sum(b.accounts.seconds.values()) + held == pytest.approx(whole)
         assert all(now.get(cause, 0.0) >= s for cause, s in before.items())
         before = now
+
+
+def test_a_node_reports_seconds_of_its_own_groups_alone() -> None:
+    def reports(node: str, group: int, seconds: float) -> dict[str, bytes]:
+        about: Any = {"run": "run", "group": group, "generation": 1, "rank": 0, "pid": 5}
+        progress = Progress(**about, sequence=1, phase="step", seconds={"productive": seconds})
+        trainer = TrainerObserved(**about, state="running", progress=progress)
+        return {keys.observed(node): encode(NodeObserved(node=node, sequence=1, trainers=(trainer,)))}
+
+    values = {**run_values(), **reports("n1", 0, 7.0), **reports("n2", 0, 1e9)}
+    assert told(mirror_of(values), "run") == {(0, 1): {"productive": 7.0}}
