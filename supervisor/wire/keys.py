@@ -28,6 +28,11 @@ def registration(node: str) -> str:
     return f"{NODES}{node}/registration"
 
 
+def removed_node(node: str) -> str:
+    """Exists once `init-auth --remove-node` took the node's rights: it gets no certificate. Written by `root`."""
+    return f"{PREFIX}removed-nodes/{node}"
+
+
 def second(node: str) -> str:
     """Exists, under its own lease, while a second agent of the node's name waits for the first. Written by the
     second."""

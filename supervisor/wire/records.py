@@ -958,6 +958,13 @@ class Restoring:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RemovedNode:
+    """A node whose rights a person took."""
+
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class System:
     """The name that marks this system's jobs at a scheduler."""
 

@@ -21,6 +21,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"epochs-before", records.EpochsBefore),
         (r"restoring", records.Restoring),
         (r"system", records.System),
+        (r"removed-nodes/[^/]+", records.RemovedNode),
         (r"nodes/[^/]+/registration", records.Registration),
         (r"nodes/[^/]+/second", records.SecondAgent),
         (r"nodes/[^/]+/health", records.Health),

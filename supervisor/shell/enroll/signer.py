@@ -10,7 +10,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,15 +153,20 @@ def check(security: Security) -> None:
 
 
 def grants(store: Store) -> Callable[[str], Grant | None]:
-    """Returns how a `Signer` finds a grant in etcd."""
+    """Returns how a `Signer` finds a grant in etcd, without the nodes that a person removed."""
 
     def grant(allocation: str) -> Grant | None:
         run, _, _ = allocation.rpartition("-a")
         item = store.get(keys.grant(run, allocation))
         try:
-            return decode(item.value, Grant) if item is not None else None
+            found = decode(item.value, Grant) if item is not None else None
         except RecordError:  # the audit reports it
             return None
+        removed = {node for node in (found.nodes if found else ()) if store.get(keys.removed_node(node)) is not None}
+        if found is None or not removed:
+            return found
+        log.warning("%s: removed by `init-auth --remove-node`; --node lets it in again", ", ".join(sorted(removed)))
+        return replace(found, nodes=tuple(node for node in found.nodes if node not in removed))
 
     return grant
 

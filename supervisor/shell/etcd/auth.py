@@ -14,6 +14,7 @@ from supervisor.shell.etcd.convert import range_of
 from supervisor.shell.etcd.errors import LeaseLost
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.wire import keys, node_requests
+from supervisor.wire.records import RemovedNode, encode
 from supervisor.wire.security import ROOT, Security, SecurityError, node_name, read_certificate
 
 SUPERVISOR = "supervisor"
@@ -82,6 +83,10 @@ def _check_version(store: EtcdStore) -> None:
 
 
 def _changes(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
+    for node in nodes:
+        if store.get(keys.removed_node(node)) is not None:
+            store.commit({}, [keys.removed_node(node)])
+            yield f"node {node} may ask for certificates again"
     known = set(ask(store, "UserList", rpc.AuthUserListRequest()).users)
     existing = set(ask(store, "RoleList", rpc.AuthRoleListRequest()).roles)
     for role, permissions in roles(nodes).items():
@@ -126,6 +131,8 @@ def _removals(store: EtcdStore, nodes: Sequence[str]) -> Iterator[str]:
                 client.revoke_lease(lease)
         for at in range(0, len(written), MAX_OPERATIONS):
             store.commit({}, deletes=[item.key for item in written[at : at + MAX_OPERATIONS]])
+    for node in nodes:  # last: an etcd that a node has filled takes deletes alone
+        store.put(keys.removed_node(node), encode(RemovedNode(node=node)))
 
 
 def _probe(store: EtcdStore, endpoints: Sequence[str], security: Security) -> Iterator[str]:

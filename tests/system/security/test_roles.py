@@ -204,6 +204,10 @@ def test_a_removed_node_reads_and_writes_nothing_though_its_certificate_is_valid
             assert [item.key for item in store.list(keys.NODES).items] == [keys.health("n1")], (
                 "it counts as lost at once"
             )
+            assert store.get(keys.removed_node("n2")) is not None, "it gets no certificate"
+        assert "node n2 may ask for certificates again" in list(init_auth([server.endpoint], root, ["n2"]))
+        with as_user(server, "root") as store:
+            assert store.get(keys.removed_node("n2")) is None
 
 
 def loosen(server: TlsEtcd) -> None:

@@ -22,6 +22,7 @@ _SAMPLES: dict[str, Any] = {
 KINDS = {
     "registration": "Registration",
     "second": "SecondAgent",
+    "removed_node": "RemovedNode",
     "health": "Health",
     "observed": "NodeObserved",
     "check": "NodeCheck",

@@ -13,10 +13,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from fault_injection.doubles.memory_store import MemoryStore
 from supervisor.core.model.observed import Grant
 from supervisor.shell import enroll
-from supervisor.shell.enroll.signer import LIFE_S, Early, Refused, Signer
-from supervisor.wire import enrollment
+from supervisor.shell.enroll.signer import LIFE_S, Early, Refused, Signer, grants
+from supervisor.wire import enrollment, keys
+from supervisor.wire.records import RemovedNode, encode
 from supervisor.wire.security import Security, SecurityError, load
 from tests.helpers.authority import Authority, authority, pem_of, signing_request
 
@@ -182,3 +184,14 @@ def test_what_a_job_is_given_comes_back_and_shows_no_secret(ours: Authority) -> 
     with pytest.raises(ValueError, match="SUPERVISOR_ENROLL cannot be read") as raised:
         enrollment.decode('{"secrets": "abc"')
     assert "abc" not in str(raised.value)
+
+
+def test_a_removed_node_gets_no_certificate_though_its_allocation_is_granted(ours: Authority) -> None:
+    store, security = MemoryStore(), ours.security(more=SIGNS)
+    store.put(keys.grant("toy", "toy-a1"), encode(Grant(key="toy-a1", state="granted", nodes=("n1", "n2"))))
+    signs = Signer(security, grants(store))
+    assert signs.answer(asked(security), "10.0.0.7")
+    store.put(keys.removed_node("n1"), encode(RemovedNode(node="n1")))
+    with pytest.raises(Refused, match="was granted with n2"):
+        signs.answer(asked(security), "10.0.0.7")
+    assert signs.answer(asked(security, node="n2"), "10.0.0.7"), "the others of it do"
