@@ -117,9 +117,9 @@ def test_resume_is_the_same_run_as_without_a_break(groups: Groups, tmp_path: Pat
     )
 
 
-def start_on(system: Groups, nodes: int, **fields: Any) -> list[Rank]:
-    """Starts group 0 on N nodes with two ranks each, which meet at the store of the first."""
-    port, here = free_port(), 2
+def start_on(system: Groups, nodes: int, here: int = 2, **fields: Any) -> list[Rank]:
+    """Starts group 0 on N nodes with `here` ranks each, which meet at the store of the first."""
+    port = free_port()
     return [
         system.start(
             0,
@@ -143,8 +143,10 @@ def whole(rank: Rank, event: str) -> dict[int, str]:
 
 @pytest.mark.trainers
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_resume_on_more_nodes_and_on_fewer(groups: Groups) -> None:
-    """Groups of one node, then of two, then of one again: the whole model and its moments are those that were saved."""
+    """2 ranks, then 4 on two nodes, 3 on three (which do not divide its width of 256) and 2 again: the whole model and
+    its moments are those that were saved."""
     fields = {
         "recipe": "tests.real_trainers.titan.recipes:that_hashes_its_whole_state",
         "groups": 1,
@@ -152,11 +154,11 @@ def test_resume_on_more_nodes_and_on_fewer(groups: Groups) -> None:
         "writer": True,
     }
     before: list[Rank] = []
-    for generation, nodes in enumerate((1, 2, 1), start=1):
+    for generation, (nodes, here) in enumerate(((1, 2), (2, 2), (3, 1), (1, 2)), start=1):
         steps = 3 * generation
         mark = complete(groups.run_dir)[-1] if before else None
-        ranks = start_on(groups, nodes, generation=generation, steps=steps, checkpoint=mark, **fields)
-        assert [rank.exit_code(120) for rank in ranks] == [0] * 2 * nodes
+        ranks = start_on(groups, nodes, here, generation=generation, steps=steps, checkpoint=mark, **fields)
+        assert [rank.exit_code(120) for rank in ranks] == [0] * here * nodes
         assert [line["step"] for line in ranks[0].lines("step")] == [steps - 2, steps - 1, steps]
         if before:
             assert whole(ranks[-1], "loaded") == {steps - 3: whole(before[0], "saved")[steps - 3]}
