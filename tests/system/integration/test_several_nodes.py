@@ -81,7 +81,7 @@ def recovered(w: World, record: RunRecord, generation: int) -> Incident:
 
 
 def test_a_group_takes_nodes_at_one_switch(w: World, record: RunRecord) -> None:
-    """Of the five nodes four may be there when groups are placed: two at one switch are among them, for the first."""
+    """Four of the five nodes may be there when groups are placed: two at one switch are among them, for the first."""
     at = {name: w.mirror().record(keys.registration(name), Registration) for name in SWITCHES}
     assert {name: registered.switch for name, registered in at.items() if registered is not None} == SWITCHES
     actions = [action for decision in w.history(record).committed() for action in decision.actions]

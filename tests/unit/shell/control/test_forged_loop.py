@@ -42,7 +42,7 @@ from tests.helpers.told import ToldWorld
 from tests.unit.shell.records import Term
 
 _NUMBER = re.compile(r"'i\d+'")
-"""Of an incident: it counts those of all groups."""
+"""Parts of an incident: it counts those of all groups."""
 
 TRANSACTION = 1_500_000
 """Bytes of a request that etcd takes by default."""
@@ -145,7 +145,7 @@ def values(world: ToldWorld) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def right(values: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What two turns make of the others without a forgery: the crashed one starts again."""
+    """Two turns of the others without a forgery: the crashed one starts again."""
     others = _Played(values, tmp_path_factory.mktemp("right")).others
     assert all("phase='starting'" in turn for turn in others)
     return others
