@@ -42,7 +42,7 @@ from tests.helpers.told import ToldWorld
 from tests.unit.shell.records import Term
 
 _NUMBER = re.compile(r"'i\d+'")
-"""Parts of an incident: it counts those of all groups."""
+"""Number of an incident, which counts those of all groups."""
 
 TRANSACTION = 1_500_000
 """Bytes of a request that etcd takes by default."""
