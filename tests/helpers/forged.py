@@ -18,7 +18,7 @@ OF_NODES = {
         r"\[\^/\]\+", "run", pattern.pattern.removeprefix(re.escape(keys.PREFIX)).replace("nodes/[^/]+", "nodes/n1")
     ): kind
     for pattern, kind in _KINDS
-    if "nodes/" in pattern.pattern
+    if pattern.pattern.startswith(re.escape(keys.PREFIX) + "nodes/")
 }
 """Kinds of records that a node may write, by key below the prefix."""
 
