@@ -75,10 +75,11 @@ configs: install-dev  ## nightly: every config of TorchTitan's registries, check
 	$(BIN)/python $(LOCKED) --target build/models -r requirements/models.lock
 	PYTHONPATH=$(CURDIR)/build/models $(BIN)/python -m tests.real_trainers.titan.stock_configs --results benchmarks/results/titan_configs.json
 
-chaos-long: debian  ## twenty seeds, each of eight faults, some at once, groups of two ranks, and what older seeds found: about two hours; CHAOS=--go-on goes on with one that was interrupted
+chaos-long: debian  ## twenty seeds, each of eight faults, some at once, groups of two ranks and of two nodes, and what older seeds found: about two hours; CHAOS=--go-on goes on with one that was interrupted
 	$(BIN)/python -m benchmarks.chaos_compound $(CHAOS)
-	rm -rf runs/ranks runs/found
+	rm -rf runs/ranks runs/nodes runs/found
 	$(BIN)/supervisor chaos run fault_injection/schedules/ranks.toml --name ranks
+	$(BIN)/supervisor chaos run fault_injection/schedules/nodes.toml --name nodes
 	$(BIN)/supervisor chaos run fault_injection/schedules/found.toml --name found
 
 killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, and 50 of groups of two nodes, about 45 minutes

@@ -25,6 +25,7 @@ from fault_injection.parity import twin
 from fault_injection.sim.lane import commit
 from fault_injection.testbed import corpus
 from fault_injection.testbed.netns import Network
+from supervisor.core.model.spec import GroupsSpec
 from supervisor.ports.errors import Fatal, PortError
 from supervisor.shell.control.state_cache import Mirror
 from supervisor.shell.dev.home import system_folder
@@ -47,11 +48,13 @@ PACKAGES = (DISTRIBUTION, "torch", "torchft", "torchtitan")
 class Campaign:
     """Breaks a run by a schedule and certifies the outcome. Its two entries return true if the certificate is green.
 
-    `wanted`: makes the schedule for what can be broken there. `ranks`: per group, where a system is started for it."""
+    `wanted`: makes the schedule for what can be broken there. `ranks`, `nodes`: per group, where a system is started for
+    it."""
 
     wanted: Callable[[Site], Schedule]
     say: Callable[[str], None]
     ranks: int = 1
+    nodes: int = 1
     out: Path | None = None
     dry_run: bool = False
 
@@ -59,8 +62,8 @@ class Campaign:
         """Breaks a run in a system that is started for it and ended after. With a network, this process is in its
         hub."""
         tokens = home.resolve() / name / "tokens"
-        made = own.spec(name, self.ranks, tokens)
-        plan = self._plan(made.groups.count, self.ranks, sites.of_machine(self.ranks))
+        made = own.spec(name, self.ranks, tokens, self.nodes)
+        plan = self._plan(made.groups, sites.of_machine(self.ranks))
         if self.dry_run:
             return True
         refuse_if_there(home / name)
@@ -96,8 +99,7 @@ class Campaign:
         watcher.start()
         try:
             live = LiveRun(store, watcher, record, system_folder(home))
-            groups = record.spec.groups
-            plan = self._plan(groups.count, groups.ranks_per_group, live.site())
+            plan = self._plan(record.spec.groups, live.site())
             if self.dry_run:
                 return True
             refuse_if_left(self._folder(live))
@@ -106,8 +108,8 @@ class Campaign:
             watcher.stop()
         return self._certify(history, live, whole)
 
-    def _plan(self, groups: int, ranks: int, site: Site) -> Plan:
-        plan = unfold(self.wanted(site), groups, ranks, site)
+    def _plan(self, groups: GroupsSpec, site: Site) -> Plan:
+        plan = unfold(self.wanted(site), groups.count, groups.ranks_per_group, site, groups.nodes_per_group)
         self.say(f"seed {plan.seed}: {len(plan.faults)} faults; {len(plan.not_available)} cannot be made here")
         for planned in plan.faults:
             self.say(str(planned))
@@ -211,6 +213,7 @@ def setting(record: RunRecord, plan: Plan, began: float, ended: float, to_its_en
         planned=len(plan.faults),
         groups=spec.groups.count,
         ranks=spec.groups.ranks_per_group,
+        nodes=spec.groups.nodes_per_group,
         began=began,
         ended=ended,
         budgets={"restart": budget.restart, "replace": budget.replace, "reallocate": budget.reallocate},

@@ -94,6 +94,7 @@ def build(
         "seconds": round(setting.ended - setting.began, 3),
         "groups": setting.groups,
         "ranks_per_group": setting.ranks,
+        "nodes_per_group": setting.nodes,
         "plan": list(setting.plan),
         "faults": [fault_row(history, setting, fault, unknown) for fault in history.faults],
         "ridden_through": _told(unknown, "ridden_through", lambda: [_short(i) for i in ridden_through(history)], []),

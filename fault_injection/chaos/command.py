@@ -110,13 +110,15 @@ def run_command(
                 [f"--name and --cold apply to a run that is started here, but --run breaks {run}: leave out one"]
             )
         name = "chaos" if name is None else name
-        ranks = (loaded.ranks_per_group if loaded is not None else None) or 1
-        if wrong := parse.contradictions(own.spec(name, ranks)):
+        nodes = (loaded.nodes_per_group if loaded is not None else None) or 1
+        ranks = (loaded.ranks_per_group if loaded is not None else None) or nodes
+        started = own.spec(name, ranks, nodes=nodes)
+        if wrong := parse.contradictions(started):
             raise ScheduleError(wrong)
-        campaign = Campaign(wanted=wanted, say=_say, ranks=ranks, out=out, dry_run=dry_run)
+        campaign = Campaign(wanted=wanted, say=_say, ranks=ranks, nodes=nodes, out=out, dry_run=dry_run)
         network = netns.entered()
         if not run and not dry_run and network is None and not netns.available():
-            raise typer.Exit(_in_namespaces(home / name))
+            raise typer.Exit(_in_namespaces(home / name, started.groups.nodes + own.MORE_NODES))
         if run:
             with opened_store(etcd, home, security) as store:
                 green = campaign.against(store, run, home)
@@ -156,15 +158,14 @@ def replay_command(
     )  # fmt: skip
 
 
-def _in_namespaces(folder: Path) -> int:
-    """Runs this command again with network namespaces, in which each node is a machine of its own."""
-    from fault_injection.chaos import own
+def _in_namespaces(folder: Path, nodes: int) -> int:
+    """Runs this command again with network namespaces, in which each of the nodes is a machine of its own."""
     from fault_injection.chaos.campaign import refuse_if_there
     from fault_injection.testbed import netns
 
     refuse_if_there(folder)
     arguments = sys.argv[2:] if sys.argv[1:2] == ["chaos"] else sys.argv[1:]
-    with netns.network(own.NODES) as network:
+    with netns.network(nodes) as network:
         again = [sys.executable, "-m", "fault_injection.chaos", *arguments]
         return netns.run_inside(network, again, netns.environment(network), mounts=True)
 

@@ -119,18 +119,19 @@ class LiveRun:
             group = self._writer(mirror) if fault.writers else planned.group
             rank = 0 if fault.writers else planned.rank
             state = status.run_status(mirror, self.record).groups[group]
-            ranks = self._ranks(mirror, group, state.generation, state.node)
-            registered = mirror.record(keys.registration(state.node), Registration)
-        pids = {t.rank: t.pid for t in ranks}
-        if rank not in pids:
-            raise Fatal(f"node {state.node or '-'} shows no rank {rank} of group {group}")
-        why = self._elsewhere(state.node)
+            shown = self._ranks(mirror, state)
+            node = next((node for node, trainer in shown if trainer.rank == rank), "")
+            registered = mirror.record(keys.registration(node), Registration)
+        if not node:
+            raise Fatal(f"node {state.where or '-'} shows no rank {rank} of group {group}")
+        why = self._elsewhere(node)
         if why and not fault.anywhere:
             raise Fatal(why)
         return Target(
-            group=group, generation=state.generation, node=state.node, rank=rank, pids=pids,
+            group=group, generation=state.generation, node=node, rank=rank,
+            pids={trainer.rank: trainer.pid for _, trainer in shown},
             allocation=registered.allocation if registered is not None else "",
-            folder=self.system / "nodes" / state.node, step=state.step, failpoint=planned.failpoint,
+            folder=self.system / "nodes" / node, step=state.step, failpoint=planned.failpoint,
         )  # fmt: skip
 
     def tend(self) -> None:
@@ -226,12 +227,12 @@ class LiveRun:
     def ranks(self) -> Mapping[tuple[int, int, int], int]:
         with self._watcher.mirror() as mirror:
             groups = status.run_status(mirror, self.record).groups
-            ranks = [t for g in groups for t in self._ranks(mirror, g.group, g.generation, g.node)]
+            ranks = [trainer for g in groups for _, trainer in self._ranks(mirror, g)]
         return {(t.group, t.generation, t.rank): t.pid for t in ranks}
 
-    def nodes(self) -> Mapping[int, str]:
+    def nodes(self) -> Mapping[int, Sequence[str]]:
         with self._watcher.mirror() as mirror:
-            return {g.group: g.node for g in status.run_status(mirror, self.record).groups}
+            return {g.group: g.nodes for g in status.run_status(mirror, self.record).groups}
 
     def grants(self) -> Mapping[str, Grant]:
         with self._watcher.mirror() as mirror:
@@ -291,7 +292,7 @@ class LiveRun:
         """Returns what can be broken on this machine in this run."""
         with self._watcher.mirror() as mirror:
             now = status.run_status(mirror, self.record)
-        nodes = [group.node for group in now.groups if group.node]
+        nodes = [node for group in now.groups for node in group.nodes]
         ranks = self.record.spec.groups.ranks_per_group
         deaf = [
             f"rank {rank} of group {g.group}"
@@ -374,7 +375,7 @@ class LiveRun:
         for g in now.groups:
             if g.phase != "running":
                 return f"group {g.group} is {g.phase}"
-            ranks = self._ranks(mirror, g.group, g.generation, g.node)
+            ranks = [trainer for _, trainer in self._ranks(mirror, g)]
             learned = [t for t in ranks if t.progress is not None and t.progress.commits >= LEARNED_STEPS]
             if len(learned) < self.record.spec.groups.ranks_per_group:
                 return f"group {g.group} has committed fewer than {LEARNED_STEPS} steps since its start"
@@ -392,17 +393,19 @@ class LiveRun:
         return f"the leader, pid {leader.pid}, has ended" if has_ended(leader) else ""
 
     def _no_spare(self, mirror: Mirror, now: status.RunStatus) -> str:
-        wanted = self.record.spec.allocation.nodes + self.record.spec.allocation.spares - len(now.groups)
-        if wanted <= 0:
+        spec = self.record.spec
+        if spec.allocation.nodes + spec.allocation.spares <= spec.groups.nodes:
             return ""
         health = [mirror.record(keys.health(node), Health) for node in now.spares]
         ready = [h for h in health if h is not None and h.warm in ("ready", "off")]
         return "" if ready else "no spare is ready"
 
-    def _ranks(self, mirror: Mirror, group: int, generation: int, node: str) -> list[TrainerObserved]:
-        seen = mirror.record(keys.observed(node), NodeObserved) if node else None
-        of_it = (self.run, group, generation)
-        return [t for t in (seen.trainers if seen else ()) if (t.run, t.group, t.generation) == of_it]
+    def _ranks(self, mirror: Mirror, group: status.GroupStatus) -> list[tuple[str, TrainerObserved]]:
+        """Returns what the group's nodes show of its ranks, each with its node."""
+        of_it = (self.run, group.group, group.generation)
+        seen = [(node, mirror.record(keys.observed(node), NodeObserved)) for node in group.nodes]
+        shown = [(node, trainer) for node, record in seen if record is not None for trainer in record.trainers]
+        return [(node, t) for node, t in shown if (t.run, t.group, t.generation) == of_it]
 
     def _writer(self, mirror: Mirror) -> int:
         for _, desired in mirror.records(keys.DESIRED, NodeDesired):

@@ -52,22 +52,27 @@ CHECKPOINT_BYTES = 512 << 20
 """Size of the checkpoints' disk: seven of the debug model, of which two are kept and one is being written."""
 
 STORE_MEGABYTES = 8.0
-"""Text of the token store: 2,593 steps of two groups, more than `make chaos` takes, tokenized in four seconds of a core."""
+"""Text of the token store: 2,593 steps of two ranks, more than `make chaos` takes, tokenized in four seconds of a core."""
 
-NODES = 6
-"""Two for the groups, a spare, one to replace a lost one, and two that may still be ending."""
+GROUPS = 2
+
+MORE_NODES = 4
+"""Nodes beside those of the groups: a spare, one to replace a lost one, and two that may still be ending."""
 
 
-def spec(name: str, ranks: int = 1, tokens: Path | None = None) -> RunSpec:
+def spec(name: str, ranks: int = 1, tokens: Path | None = None, nodes: int = 1) -> RunSpec:
     """Returns a run of TorchTitan's Llama 3 debug model in two groups, on a token store or on the recipe's own text. Its
-    timeouts are short, so that a hang is found in seconds; its budgets suit a run that is broken every minute."""
+    timeouts are short, so that a hang is found in seconds; its budgets suit a run that is broken every minute. `ranks`
+    and `nodes` are a group's; on several nodes the model has fewer layers, as more ranks share the cores."""
+    recipe = "llama3-debug" if nodes == 1 else "llama3-debug-small"
+    groups = GroupsSpec(count=GROUPS, ranks_per_group=ranks, nodes_per_group=nodes)
     data = DataSpec() if tokens is None else DataSpec(source="tokens", path=str(tokens))
     return RunSpec(
         name=name,
         chaos="allowed",
-        titan=TitanSpec(steps=10**6, checkpoint_interval_steps=25, digest_interval_steps=5, data=data),
-        groups=GroupsSpec(count=2, ranks_per_group=ranks),
-        allocation=AllocationSpec(nodes=2, spares=1),
+        titan=TitanSpec(recipe=recipe, steps=10**6, checkpoint_interval_steps=25, digest_interval_steps=5, data=data),
+        groups=groups,
+        allocation=AllocationSpec(nodes=groups.nodes, spares=1),
         torchft=TorchFTSpec(heartbeat_timeout_ms=1000, join_timeout_ms=2000, process_group_timeout_ms=4000),
         policy=PolicySpec(
             budget=BudgetSpec(restart=60, replace=60, reallocate=60),
@@ -88,7 +93,7 @@ def started(
 
     With a network, this process is in its hub, with its own mounts. Each node then has its own network and disk, and
     the checkpoints have a disk."""
-    names = [f"n{i + 1}" for i in range(NODES)]
+    names = [f"n{i + 1}" for i in range(made.groups.nodes + MORE_NODES)]
     address = network.hub_address if network is not None else "127.0.0.1"
     system = system_folder(home / made.name)
     security = netns.in_plain(home / made.name) if network is not None else Security()

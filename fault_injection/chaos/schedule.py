@@ -86,11 +86,12 @@ class Each:
 
 @checked(frozen=True, kw_only=True, config=_STRICT)
 class Schedule:
-    """The content of a schedule file. `ranks_per_group`: of the run started for it (default 1), or required of a live
-    run."""
+    """The content of a schedule file. `ranks_per_group`, `nodes_per_group`: of the run started for it (default: one node,
+    and a rank on each), or required of a live run."""
 
     seed: int = 0
     ranks_per_group: Annotated[int, Field(ge=1)] | None = None
+    nodes_per_group: Annotated[int, Field(ge=1)] | None = None
     fault: tuple[FaultAt, ...] = ()
     rate: tuple[Rate, ...] = ()
     each: Each | None = None
@@ -116,13 +117,14 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The faults to make, in this order, in groups of `ranks` ranks. `not_available`: the catalogue's other faults,
-    each with why it cannot be made here."""
+    """The faults to make, in this order, in groups of `ranks` ranks on `nodes` nodes. `not_available`: the catalogue's
+    other faults, each with why it cannot be made here."""
 
     seed: int
     ranks: int
     faults: tuple[Planned, ...]
     not_available: Mapping[str, str]
+    nodes: int = 1
 
     def save(self, path: Path) -> None:
         """Writes the plan as a schedule that names everything."""
@@ -130,6 +132,7 @@ class Plan:
             "# `supervisor chaos replay` does this again, victim by victim.",
             f"seed = {self.seed}",
             f"ranks_per_group = {self.ranks}",
+            f"nodes_per_group = {self.nodes}",
         ]
         for planned in self.faults:
             unsaid = {"number", *(("group", "rank") if FAULTS[planned.name].writers else ())}
@@ -164,12 +167,11 @@ def parse(body: dict[str, Any]) -> Schedule:
     return schedule
 
 
-def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
+def unfold(schedule: Schedule, groups: int, ranks: int, site: Site, nodes: int = 1) -> Plan:
     """Returns the plan of a schedule for a run of that size. Raises ScheduleError when a fault cannot be made here, or
     its victim does not exist."""
-    problems = []
-    if schedule.ranks_per_group not in (None, ranks):
-        problems.append(f"ranks_per_group = {schedule.ranks_per_group}: a group of the run has {ranks}")
+    given = (("ranks_per_group", schedule.ranks_per_group, ranks), ("nodes_per_group", schedule.nodes_per_group, nodes))
+    problems = [f"{key} = {said}: a group of the run has {has}" for key, said, has in given if said not in (None, has)]
     for i, fault in enumerate(schedule.fault):
         if fault.group is not None and fault.group >= groups:
             problems.append(f"fault.{i}.group = {fault.group}: the run has groups 0 to {groups - 1}")
@@ -209,7 +211,7 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
             )
         )
         mended |= {faults[-1].group} if FAULTS[fault.name].kinds else set()
-    return Plan(seed=schedule.seed, ranks=ranks, faults=tuple(faults), not_available=not_available(site))
+    return Plan(seed=schedule.seed, ranks=ranks, faults=tuple(faults), not_available=not_available(site), nodes=nodes)
 
 
 def drawn(seed: int, count: int, every_steps: int, site: Site) -> Schedule:
@@ -315,6 +317,8 @@ def _in_order(faults: Sequence[FaultAt]) -> list[FaultAt]:
 def _contradictions(schedule: Schedule) -> Iterator[str]:
     yield from _names_that_are_none(schedule)
     yield from _of_single_faults(schedule)
+    if (ranks := schedule.ranks_per_group) and ranks % (nodes := schedule.nodes_per_group or 1):
+        yield f"nodes_per_group = {nodes}: ranks_per_group = {ranks} is no multiple of it"
     for i, rate in enumerate(schedule.rate):
         if (rate.every_steps is None) == (rate.mtbf_steps is None):
             yield f"rate.{i}: give every_steps or mtbf_steps, one of them"

@@ -30,8 +30,8 @@ def single_owner(history: History) -> list[str]:
     """Checks that a group never has two owners.
 
     Once a generation has committed, no older one commits, nor beside it. No rank commits after its shim saw it end, nor
-    begins a step once its successor's place on another node was decided. On one node, a generation is begun only when
-    the older ones there have ended.
+    begins a step once its successor's place on another node was decided. On several nodes that holds of each of them,
+    also of one that stays. On one node, a generation is begun only when the older ones there have ended.
 
     A step that one generation alone had, and that a later one makes again, has no second owner: it was lost with its
     process."""
@@ -101,7 +101,8 @@ def _commits_of_the_dead(history: History) -> Iterator[str]:
 
 def _commits_of_the_fenced(history: History) -> Iterator[str]:
     """Finds steps of a fenced generation. A new place is decided only when the older generation elsewhere is gone, or
-    no gate admits it: from then on it ends its step, and begins none."""
+    no gate admits it: from then on it ends its step, and begins none. In place, its one agent ends it; of several nodes
+    no agent sees all, so a generation is fenced on those that stay as well."""
     quorums: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for steps in history.steps:
         for line in steps.lines:
@@ -116,7 +117,7 @@ def _commits_of_the_fenced(history: History) -> Iterator[str]:
             ):
                 late = [line for line in steps.committed() if line["t"] > decision.t]
                 bad = [x for x in late if x["start"] > decision.t or _is_newer(quorums, steps.group, x, decision.t)]
-                if bad and steps.node not in nodes_of(action):
+                if bad and nodes_of(action) != [steps.node]:
                     yield (
                         f"{steps.name} on {steps.node} began step {bad[0]['step']} after generation {action['generation']} was to "
                         f"begin on {', '.join(nodes_of(action))}: it was not fenced"

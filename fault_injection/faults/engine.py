@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 
 from fault_injection.faults.fault import Scene, Site, Target
 from fault_injection.faults.processes import DONE_WITHIN_S, stop
@@ -75,7 +76,7 @@ def node_drained(scene: Scene, target: Target, after: ExitStack) -> str:
     """Drains a node until its group has left it and its job has ended, as an administrator does first."""
     slurm, number = SlurmHere(), number_of(_grant(scene, target.allocation))
     host, reason = slurm.job(number).node, f"supervisor chaos, run {scene.run}"
-    before = slurm.node(host)
+    before, size = slurm.node(host), len(scene.nodes()[target.group])
     if drained(before):
         raise Fatal(f"node {host} is drained already: {before.reason}")
     after.callback(slurm.undrain, host, reason)
@@ -84,10 +85,11 @@ def node_drained(scene: Scene, target: Target, after: ExitStack) -> str:
     _ask(scene, lambda: drained(slurm.node(host)), DONE_WITHIN_S, f"Slurm marks node {host} as drained")
     marked = "+".join(slurm.node(host).states)
     _ask(
-        scene, lambda: scene.nodes()[target.group] not in ("", target.node), LEAVES_WITHIN_S, f"group {target.group} leaves {host}",
+        scene, lambda: len(scene.nodes()[target.group]) == size and target.node not in scene.nodes()[target.group],
+        LEAVES_WITHIN_S, f"group {target.group} leaves {host}",
     )  # fmt: skip
     _ask(scene, lambda: not _runs(slurm, number), DONE_WITHIN_S, f"job {number} on {host} ends")
-    moved = scene.nodes()[target.group]
+    moved = ", ".join(scene.nodes()[target.group])
     after.close()
     _ask(scene, lambda: takes_jobs(slurm.node(host)), DONE_WITHIN_S, f"node {host} is resumed")
     return (
@@ -112,7 +114,7 @@ def replacement_pending(scene: Scene, target: Target, after: ExitStack) -> str:
     one at once. It requests a spare's once that could have come (policy.allocation_timeout_s). Each draws on the budget
     for allocations."""
     before = scene.grants()
-    used = set(scene.nodes().values())
+    used, size = set(chain.from_iterable(scene.nodes().values())), len(scene.nodes()[target.group])
     spares = [key for key, grant in before.items() if grant.state == "granted" and not used.intersection(grant.nodes)]
     taken = [*spares, target.allocation]
     make = _on_slurm if scene.allocation.engine == "slurm" else _on_local
@@ -124,12 +126,13 @@ def replacement_pending(scene: Scene, target: Target, after: ExitStack) -> str:
 
     def waits() -> bool:
         new = _new(scene, before)
-        return not scene.nodes()[target.group] and bool(new) and all(grant.state == "pending" for grant in new)
+        return len(scene.nodes()[target.group]) < size and bool(new) and all(grant.state == "pending" for grant in new)
 
     scene.wait(waits, PENDING_WITHIN_S, f"group {target.group} waits for an allocation that is pending")
     new = _new(scene, before)
     told = ", ".join(grant.key for grant in new)
-    why = f"group {target.group} has no node, and {told} is pending: {new[0].reason or 'no reason given'}"
+    lacks = "has no node" if size == 1 else f"has {len(scene.nodes()[target.group])} of {size} nodes"
+    why = f"group {target.group} {lacks}, and {told} is pending: {new[0].reason or 'no reason given'}"
     return "; ".join([full, *said, why, *_in_squeue(scene, new)])
 
 

@@ -112,8 +112,8 @@ class Scene(Protocol):
         """Maps (group, its current generation, rank) to the pid."""
         ...
 
-    def nodes(self) -> Mapping[int, str]:
-        """Maps each group to its node; empty if it has none."""
+    def nodes(self) -> Mapping[int, Sequence[str]]:
+        """Maps each group to its nodes; fewer than it needs while it waits for one."""
         ...
 
     def grants(self) -> Mapping[str, Grant]:

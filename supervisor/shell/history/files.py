@@ -144,6 +144,8 @@ class Setting:
     """Why the plan was not finished; empty: it was, or an older history without it."""
     not_available: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    nodes: int = 1
+    """Nodes of a group, with as many of its ranks on each."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,6 +145,14 @@ def test_groups_of_the_size_that_the_schedule_names(tmp_path: Path) -> None:
     assert "ranks_per_group = 2" in text
 
 
+def test_groups_on_as_many_nodes_as_the_schedule_names(tmp_path: Path) -> None:
+    schedule = '[[fault]]\nname = "sigkill"\nat_step = 9\nrank = 1\n'
+    (tmp_path / "s.toml").write_text("nodes_per_group = 2\n" + schedule)
+    said(0, "run", str(tmp_path / "s.toml"), "--dry-run")  # and a rank on each
+    (tmp_path / "s.toml").write_text("nodes_per_group = 40\n" + schedule)
+    assert "groups.nodes_per_group = 40: at most 32" in said(2, "run", str(tmp_path / "s.toml"), "--dry-run")
+
+
 def test_a_wrong_schedule_stops_before_anything_is_started(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(SCHEDULE.replace("sigkill", "sigkil"))
     text = said(2, "run", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))

@@ -67,13 +67,15 @@ WELL = Memory(
 )  # fmt: skip
 
 
-def trainer(group: int, commits: int = LEARNED_STEPS, step: int = 40, participants: int = 2) -> TrainerObserved:
+def trainer(
+    group: int, commits: int = LEARNED_STEPS, step: int = 40, participants: int = 2, rank: int = 0
+) -> TrainerObserved:
     progress = Progress(
-        run="run", group=group, generation=1, rank=0, pid=os.getpid(), sequence=1, phase="step", step=step, commits=commits,
+        run="run", group=group, generation=1, rank=rank, pid=os.getpid(), sequence=1, phase="step", step=step, commits=commits,
         participants=participants,
     )  # fmt: skip
     return TrainerObserved(
-        run="run", group=group, generation=1, rank=0, pid=os.getpid(), state="running", progress=progress
+        run="run", group=group, generation=1, rank=rank, pid=os.getpid(), state="running", progress=progress
     )
 
 
@@ -155,7 +157,7 @@ def test_a_run_that_trains_is_well(world: World) -> None:
 
 
 def test_what_the_engine_says_of_what_the_run_wants(world: World) -> None:
-    assert world.live.nodes() == {0: "n1", 1: "n2"}
+    assert world.live.nodes() == {0: ("n1",), 1: ("n2",)}
     assert {key: grant.nodes for key, grant in world.live.grants().items()} == {
         "run-a1": ("n1",), "run-a2": ("n2",), "run-a3": ("n3",),
     }  # fmt: skip
@@ -165,7 +167,7 @@ def test_what_the_engine_says_of_what_the_run_wants(world: World) -> None:
     memory = replace(WELL, groups=groups, allocations={**WELL.allocations, "run-a3": given_back, "run-a4": asked})
     pending = Grant(key="run-a2", state="pending", reason="Resources")
     after(world, {**run_values_of(memory), keys.grant("run", "run-a2"): encode(pending)})
-    assert world.live.nodes() == {0: "n1", 1: ""}
+    assert world.live.nodes() == {0: ("n1",), 1: ()}
     assert {key: grant.state for key, grant in world.live.grants().items()} == {
         "run-a1": "granted", "run-a2": "pending",
     }, "not what was given back, nor what the engine has not heard of"  # fmt: skip
@@ -177,6 +179,68 @@ def test_a_node_of_another_machine_is_broken_by_its_engine_alone(world: World) -
         world.live.target(planned(), FAULTS["sigkill"])
     found = world.live.target(planned(), FAULTS["job_cancelled"])
     assert (found.node, found.allocation) == ("n2", "run-a2")
+
+
+@pytest.fixture
+def of_two(world: World) -> World:
+    """Two groups of two nodes, with two ranks on each: group 0 has n1 and n4, group 1 has n2 and n5."""
+    groups = replace(SPEC.groups, ranks_per_group=4, nodes_per_group=2)
+    spec = replace(SPEC, groups=groups, allocation=replace(SPEC.allocation, nodes=4))
+    world.record = replace(world.record, spec=spec)
+    seats = {0: ("n1", "n4"), 1: ("n2", "n5")}
+    memory = replace(
+        WELL,
+        groups={
+            g: replace(WELL.groups[g], size=2, seats=tuple(Seat(n, n, f"run-a{n[1]}") for n in seats[g])) for g in seats
+        },
+    )
+    for names in seats.values():
+        for name in names:
+            (world.system / "nodes" / name).mkdir(parents=True, exist_ok=True)
+            (world.system / "nodes" / name / "shim.lock").write_text(str(os.getpid()))
+    assert after(
+        world, {**run_values_of(memory), **of_seats("n1", 0, 0), **of_seats("n4", 0, 1), **of_seats("n2", 1, 0)}
+    ).startswith("group 1 has committed fewer than")
+    assert after(world, of_seats("n5", 1, 1)) == ""
+    return world
+
+
+def of_seats(name: str, group: int, seat: int, commits: int = LEARNED_STEPS) -> dict[str, bytes]:
+    """A node with its two ranks of a group."""
+    ranks = [trainer(group, commits=commits, rank=rank) for rank in (2 * seat, 2 * seat + 1)]
+    return node(name, *ranks, allocation=f"run-a{name[1]}")
+
+
+def test_a_victim_is_on_the_node_that_has_its_rank(of_two: World) -> None:
+    for rank, name in ((0, "n2"), (1, "n2"), (2, "n5"), (3, "n5")):
+        target = of_two.live.target(planned(1, rank), FAULTS["sigkill"])
+        assert (target.node, target.allocation) == (name, f"run-a{name[1]}")
+        assert (sorted(target.pids), target.folder) == ([0, 1, 2, 3], of_two.system / "nodes" / name)
+    with pytest.raises(Fatal, match="node n2, n5 shows no rank 4 of group 1"):
+        of_two.live.target(planned(1, 4), FAULTS["sigkill"])
+    (of_two.system / "nodes" / "n5" / "shim.lock").unlink()
+    with pytest.raises(Fatal, match="node n5 is not one of this machine"):
+        of_two.live.target(planned(1, 3), FAULTS["sigkill"])
+    assert of_two.live.target(planned(1, 1), FAULTS["sigkill"]).node == "n2", "its other node can be broken"
+    assert "node n5 is not one of this machine" in of_two.live.site().not_here
+
+
+def test_all_ranks_and_nodes_of_a_group_on_several_nodes(of_two: World) -> None:
+    assert set(of_two.live.ranks()) == {(group, 1, rank) for group in (0, 1) for rank in range(4)}
+    assert of_two.live.nodes() == {0: ("n1", "n4"), 1: ("n2", "n5")}
+
+
+def test_a_group_is_well_with_the_ranks_of_all_its_nodes(of_two: World) -> None:
+    few = of_seats("n5", 1, 1, commits=LEARNED_STEPS - 1)
+    assert after(of_two, few) == f"group 1 has committed fewer than {LEARNED_STEPS} steps since its start"
+    assert after(of_two, of_seats("n5", 1, 1)) == ""
+    cold = Health(node="n3", sequence=2, warm="starting", disk_free_bytes=1, memory_available_bytes=1, load_1m=0.0)
+    assert after(of_two, {keys.health("n3"): encode(cold)}) == "no spare is ready", (
+        "four nodes are wanted for the groups"
+    )
+    allocation = replace(of_two.record.spec.allocation, spares=0)
+    of_two.record = replace(of_two.record, spec=replace(of_two.record.spec, allocation=allocation))
+    assert after(of_two, {}) == "", "and no more"
 
 
 def test_what_is_not_well(world: World) -> None:
@@ -479,6 +543,12 @@ def test_the_run_that_is_started_to_be_broken_can_be_launched_and_allows_it() ->
     assert parse.contradictions(made) == []
     assert made.chaos == "allowed"
     assert made.titan.digest_interval_steps > 0, "the groups' states are compared"
+    assert (made.groups.nodes_per_group, made.allocation.nodes) == (1, 2)
+    of_two = own.spec("chaos", ranks=4, nodes=2)
+    assert parse.contradictions(of_two) == []
+    assert (of_two.groups.ranks_per_group, of_two.groups.nodes_per_group, of_two.allocation.nodes) == (4, 2, 4)
+    smaller = replace(made.titan, recipe="llama3-debug-small")
+    assert replace(of_two, groups=made.groups, allocation=made.allocation) == replace(made, titan=smaller)
 
 
 def test_the_setting_is_of_the_run_and_its_plan() -> None:
@@ -488,4 +558,7 @@ def test_the_setting_is_of_the_run_and_its_plan() -> None:
     assert made.plan == tuple(str(p) for p in plan.faults)
     assert made.budgets == {"restart": 60, "replace": 60, "reallocate": 60}
     assert made.not_available == dict(plan.not_available)
+    assert made.nodes == 1
+    of_two = RunRecord(spec=own.spec("chaos", 4, nodes=2), run_dir="/r", launched_unix_s=1.0)
+    assert setting(of_two, plan, 1.0, 9.0, True).nodes == 2
     assert "python" in made.versions

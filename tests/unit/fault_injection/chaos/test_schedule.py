@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,9 @@ def test_two_groups_that_crash_at_once_are_two() -> None:
         ('[[fault]]\nname = "sigkill"\nat_step = "4"\n', "fault.0.at_step = '4': must be a valid integer"),
         ('[[fault]]\nname = "sigkill"\nat_stop = 4\n', "fault.0.at_stop: there is no such key; nearest: at_step"),
         ('ranks_per_group = 4\n[[fault]]\nname = "sigkill"\nat_step = 4\n', "ranks_per_group = 4: a group of the run has 2"),
+        ('nodes_per_group = 2\n[[fault]]\nname = "sigkill"\nat_step = 4\n', "nodes_per_group = 2: a group of the run has 1"),
+        ('ranks_per_group = 3\nnodes_per_group = 2\n[[fault]]\nname = "sigkill"\nat_step = 4\n', "nodes_per_group = 2: ranks_per_group = 3 is no multiple of it"),
+        ('nodes_per_group = 0\n[[fault]]\nname = "sigkill"\nat_step = 4\n', "nodes_per_group = 0: must be greater than or equal to 1"),
         ('ranks_per_group = 0\n[[fault]]\nname = "sigkill"\nat_step = 4\n', "ranks_per_group = 0: must be greater than or equal to 1"),
         ('sead = 1\n[[fault]]\nname = "sigkill"\nat_step = 4\n', "sead: there is no such key; nearest: seed"),
         ('[[fault]]\nname = "sigkill"\nat_step = 4\ngroup = 3\n', "fault.0.group = 3: the run has groups 0 to 2"),
@@ -275,7 +279,8 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
 def test_what_is_shipped_unfolds_on_two_groups(path: Path) -> None:
     schedule = load(path)
-    assert unfold(schedule, 2, schedule.ranks_per_group or 1, SITE).faults
+    site = replace(SITE, no_cut="")  # nodes.toml needs links, which root can make
+    assert unfold(schedule, 2, schedule.ranks_per_group or 1, site, schedule.nodes_per_group or 1).faults
 
 
 def test_a_plan_is_for_groups_of_its_size(tmp_path: Path) -> None:
@@ -285,6 +290,16 @@ def test_a_plan_is_for_groups_of_its_size(tmp_path: Path) -> None:
     assert unfold(saved, 3, 2, SITE).faults[0].name == "sigkill"
     with pytest.raises(ScheduleError, match="ranks_per_group = 2: a group of the run has 1"):
         unfold(saved, 3, 1, SITE)
+
+
+def test_a_plan_is_for_groups_on_as_many_nodes(tmp_path: Path) -> None:
+    schedule = parse({"ranks_per_group": 4, "nodes_per_group": 2, "fault": [{"name": "sigkill", "at_step": 4}]})
+    made = unfold(schedule, 2, 4, SITE, 2)
+    made.save(tmp_path / "plan.toml")
+    assert unfold(load(tmp_path / "plan.toml"), 2, 4, SITE, 2) == made
+    with pytest.raises(ScheduleError, match="nodes_per_group = 2: a group of the run has 1"):
+        unfold(load(tmp_path / "plan.toml"), 2, 4, SITE)
+    parse({"nodes_per_group": 2, "fault": [{"name": "sigkill", "at_step": 4}]})  # of a live run, whatever its ranks
 
 
 def test_what_is_no_schedule(tmp_path: Path) -> None:

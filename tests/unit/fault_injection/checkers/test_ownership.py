@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from fault_injection.checkers import ownership
 from fault_injection.checkers.ownership import without_life
+from supervisor.shell.history.files import Steps
 from tests.unit.fault_injection.broken import KILL
 
 
@@ -61,3 +63,27 @@ def test_a_generation_has_lost_its_state_with_the_first_of_its_ranks() -> None:
     found.processes.append(cut_off)
     found.steps.append(SimpleNamespace(group=0, generation=1, rank=1, lines=lines))
     assert without_life(found) == [11.5]
+
+
+def a_group_that_moves(begun: float, places: list[str], of_two: bool) -> Any:
+    """Group 1 begins its generation 2 at `places`, decided at 20 s. Generation 1 was on n1, and on n2 too with `of_two`;
+    it began its last step on n1 at `begun`, and ended it a second later."""
+    action = {"verb": "start", "group": 1, "generation": 2, "node": places[0], "nodes": places}
+    decided = SimpleNamespace(t=20.0, actions=[action])
+    steps = [
+        Steps(1, 1, rank, node, ({"event": "step", "committed": True, "step": 9, "start": begun, "t": begun + 1.0},))
+        for rank, node in enumerate(("n1", "n2") if of_two else ("n1",))
+        if node == "n1"
+    ]
+    return SimpleNamespace(steps=steps, committed=lambda: [decided])
+
+
+def test_of_several_nodes_the_one_that_stays_is_fenced_too() -> None:
+    """No agent sees all nodes of a group, so the generation before may go on nowhere; on one node its agent ends it."""
+    (said,) = ownership._commits_of_the_fenced(a_group_that_moves(20.5, ["n1", "n3"], of_two=True))
+    assert said == (
+        "group 1 generation 1 on n1 began step 9 after generation 2 was to begin on n1, n3: it was not fenced"
+    )
+    assert not list(ownership._commits_of_the_fenced(a_group_that_moves(19.5, ["n1", "n3"], of_two=True)))
+    assert not list(ownership._commits_of_the_fenced(a_group_that_moves(20.5, ["n1"], of_two=False)))
+    assert list(ownership._commits_of_the_fenced(a_group_that_moves(20.5, ["n3"], of_two=False)))

@@ -117,7 +117,7 @@ class OneProcess:
     """The number of waits before it gives up."""
     allocation: AllocationSpec = field(default_factory=AllocationSpec)
 
-    def nodes(self) -> dict[int, str]:
+    def nodes(self) -> dict[int, tuple[str, ...]]:
         return {}
 
     def grants(self) -> dict[str, Grant]:

@@ -62,6 +62,8 @@ class Supervised:
     wanted: list[str] = field(default_factory=list)
     placed: dict[int, str] = field(default_factory=lambda: {0: "run-a1", 1: "run-a2"})
     took: list[str] = field(default_factory=list)
+    kept: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Other nodes of a group, which stay."""
 
     def acquire(self) -> str:
         self.wanted.append(f"run-a{len(self.wanted) + 1}")
@@ -78,9 +80,10 @@ class Supervised:
     def grants(self) -> dict[str, Grant]:
         return self.look()
 
-    def nodes(self) -> dict[int, str]:
+    def nodes(self) -> dict[int, tuple[str, ...]]:
         found = self.look()
-        return {g: found[key].nodes[0] if found[key].state == "granted" else "" for g, key in self.placed.items()}
+        own = {g: found[key].nodes if found[key].state == "granted" else () for g, key in self.placed.items()}
+        return {g: (*self.kept.get(g, ()), *nodes) for g, nodes in own.items()}
 
     def take_allocation(self, target: Target) -> str:
         self.took.append(f"{target.allocation} on {target.node}")
@@ -113,11 +116,19 @@ def test_a_replacement_is_pending_with_the_spare_gone_and_comes_when_it_is_heale
     said = faults.replacement_pending(run, target(run.system), after)  # type: ignore[arg-type]
     assert run.took == ["run-a3 on n3", "run-a2 on n2"], "the spare's first"
     assert said.endswith(f"group 1 has no node, and run-a4 is pending: {faults.FULL}")
-    assert run.nodes() == {0: "n1", 1: ""}
+    assert run.nodes() == {0: ("n1",), 1: ()}
     assert run.grants()["run-a4"].state == "pending", "with a node of the pool free"
     after.close()
     assert run.grants()["run-a4"].state == "granted"
-    assert run.nodes()[1] not in ("", "n1")
+    assert run.nodes()[1] not in ((), ("n1",))
+
+
+def test_a_group_of_two_nodes_waits_with_the_one_that_it_keeps(run: Supervised) -> None:
+    run.kept[1] = ("n4",)
+    with ExitStack() as after:
+        said = faults.replacement_pending(run, target(run.system), after)  # type: ignore[arg-type]
+    assert run.took == ["run-a3 on n3", "run-a2 on n2"]
+    assert said.endswith(f"group 1 has 1 of 2 nodes, and run-a4 is pending: {faults.FULL}")
 
 
 def test_a_replacement_that_nobody_asks_for_is_not_pending(run: Supervised) -> None:
