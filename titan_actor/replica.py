@@ -58,10 +58,6 @@ from titan_actor.tokens.place import SharedPlace
 log = logging.getLogger(__name__)
 
 
-def _whose(own_is_finite: bool, groups_is_finite: bool) -> str:
-    return "own" if not own_is_finite else "peers" if groups_is_finite else "group"
-
-
 class NotFinite(FloatingPointError):
     """A loss, gradient or parameter is NaN or infinite: no step is committed with it and no checkpoint holds it."""
 
@@ -533,11 +529,20 @@ class ReplicaTrainer(Trainer):
                     "while they started from a checkpoint, and all start again"
                 )
             if not math.isfinite(mean):
-                whose = _whose(math.isfinite(float(loss)), math.isfinite(self._groups_loss))
+                whose = self._whose(math.isfinite(float(loss)), math.isfinite(self._groups_loss))
                 raise NotFinite(f"loss is {mean} at step {step}", whose)
             if anybodys:
-                raise NotFinite(f"gradient is not finite at step {step}", _whose(not float(spoilt), not groups))
+                raise NotFinite(f"gradient is not finite at step {step}", self._whose(not float(spoilt), not groups))
         return float(mean)
+
+    def _whose(self, own_is_finite: bool, groups_is_finite: bool) -> str:
+        """Returns whose number it was, as Progress.numerics. A part of the parameters that one rank has not finite makes
+        the numbers of all ranks of its group so: then it is that rank's own."""
+        if groups_is_finite:  # all ranks of the group know that alike, and so look alike
+            return "peers"
+        spoilt = not self.heal.finite()
+        own = spoilt if self.agreement.any(spoilt) else not own_is_finite
+        return "own" if own else "group"
 
     def _of_last_stage(self, loss: Any) -> Any:
         """Returns the loss that the last stage of this rank's pipeline has: TorchTitan gives the others -1."""

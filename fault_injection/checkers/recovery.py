@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fault_injection.checkers.budgets import within_budgets
 from fault_injection.checkers.consistency import CHECKERS
 from fault_injection.checkers.evidence import contradicted, not_told
-from fault_injection.checkers.ownership import without_life
+from fault_injection.checkers.ownership import nodes_of, without_life
 from supervisor.shell.history.files import FaultDone, History, Setting, Unknown
 from supervisor.shell.history.goodput import SLACK_S, Span, does_not_add_up, ledger
 from supervisor.shell.history.incidents import Acted, incidents, mended
@@ -104,7 +104,7 @@ def one_incident_each(history: History) -> list[str]:
         found += [
             f"{_name(fault)} was on node {fault.node}, and its incident {i.id} is about {i.node}"
             for i in own
-            if alone and i.node and fault.node and i.node != fault.node
+            if alone and i.node and fault.node and i.node != fault.node and _blames(history, i)
         ]
         echoed = Counter(i.group for i in incidents(history) if i.group != fault.group and _explains(fault, i))
         if not any(_beside(history, fault)):
@@ -123,6 +123,16 @@ def one_incident_each(history: History) -> list[str]:
         if not before and not any(_explains(fault, incident) for fault in history.faults):
             found.append(f"incident {incident.id} ({incident.kind} of group {incident.group}) has no fault")
     return found
+
+
+def _blames(history: History, incident: Acted) -> bool:
+    """Returns true unless an incident is about a group on several nodes, as a whole: it then names no rank, and of its nodes
+    all stay or none."""
+    starts = [a for d in history.committed() for a in d.actions if a["verb"] in ("start", "place")]
+    on = {a["generation"]: set(nodes_of(a)) for a in starts if a["group"] == incident.group}
+    before = on.get(incident.before, set())
+    after = next((on[n] for n in sorted(on) if n > incident.before), before)
+    return incident.rank is not None or len(before) < 2 or (before != after and bool(before & after))
 
 
 def _others_cordoned(history: History) -> Iterator[str]:

@@ -315,8 +315,8 @@ class Progress:
     spike: SpikeView | None = None
     """The largest of the last steps; None if there was none."""
     numerics: Literal["", "own", "group", "peers", "parameters"] = ""
-    """Source of a non-finite number that made it fail. own: this rank's own loss or gradient, before it was averaged.
-    group: another's of its group. peers: only the mean over the groups. parameters: found before a checkpoint, from
+    """Source of a non-finite number that made it fail. own: this rank's own loss or gradient, before it was averaged, or
+    its part of the parameters. group: another's of its group. peers: only the mean over the groups. parameters: found before a checkpoint, from
     any rank's gradient."""
     heal_failed: HealFailed | None = None
     """None if none failed, or one has succeeded since."""

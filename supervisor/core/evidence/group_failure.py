@@ -272,6 +272,8 @@ def nodes_at_fault(failure: Failure, group: GroupMemory, observed: Observed, spe
         found = [s.node for s in group.seats if gpu_faults.replaces(replace(group, seats=(s,)), observed, spec)]
     elif failure.rank is not None:
         found = [seat.node for seat in group.seats[failure.rank // spec.groups.slots :][:1]]
+    elif failure.kind == Kind.NUMERICS:
+        found = []  # all end with it, whichever node has reported that already
     else:
         found = [node.name for node in answering(group, observed) if _is_behind(node, group, spec)]
     return tuple(found) if len(found) < group.size else ()

@@ -63,10 +63,11 @@ def judged(failure: Failure, group: GroupMemory, by_all: Told, observed: Observe
     if mine & OWN and by_all.finite and few:
         its_own = _of_groups(Code.OWN_NUMBERS, by_all.finite)
         same = f"{failure.same} (its own)" if failure.same else ""
+        # what several ranks have of their own they may have in common: none of them is known to have spoilt it
+        own = [rank.rank for rank in _ended(group, observed) if rank.numerics == "own"]
         return replace(
             failure, kind=Kind.NUMERICS, evidence=(*failure.evidence, its_own), same=same,
-            rank=min((rank.rank for rank in _ended(group, observed) if rank.numerics == "own"), default=None),
-            confidence=Confidence.LIKELY,
+            rank=own[0] if len(own) == 1 else None, confidence=Confidence.LIKELY,
         )  # fmt: skip
     if mine & OWN and by_all.finite:
         of_many = _of_groups(Code.NUMBERS_OF_MANY, sorted(by_all.own))

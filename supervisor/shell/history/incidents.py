@@ -25,6 +25,10 @@ class Acted:
     """When it was first in a decision. `acted`, `recovered`: when it was first acted on, and recovered."""
     acted: float
     recovered: float | None
+    rank: int | None
+    """Rank at fault; None: the whole group, or unknown."""
+    before: int
+    """The generation that failed."""
 
 
 def incidents(history: History) -> list[Acted]:
@@ -48,7 +52,16 @@ def incidents(history: History) -> list[Acted]:
             recovered |= dict.fromkeys(halted - recovered.keys(), at)  # a person has mended it
     return [
         Acted(
-            name, body["kind"], body["group"], body["rung"], body.get("node", ""), opened[name], at, recovered.get(name)
+            name,
+            body["kind"],
+            body["group"],
+            body["rung"],
+            body.get("node", ""),
+            opened[name],
+            at,
+            recovered.get(name),
+            body.get("rank"),
+            body.get("generation_before", 0),
         )
         for name, (at, body) in first.items()
     ]

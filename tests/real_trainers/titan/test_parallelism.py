@@ -175,6 +175,21 @@ def test_a_loss_that_is_not_finite_is_that_of_all_stages_of_its_group(groups: Gr
 
 
 @pytest.mark.long
+def test_a_loss_that_is_not_finite_is_that_of_the_rank_whose_parameters_are_not(groups: Groups) -> None:
+    """All ranks of its group compute with its part of them. By day `tests/unit/core/evidence/test_nonfinite.py`."""
+    fields = {"recipe": "tests.real_trainers.titan.hanging:small"}
+    other, spoilt = (groups.start_group(group, 2, **fields) for group in (0, 1))
+    for rank in (*other, *spoilt):
+        rank.reached(4, commits=2)
+    hanging.want(groups.run_dir, 1, 1, "nan", rank=1)
+    assert [rank.exit_code() for rank in (*other, *spoilt)] == [1] * 4
+    found = [rank.progress for rank in (*other, *spoilt) if rank.progress]
+    [error] = {progress.error for progress in found}
+    assert error.startswith("NotFinite: loss is nan at step ")
+    assert [progress.numerics for progress in found] == ["peers", "peers", "group", "own"]
+
+
+@pytest.mark.long
 def test_parameters_that_one_rank_alone_has_not_finite_end_all_ranks_of_its_group(groups: Groups) -> None:
     recipe = "tests.real_trainers.titan.recipes:that_spoils_one_rank_before_it_saves"
     fields = {**KINDS["tensor"].fields(), "recipe": recipe, "writer": True, "checkpoint_interval_steps": 3}

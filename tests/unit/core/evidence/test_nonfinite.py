@@ -69,6 +69,27 @@ def test_of_its_ranks_the_one_whose_own_loss_it_was_is_named_whoever_ended_first
     assert {(i.kind, i.rank) for i in w.incidents.values() if i.group == 1} == {(Kind.NUMERICS, 1)}
 
 
+@pytest.mark.parametrize(
+    ("words", "left"), [(("group", "group", "group", "own"), {"n4"}), (("own",) * 4, {"n3", "n4"})]
+)
+def test_of_several_nodes_only_that_of_the_one_rank_whose_own_it_was_is_held_against(
+    words: tuple[str, ...], left: set[str]
+) -> None:
+    """Where all ranks say that it was their own, none of them is known, and the group moves as a whole."""
+    w = World(groups=2, ranks=4, size=2, spares=2).bring_up()
+    assert [w.group(g).nodes for g in (0, 1)] == [("n1", "n2"), ("n3", "n4")]
+    for group, own in enumerate((("peers",) * 4, words)):
+        for rank, whose in enumerate(own):
+            w.report(
+                group, rank, state="exited", exit_code=1, error=ERROR, numerics=whose, step=50, commits=1, ended_s=1.0
+            )
+    judged(w)
+    (found,) = [i for i in w.incidents.values() if i.group == 1]
+    assert (found.kind, found.rung, found.rank) == (Kind.NUMERICS, Rung.REPLACE, 3 if len(left) == 1 else None)
+    assert set(w.memory.cordons) == ({"n4"} if len(left) == 1 else set())
+    assert {seat.node for seat in w.group(1).left} - set(w.group(1).nodes) == left
+
+
 def test_groups_are_judged_once_all_their_ranks_have_ended() -> None:
     """On a busy machine the neighbour of the one whose number it was ends a while before it."""
     w = World(groups=2, ranks=2, spares=1).bring_up()

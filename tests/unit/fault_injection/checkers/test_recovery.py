@@ -180,6 +180,27 @@ def about_another_node(files: Files) -> History:
     return broken(files)
 
 
+def of_two_nodes(files: Files, before: list[str], after: list[str], **about: Any) -> History:
+    """Group 1 has two nodes, and its second incident is about n1."""
+    for number, nodes in ((1, before), (2, before), (5, after)):
+        for action in files.of_decision(number, "intent")["actions"]:
+            action["nodes"] = nodes if action["group"] == 1 else ["n1", "n9"]
+    for number in (4, 6):
+        files.of_decision(number, "intent")["incidents"][0] |= {"node": "n1", **about}
+    return broken(files)
+
+
+def test_an_incident_about_a_group_of_several_nodes_as_a_whole_is_about_no_other_node(tmp_path: Path) -> None:
+    def found(name: str, before: list[str], after: list[str], **about: Any) -> list[str]:
+        return PROMISES["one_incident_each"](of_two_nodes(story(tmp_path / name), before, after, **about))
+
+    blamed = "was on node n2, and its incident i2 is about n1"
+    assert not found("all-move", ["n1", "n2"], ["n3", "n4"])
+    assert not found("all-stay", ["n1", "n2"], ["n1", "n2"])
+    assert blamed in found("one-stays", ["n1", "n2"], ["n3", "n2"])[0]
+    assert blamed in found("a-rank", ["n1", "n2"], ["n3", "n4"], rank=0)[0]
+
+
 def another_host_is_cordoned(files: Files) -> History:
     files.of_decision(4, "intent")["actions"].append(
         {"verb": "cordon", "key": "cordon:n1:i2", "node": "n1", "incident": "i2", "reason": "r"}
