@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
+from supervisor.wire import local_peer
 from titan_actor import address
 
 Call = Callable[..., Any]
@@ -339,7 +340,7 @@ def listen_at_node() -> None:
 
 
 def heal_at_node() -> None:
-    """Has the server of heal state listen at the node's address, and advertise it."""
+    """Has the server of heal state listen at the node's address, and advertise it. Other users of the node get nothing."""
     import socket
     import socketserver
     from http.server import ThreadingHTTPServer
@@ -356,6 +357,12 @@ def heal_at_node() -> None:
             # HTTPServer.server_bind asks the DNS for its own name
             socketserver.TCPServer.server_bind(self)
             self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+        def verify_request(self, request: Any, client_address: Any) -> bool:
+            try:
+                return not local_peer.is_another_users(request)
+            except OSError:
+                return False  # it is gone
 
     def serve(bind: tuple[str, int], handler: Any) -> Any:
         if (node := address.node()) is None:

@@ -1,4 +1,4 @@
-"""Finds the user at the other end of a TCP connection over loopback. Standard library only."""
+"""Finds the user at the other end of a TCP connection from this machine. Standard library only."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ def is_ours(connection: socket.socket) -> bool:
     """Returns true if a process of our own user, or of root, has the other end open. Raises OSError if the connection is
     gone, or this kernel does not tell."""
     return _uid(connection) in (0, os.geteuid())
+
+
+def is_another_users(connection: socket.socket) -> bool:
+    """Returns true if the other end is of this machine, and not of our own user or of root. An end that its process has
+    closed counts: it may still read. Raises OSError as `is_ours`."""
+    own, other = connection.getsockname()[:2], connection.getpeername()[:2]
+    found = _ask(connection.family, other, own)
+    return found is not None and (found[0] != TCP_ESTABLISHED or found[1] not in (0, os.geteuid()))
 
 
 def _uid(connection: socket.socket) -> int | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,8 @@ import pytest
 import torch
 
 from supervisor.wire.records import Healing, TrainerLaunch
+from tests.helpers.ordinary_user import as_user
+from titan_actor import address, torchft_names
 from titan_actor import heals as heals_module
 from titan_actor.heals import Heals
 from titan_actor.ledger import told
@@ -86,6 +91,44 @@ def test_a_heal_in_progress_reports_what_has_come(tmp_path: Path, monkeypatch: p
     assert len(sizes) >= 3
     assert 300_000 <= sizes[-1] < 310_000
     assert report.progress.healing is None
+
+
+ASK = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as one:
+    one.sendall(b"GET /checkpoint/5/full HTTP/1.0\\r\\n\\r\\n")
+    try:
+        if sys.argv[2] == "half":
+            one.shutdown(socket.SHUT_WR)
+        print(one.makefile("rb").readline().decode().strip())
+    except OSError:
+        print()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@pytest.mark.parametrize("how", ["whole", "half"])
+def test_another_user_of_the_node_is_given_no_state(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchft.checkpointing import http_transport as transport
+
+    for of, name in ((transport, "_IPv6HTTPServer"), (transport.HTTPTransport, "address")):
+        monkeypatch.setattr(of, name, getattr(of, name))  # put back at the end
+    monkeypatch.setattr(address, "_node", "127.0.0.1")
+    torchft_names.heal_at_node()
+    peer: Any = transport.HTTPTransport(timeout=timedelta(seconds=10), num_chunks=0)
+    try:
+        peer.send_checkpoint([1], 5, {"user": {}}, timedelta(seconds=10))
+        ask = [sys.executable, "-c", ASK, str(peer._server.server_port), how]
+        said = [
+            subprocess.run([*of, *ask], capture_output=True, text=True, check=True).stdout.strip()
+            for of in ([], as_user())
+        ]
+    finally:
+        peer.shutdown()
+        peer._server.server_close()
+    assert said[1] == ""
+    if how == "whole":
+        assert said[0] == "HTTP/1.0 200 OK"
 
 
 def test_an_error_is_told_with_its_cause() -> None:
