@@ -510,16 +510,15 @@ class ReplicaTrainer(Trainer):
         self.manager.allreduce(every, reduce_op=ReduceOp.SUM).wait()
         takes_part = torchft_names.place(self.manager)[1] is not None
         apart = ((every[3:] - every[1] * signs).abs() > 0.5).float() * takes_part
-        found = torch.stack((every[0] / every[1].clamp(min=1.0), loss, every[2], spoilt, *apart))
+        failed = torch.full_like(one, self.manager.errored() is not None)
+        found = torch.stack((every[0] / every[1].clamp(min=1.0), loss, every[2], spoilt, *apart, failed))
         if not self._counts_loss():
             found[:2] = 0.0
         if self.launch.world_size > 1:
             # over all ranks, because each holds other gradients
             dist.all_reduce(found)
-        mean, self._groups_loss, anybodys, groups, other_stream, other_size = found.tolist()
-        if (
-            self.manager.errored() is None
-        ):  # values from a failed collective mean nothing, and its step is not committed
+        mean, self._groups_loss, anybodys, groups, other_stream, other_size, any_failed = found.tolist()
+        if not any_failed:  # values from a failed collective mean nothing, and its step is not committed
             step = self.manager.current_step() + 1
             if other_stream:
                 raise NoData(f"the groups do not train on one stream at step {step}: {self.cursor.described()}")

@@ -185,6 +185,10 @@ class Standbys:
         if team is None or team.used_by not in (None, launch.generation):
             return None
         one = team.standbys.get(launch.rank)
+        here = range(launch.first_rank, launch.first_rank + launch.local_world_size)
+        if team.standbys and not any(rank in here for rank in team.standbys):
+            self._drop(key)  # this node has other ranks of the group by now
+            return None
         if one is not None and shape(one.launch) != shape(launch):
             self._drop(key)
             return None

@@ -129,7 +129,7 @@ def serve(channel: socket.socket) -> None:
     """Warms up, reports that, and forks on request until the channel ends."""
     seen = warm_up()
     problem, files = seen.pop("problem"), kept_state.Files()
-    _send(channel, {"error": problem} if problem else {"ready": True, **seen})
+    _send(channel, {"error": problem} if problem else {"ready": True, "takes": ["runs"], **seen})
     standbys = Standbys(files)
     while True:
         if not select.select([channel], [], [], LOOK_S if standbys.any else None)[0]:

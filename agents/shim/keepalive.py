@@ -104,6 +104,8 @@ class Warm(Kept):
         self._one_at_a_time = asyncio.Lock()
         self._around: tuple[dict[str, str], str] | None = None
         self._ahead = ""
+        self._takes: Sequence[str] = ()
+        """Messages that it takes beside starts: an older one takes fewer."""
 
     def build_ahead(self, launch: str) -> None:
         """Has it build standbys of a start that may come to this node (a TrainerLaunch); empty: no more. A process that takes
@@ -123,7 +125,8 @@ class Warm(Kept):
 
     def note_running(self, ranks: Sequence[tuple[str, int]]) -> None:
         """Has a process that is ready build the next start of ranks that it has not forked (launch files and pids)."""
-        self._tell({"runs": ranks})
+        if "runs" in self._takes:
+            self._tell({"runs": ranks})
 
     def _tell(self, message: dict[str, Any]) -> None:
         assert self._ours is not None
@@ -187,6 +190,7 @@ class Warm(Kept):
             return
         if message.get("ready"):
             self._pause_s = FIRST_PAUSE_S
+            self._takes = message.get("takes", [])
             self._become("ready")
             if self._ahead:
                 self._tell_ahead()

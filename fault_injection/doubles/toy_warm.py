@@ -81,7 +81,7 @@ def main() -> None:
         import torchft  # noqa: F401
     import fault_injection.doubles.toy_trainer  # noqa: F401
 
-    ours.send(b'{"ready":true}')
+    ours.send(b'{"ready":true,"takes":["runs"]}')
     while packet := ours.recv(65536):
         request = json.loads(packet)
         if "ahead" in request:

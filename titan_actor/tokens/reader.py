@@ -7,6 +7,7 @@ no label is of another document. A window is `seq_len` pairs in a row.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import os
 import weakref
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ class TokenStore:
             for ending, size in ((".bin", shard.bin_bytes), (".idx", shard.idx_bytes))
         }
         self._times = {path: _checked(path, size) for path, size in sizes.items()}
+        """When each file was last written to, in ns."""
 
     def windows(self, seq_len: int) -> int:
         """Returns how many windows of this length there are. Pairs that are left over are in none."""
@@ -78,7 +80,8 @@ class TokenStore:
     def _opened(self, which: int) -> _Open:
         shard = self.manifest.shards[which]
         path = str(self.folder / shard.path)
-        files = (_Bytes(f"{path}{ending}", self._times[f"{path}{ending}"]) for ending in (".bin", ".idx"))
+        hashes = {".bin": shard.bin_sha256, ".idx": shard.idx_sha256}
+        files = (_Bytes(f"{path}{ending}", self._times, sha256) for ending, sha256 in hashes.items())
         return _Open(path, shard, self.manifest, self._vocabulary, *files)
 
 
@@ -170,9 +173,9 @@ class _Open:
 class _Bytes:
     """A file that is read at random. Not mapped: a page that cannot be read would end the process (ADR 26)."""
 
-    def __init__(self, path: str, mtime_ns: int) -> None:
-        """`mtime_ns`: when it was last written to, as of the start. Raises TokensError if that is another time by now."""
-        self._path, self._mtime_ns = path, mtime_ns
+    def __init__(self, path: str, times: dict[str, int], sha256: str) -> None:
+        """`times`: when each file was last written to. Raises TokensError if this one was since, and has other bytes."""
+        self._path, self._times, self._sha256 = path, times, sha256
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -192,9 +195,17 @@ class _Bytes:
         return found
 
     def check(self) -> None:
-        """Raises TokensError for a file that has been written to since the start."""
-        if os.fstat(self._descriptor).st_mtime_ns != self._mtime_ns:
+        """Raises TokensError for a file with other bytes than its manifest says, if it has been written to since the start: a
+        copy or `touch` of the same bytes is no harm. Reads all of it then."""
+        mtime_ns = os.fstat(self._descriptor).st_mtime_ns
+        if mtime_ns == self._times[self._path]:
+            return
+        with open(self._descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != self._sha256:
             raise TokensError(
-                f"shard {self._path} has been written to under the run: `supervisor data show --verify` shows whether it is still "
-                "as its manifest says; if not, copy it again before the next start"
+                f"shard {self._path} has been written to under the run, and has other bytes than its manifest says: copy it again, "
+                "or build the store"
             )
+        self._times[self._path] = mtime_ns

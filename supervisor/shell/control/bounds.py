@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Hashable
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from math import copysign, isnan
 from typing import Any, TypeVar, cast
+
+from supervisor.core.model.spec import MAX_GROUPS
+from supervisor.wire.records import GateObserved
 
 T = TypeVar("T")
 
@@ -16,7 +20,7 @@ STRING, SHORT = 4096, 256
 RECORD = 256 * 1024
 """Bytes of a record. Some of its strings are in several records of one transaction, which holds 1.5 MB by default."""
 ITEMS = 256
-"""Most items of a list or table: a node has fewer ranks."""
+"""Most items of a list or table: a node has fewer ranks. A gate's record has all groups of its run."""
 LARGEST, LARGEST_FLOAT = 2**63 - 1, 5e10
 """As seconds, a date that calendars have (years 385 to 3554). A loss spike beyond it is shown as this."""
 
@@ -27,10 +31,12 @@ def bounded(record: T, size: int) -> T:
     """Returns a record of `size` bytes within the bounds: strings and lists cut, numbers in 64 bits, no lone surrogates.
     Honest records are hardly touched, and those of older agents stay readable. Numbers that a record may leave out stay as
     they are, not finite ones too: those are for people alone, as a loss."""
-    return cast(T, _bounded(record, STRING if size <= RECORD else SHORT))
+    items = MAX_GROUPS if isinstance(record, GateObserved) else ITEMS
+    return cast(T, _bounded(record, STRING if size <= RECORD else SHORT, items))
 
 
-def _bounded(value: Any, most: int) -> Any:
+def _bounded(value: Any, most: int, items: int) -> Any:
+    """Returns the value itself where it is within the bounds."""
     kind = type(value)
     if kind is str:
         fits = len(value) <= most and (value.isascii() or not _SURROGATE.search(value))
@@ -40,19 +46,21 @@ def _bounded(value: Any, most: int) -> Any:
     if kind is int:
         return value if -LARGEST <= value <= LARGEST else LARGEST if value > 0 else -LARGEST
     if kind in (tuple, list):
-        return kind(_bounded(item, most) for item in value[:ITEMS])
+        found = [_bounded(item, most, items) for item in value[:items]]
+        same = len(found) == len(value) and all(map(operator.is_, found, value))
+        return value if same else kind(found)
     if kind is dict:
-        return {_bounded(key, most): _bounded(item, most) for key, item in [*value.items()][:ITEMS]}
+        return {_bounded(k, most, items): _bounded(v, most, items) for k, v in [*value.items()][:items]}
     if is_dataclass(value):
-        return _fields_bounded(value, most)
+        return _fields_bounded(value, most, items)
     return value
 
 
-def _fields_bounded(value: Any, most: int) -> Any:
+def _fields_bounded(value: Any, most: int, items: int) -> Any:
     changed = {}
     for name in _names(cast(Hashable, type(value))):
         old = getattr(value, name)
-        new = _bounded(old, most)
+        new = _bounded(old, most, items)
         if new is not old and new != old:
             changed[name] = new
     return replace(value, **changed) if changed else value

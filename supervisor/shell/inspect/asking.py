@@ -91,7 +91,7 @@ def ranks(
     other may claim to run it."""
     found: dict[tuple[int, int], tuple[str, int]] = {}
     groups = mirror.table(keys.memory(run, "group-"), GroupMemory).values()
-    seats = {(seat.node, of.group) for of in groups for seat in of.seats}
+    seats = {(seat.node, of.group) for of in groups for seat in (*of.seats, *of.left)}
     for node in sorted({node for node, _ in seats}):
         seen = mirror.record(keys.observed(node), NodeObserved)
         for trainer in seen.trainers if seen is not None else ():

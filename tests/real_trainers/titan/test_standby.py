@@ -214,6 +214,18 @@ def test_a_node_of_a_group_is_replaced_and_both_its_nodes_had_built_their_start(
         assert lost_node.warm.close() == 0
 
 
+def test_a_spare_that_gets_other_ranks_of_a_group_ends_those_that_it_built(groups: Groups, spare: Groups) -> None:
+    own: dict[str, Any] = {"world_size": 2, "ranks_here": 1, "store": "127.0.0.1", "standby": True}
+    ahead = spare.launch(0, generation=0, rank=1, first_rank=1, **own)
+    spare.warm.tell(ahead=encode(replace(ahead, store="", master_port=0)).decode())
+    (waits,) = built(spare, 1)
+    try:
+        assert spare.start(0, rank=0, first_rank=0, **own).pid != waits
+        eventually(lambda: not named(waits), 30, "it is ended")
+    finally:
+        spare.close()
+
+
 def test_a_spare_that_a_start_of_another_config_comes_to_forks_it(groups: Groups, spare: Groups) -> None:
     ahead = groups.launch(0, generation=0, steps=999, standby=True)
     spare.warm.tell(ahead=encode(ahead).decode())

@@ -30,6 +30,8 @@ from supervisor.wire import keys
 from supervisor.wire.records import (
     ExitObserved,
     Fact,
+    GateGroup,
+    GateObserved,
     Health,
     NodeObserved,
     Progress,
@@ -243,3 +245,9 @@ def test_what_is_beyond_is_cut() -> None:
     assert (found.load_1m, found.store_ms, found.sequence) == (LARGEST_FLOAT, 0.0, LARGEST)
     assert len(bounded(health, RECORD + 1).problems[0]) == SHORT
     assert len(bounded(replace(health, problems=("a",) * 999), 100).problems) == ITEMS
+
+
+def test_a_gate_reports_all_groups_of_a_run() -> None:
+    groups = tuple(GateGroup(group=group, generation=1, hearing="beating") for group in range(1000))
+    record = GateObserved(run="run", node="n1", generation=1, address="h:1", groups=groups)
+    assert bounded(record, 100) is record

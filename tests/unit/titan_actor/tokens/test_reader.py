@@ -115,10 +115,20 @@ def test_a_shard_that_is_written_to_at_the_same_size(tmp_path: Path, ending: str
     if opened:
         store.window(0, 10)
     file = tmp_path / f"s0.{ending}"
-    file.write_bytes(file.read_bytes())
-    os.utime(file, ns=(0, file.stat().st_mtime_ns + 10**9))  # a clock may not tell two writes apart
-    with pytest.raises(TokensError, match=rf"s0\.{ending} has been written to under the run: `supervisor data show"):
-        store.window(8, 10)
+
+    def write(content: bytes) -> None:
+        file.write_bytes(content)
+        os.utime(file, ns=(0, file.stat().st_mtime_ns + 10**9))  # a clock may not tell two writes apart
+
+    before = file.read_bytes()
+    write(before)
+    store.window(8, 10)  # the same bytes: it was touched, or copied again
+    write(before[:-1] + bytes([before[-1] ^ 1]))
+    again = store if ending == "bin" else TokenStore(tmp_path)
+    if ending == "idx":
+        again._times[str(file)] -= 1  # as of a start before
+    with pytest.raises(TokensError, match=rf"s0\.{ending} has been written to under the run, and has other bytes"):
+        again.window(8, 10)
 
 
 def test_a_shard_that_is_replaced_is_looked_at_when_it_is_opened_again(
@@ -127,7 +137,7 @@ def test_a_shard_that_is_replaced_is_looked_at_when_it_is_opened_again(
     monkeypatch.setattr(reader, "OPEN_SHARDS", 1)
     store = TokenStore(written(tmp_path, [[list(range(1, 100))], [list(range(1, 100))]]))
     store.window(0, 10)
-    (tmp_path / "other").write_bytes((tmp_path / "s0.bin").read_bytes())
+    (tmp_path / "other").write_bytes(bytes(len((tmp_path / "s0.bin").read_bytes())))
     os.utime(tmp_path / "other", ns=(0, 0))
     (tmp_path / "other").replace(tmp_path / "s0.bin")
     store.window(1, 10)  # the file that it had opened
