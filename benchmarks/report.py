@@ -102,9 +102,9 @@ def _row(name: str, of: Result, ours: Result, goals: Result, model: str) -> Sequ
 def _groups_over_nodes(found: Result) -> Iterable[str]:
     yield "## A node of a group is lost\n"
     yield (
-        "Two groups of two nodes, two ranks on each, FSDP over a group's four. A node of one group loses its network without a\n"
-        "word: seconds until its group commits a step again. Median (least to most); the lease is 2 s\n"
-        "(`python -m benchmarks.groups_over_nodes`).\n"
+        "Two groups of two nodes, two ranks on each, FSDP over a group's four. The last node of one group loses its network\n"
+        "without a word, once all nodes have built their next start: seconds until its group commits a step again. Median\n"
+        "(least to most); the lease is 2 s (`python -m benchmarks.groups_over_nodes`).\n"
     )
     rows = {
         "Everstep: the lost node is replaced": "ours_s",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
-from google.protobuf.wrappers_pb2 import BytesValue, StringValue
+from google.protobuf.wrappers_pb2 import StringValue
 from hpack import Decoder, HPACKError
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -192,15 +193,22 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _replica_id(path: bytes, message: bytes) -> str:
-    """Returns whom a request speaks for. Both wrappers have one field, number 1: the id of a heartbeat, the member of a
-    quorum. Of a repeated field they take the last, so an id that counts is never before another. Raises Refused for a
-    member that asks to shrink the quorum: it would keep out every group that was not in the last one."""
+    """Returns whom a request speaks for: field 1 of a heartbeat, or of the member that is field 1 of a quorum's request. A
+    repeated text counts by its last. Raises Refused for several members, which the lighthouse would merge, and for one that
+    asks to shrink the quorum: it would keep out every group that was not in the last one."""
     try:
         if path == QUORUM:
-            message = BytesValue.FromString(message).value
-        read = StringValue.FromString(message)
-        if path == QUORUM and any(field.field_number == SHRINK_ONLY and field.data for field in UnknownFieldSet(read)):
-            raise Refused("it asks for a quorum that only shrinks: leave out `shrink_only`")
-        return str(read.value)
-    except DecodeError as error:
+            members = [field.data for field in _fields(message) if field.field_number == 1]
+            if len(members) != 1:
+                raise Refused(f"it asks for {len(members)} members of a quorum, and a group is one")
+            message = members[0]
+            if any(field.field_number == SHRINK_ONLY and field.data for field in _fields(message)):
+                raise Refused("it asks for a quorum that only shrinks: leave out `shrink_only`")
+        return str(StringValue.FromString(message).value)
+    except (DecodeError, TypeError) as error:
         raise Refused("a message that cannot be read") from error
+
+
+def _fields(message: bytes) -> UnknownFieldSet:
+    """Returns all fields of a message as they stand in it, repeated ones too."""
+    return UnknownFieldSet(Empty.FromString(message))

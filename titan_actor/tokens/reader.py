@@ -140,6 +140,7 @@ class _Open:
         size = self._type.itemsize
         found = numpy.frombuffer(self._bin.read(at * size, count * size), self._type).astype(numpy.int64)
         self._bin.check()
+        self._idx.check()
         if self._most is not None and (found.max() >= self._most or found.min() < 0):
             raise TokensError(
                 f"shard {self._path}.bin is corrupt: among tokens {at} to {at + count} are some that a vocabulary of "

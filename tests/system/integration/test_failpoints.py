@@ -18,9 +18,10 @@ NOT_AT_A_START = {"fencing", "engine.before_release", "engine.after_release", "a
 
 WHEN: dict[Scenario, list[str]] = {
     "start": [n for n in NAMES if n not in NOT_AT_A_START],
-    "allocation": ["journaled", "fencing", "engine.after_acquire", "engine.before_release", "engine.after_release"],
+    "allocation": ["journaled", "engine.after_acquire", "engine.before_release", "engine.after_release"],
     "restart": ["agent.before_signal"],
     "lighthouse": ["committed", "agent.after_forward", "gate.listening", "gate.opening", "gate.open"],
+    "node": ["fencing"],
 }
 ROUNDS = [(scenario, name) for scenario, names in WHEN.items() for name in names]
 EACH = [pytest.param(*round_, marks=[pytest.mark.long] if number % 24 else []) for number, round_ in enumerate(ROUNDS)]

@@ -115,8 +115,15 @@ FORGED = {
     "quorum of another": ([*Client().asks(QUORUM, quorum(OTHER))], "speaks for"),
     "id that begins alike": ([*Client().asks(HEARTBEAT, heartbeat(OWN + "0"))], "speaks for"),
     "no id": ([*Client().asks(HEARTBEAT, message(b""))], "speaks for"),
-    "another member last": ([*Client().asks(QUORUM, twice(OWN, OTHER))], "speaks for"),
+    "another member last": ([*Client().asks(QUORUM, twice(OWN, OTHER))], "2 members"),
+    "its own member last": ([*Client().asks(QUORUM, twice(OTHER, OWN))], "2 members"),
     "an empty member last": ([*Client().asks(QUORUM, twice(OTHER, ""))], "speaks for"),
+    "no member": ([*Client().asks(QUORUM, message(b""))], "0 members"),
+    "a member that is a number": ([*Client().asks(QUORUM, message(b"\x08\x01"))], "cannot be read"),
+    "a shrinking member first": (
+        [*Client().asks(QUORUM, message(quorum(OWN, b"0\x01")[5:] + quorum(OWN)[5:]))],
+        "2 members",
+    ),
     "a quorum that only shrinks": ([*Client().asks(QUORUM, quorum(OWN, b"0\x01"))], "only shrinks"),
     "that twice": ([*Client().asks(QUORUM, quorum(OWN, b"0\x01" + b"0\0"))], "only shrinks"),
     "a path of its own": ([Client().head(KILL)], "asks for"),
@@ -152,11 +159,6 @@ def test_what_is_not_its_own_is_refused(name: str) -> None:
     frames, why = FORGED[name]
     with pytest.raises(Refused, match=why):
         Requests(OWN).passing(on_wire(frames))
-
-
-def test_the_last_member_counts_as_protobuf_has_it() -> None:
-    own = on_wire(Client().asks(QUORUM, twice(OTHER, OWN)))
-    assert Requests(OWN).passing(own) == own
 
 
 def test_more_requests_at_once_than_any_manager_has_are_refused() -> None:

@@ -109,7 +109,7 @@ def test_a_shard_that_shrinks_while_it_is_open(tmp_path: Path) -> None:
         store.window(8, 10)
 
 
-@pytest.mark.parametrize(("ending", "opened"), [("bin", True), ("bin", False), ("idx", False)])
+@pytest.mark.parametrize(("ending", "opened"), [("bin", True), ("bin", False), ("idx", True), ("idx", False)])
 def test_a_shard_that_is_written_to_at_the_same_size(tmp_path: Path, ending: str, opened: bool) -> None:
     store = TokenStore(written(tmp_path, [[list(range(1, 100))]]))
     if opened:
@@ -124,11 +124,8 @@ def test_a_shard_that_is_written_to_at_the_same_size(tmp_path: Path, ending: str
     write(before)
     store.window(8, 10)  # the same bytes: it was touched, or copied again
     write(before[:-1] + bytes([before[-1] ^ 1]))
-    again = store if ending == "bin" else TokenStore(tmp_path)
-    if ending == "idx":
-        again._times[str(file)] -= 1  # as of a start before
     with pytest.raises(TokensError, match=rf"s0\.{ending} has been written to under the run, and has other bytes"):
-        again.window(8, 10)
+        store.window(8, 10)
 
 
 def test_a_shard_that_is_replaced_is_looked_at_when_it_is_opened_again(
