@@ -165,7 +165,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("trainer_loss", "nats", _GROUP, "Mean loss over the participating replicas."),
     _gauge("trainer_gradient_norm", "none", _GROUP, "Norm of the averaged gradient, before it is clipped."),
     _gauge("trainer_quorum_participants", "groups", _GROUP, "Groups that took part in the newest quorum."),
-    _gauge("trainer_quorum_id", "id", _GROUP, "Id of the newest quorum: it only grows."),
+    _gauge("trainer_quorum_id", "id", _GROUP, "Id of the newest quorum: it grows until all groups start again from disk."),
     _counter("trainer_seconds_total", "seconds", ("run", "group", ("cause", CAUSES)), "Seconds of the group's processes that this agent saw, by cause in the ledger."),
     _histogram("trainer_heal_seconds", ("run",), "Time that a group took to load its peers' state at a start; counted once for each start, even if the agent restarts.", SECONDS_BUCKETS),
     # --- a rank ---
