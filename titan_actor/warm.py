@@ -1,10 +1,10 @@
 """`python -m titan_actor.warm --fd N`: imports everything once, then forks a trainer for every start.
 
 Talks over a Unix SEQPACKET socket: sends {"ready": true, ...}, takes {"launch", "log", "env"}, answers {"pid"} or
-{"error"}, and ends at end of file. Beside that it keeps hot standbys (standby.py); {"ahead"} is the start that a spare's
-are built for, or empty. A fork keeps only the thread that
-forks. So this process must have a single thread, no CUDA context, and untouched random generators: it checks that,
-and reports what it found.
+{"error"}, and ends at end of file. Beside that it keeps hot standbys (standby.py): {"ahead"} is the start that a spare's
+are built for, or empty, and {"runs"} has the launch files and pids of ranks that it has not forked. A fork keeps only the
+thread that forks. So this process must have a single thread, no CUDA context, and untouched random generators: it checks
+that, and reports what it found.
 """
 
 from __future__ import annotations
