@@ -44,6 +44,7 @@ from titan_actor.cursor import Cursor, Reader
 from titan_actor.fit import too_many_tokens
 from titan_actor.heal import HealState
 from titan_actor.lift import starts_from_weights
+from titan_actor.meeting import await_store
 from titan_actor.mfu import mfu
 from titan_actor.process import RankProcess
 from titan_actor.quorum import Quorum
@@ -56,6 +57,9 @@ from titan_actor.tokens.loader import TokenLoader
 from titan_actor.tokens.place import SharedPlace
 
 log = logging.getLogger(__name__)
+
+STORE_TIMEOUT_S = 300.0
+"""Seconds for the ranks of a group to reach its store, as torch's TCPStore has by default."""
 
 
 class NotFinite(FloatingPointError):
@@ -126,7 +130,7 @@ class ReplicaTrainer(Trainer):
                 any_group.become(self, launch.group)
                 self._refuse_without_data()
             address.meet(launch)
-            self._serve_store()
+            self._share_store()
             rendezvous.meet()
             self._make_manager()
         self.quorum = Quorum(self.manager, rank)
@@ -157,7 +161,7 @@ class ReplicaTrainer(Trainer):
         if self.rank.waits:
             rendezvous.later(launch.rank, launch.world_size)
         else:
-            self._serve_store()
+            self._share_store()
         dims = super().init_distributed()
         self.ft_manager = between_groups.manager(launch)
         # TorchTitan's pair heals stale state (findings, 6): it must not be registered beside ours
@@ -166,9 +170,12 @@ class ReplicaTrainer(Trainer):
             self._make_manager()
         return dims
 
-    def _serve_store(self) -> None:
+    def _share_store(self) -> None:
+        place = (self.launch.master_address, self.launch.master_port)
         if self.launch.rank == 0:
-            self._store = address.serve_store(self.launch.master_address, self.launch.master_port, timeout_s=300)
+            self._store = address.serve_store(*place, STORE_TIMEOUT_S)
+        else:
+            await_store(*place, STORE_TIMEOUT_S)
 
     def _make_manager(self) -> None:
         with torchft_names.named(peers.before(self.launch)):

@@ -572,7 +572,7 @@ class Agent:
         parsed = parse(stop.name)
         assert parsed is not None
         sent = self._terms.get(stop.name)
-        grace_s = self._graces.get(parsed.run, PolicySpec().term_grace_s) if stop.grace_s is None else stop.grace_s
+        grace_s = self._graces.get(parsed.run, PolicySpec().term_grace_s)
         if stop.name in self._killed:
             return
         beyond_term = self._view.beyond_term(stop.name)

@@ -44,13 +44,11 @@ class Forward:
 
 @dataclass(frozen=True)
 class Stop:
-    """End a process: TERM, then KILL once its grace has passed, or KILL at once."""
+    """End a process: TERM, then KILL once `policy.term_grace_s` has passed, or KILL at once."""
 
     name: str
     why: str
     at_once: bool = False
-    grace_s: float | None = None
-    """Seconds from TERM to KILL; None: `policy.term_grace_s`."""
     cut_off_s: float | None = None
     """`policy.cut_off_stop_s`, if it is the reason; None: another one is."""
 
@@ -61,11 +59,6 @@ class Forget:
 
     name: str
 
-
-BROKEN_GRACE_S = 0.25
-"""Seconds from TERM to KILL of a rank of an older generation of a group on several nodes. It may be inside a collective
-with a rank that is lost, where no signal is handled; its step cannot be committed any more, and the lost node's seat
-waits for it."""
 
 Action = Start | NotOurs | StartLighthouse | Forward | Stop | Forget
 
@@ -110,8 +103,10 @@ def _unwanted(desired: Mapping[str, NodeDesired], known: _Known) -> Iterator[Sto
         if wanted is None:
             yield Stop(record.name, "it must not run on this node")
         elif wanted > name.generation:
-            grace_s = BROKEN_GRACE_S if _is_on_several(desired[name.run], name) else None
-            yield Stop(record.name, f"generation {wanted} replaces it", grace_s=grace_s)
+            # it may be inside a collective with a lost rank, where no signal is handled; its step cannot be committed any
+            # more, and the ranks on all other nodes of its group wait until it is gone
+            at_once = _is_on_several(desired[name.run], name)
+            yield Stop(record.name, f"generation {wanted} replaces it", at_once)
         elif isinstance(name, LighthouseName) and _is_to_close(desired[name.run], name):
             yield Stop(record.name, "the supervisor closes it")
         # an older desired generation is a stale record: what runs is newer than its writer knew

@@ -293,8 +293,8 @@ class Node:
                         trainer.way, trainer.desired = desired.gate, desired
                     if changed:
                         self.wake()  # to report it
-                case agent.Stop(name=name_, why=why, grace_s=grace_s):
-                    self._stop(name_, why, grace_s)
+                case agent.Stop(name=name_, why=why, at_once=at_once):
+                    self._stop(name_, why, at_once)
                 case agent.Forget(name=name_):
                     if name_ in self.trainers and self.trainers[name_].told:
                         del self.trainers[name_]
@@ -328,7 +328,7 @@ class Node:
         self.remember("spawned", trainer)
         self.world.checks.spawned(trainer)
 
-    def _stop(self, name: str, why: str, grace_s: float | None) -> None:
+    def _stop(self, name: str, why: str, at_once: bool) -> None:
         if name in self.lighthouses:
             self.lighthouses[name].end()
             return
@@ -337,10 +337,11 @@ class Node:
             trainer.ending = why
             self.world.checks.ends(trainer)
             clock = self.world.clock
-            grace_s = trainer.desired.term_grace_s if grace_s is None else grace_s
+            grace_s = 0.0 if at_once else trainer.desired.term_grace_s
             after_s = grace_s if trainer.frozen else min(grace_s, self.world.dice.uniform(*self.world.pace.term_s))
-            self.remember("signalled", trainer, signal=15, why=why)
-            clock.after(after_s, lambda: trainer.end(signal=9 if trainer.frozen else 15))
+            first, last = (9, 9) if at_once else (15, 9 if trainer.frozen else 15)
+            self.remember("signalled", trainer, signal=first, why=why)
+            clock.after(after_s, lambda: trainer.end(signal=last))
 
     # --- its reports ---
 

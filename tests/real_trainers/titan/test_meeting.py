@@ -6,7 +6,7 @@ import itertools
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +17,8 @@ from fault_injection.testbed.waiting import eventually
 from supervisor.core.model.spec import TorchFTSpec
 from supervisor.wire.address import free_port
 from tests.real_trainers.titan.groups import Groups
-from titan_actor import meeting, torchft_names
-from titan_actor.meeting import HERE, LOOK_S, STRANGERS_S, VERDICT, Meeting, knock
+from titan_actor import address, meeting, torchft_names
+from titan_actor.meeting import HERE, LOOK_S, STORE_PAUSE_S, STRANGERS_S, VERDICT, Meeting, await_store, knock
 
 TIMEOUT_S = 60.0
 AT_ONCE_S = TIMEOUT_S / 4
@@ -250,3 +250,19 @@ def test_a_knock_tells_closed_open_and_no_answer_apart() -> None:
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         assert knock([full.getsockname()], 0.1) == {}
+
+
+def test_a_rank_that_comes_before_its_groups_store_is_there_as_soon_as_that_listens() -> None:
+    port = free_port()
+    with ThreadPoolExecutor(1) as pool:
+        listens = pool.submit(await_store, "127.0.0.1", port, AT_ONCE_S)
+        assert not wait([listens], timeout=10 * STORE_PAUSE_S).done
+        store = address.serve_store("127.0.0.1", port, AT_ONCE_S)
+        listens.result(AT_ONCE_S)
+        store.set("key", "value")  # which a look that said nothing has not broken
+
+
+def test_a_store_that_never_comes_is_an_error_that_names_it() -> None:
+    port = free_port()
+    with pytest.raises(TimeoutError, match=f"did not serve its store at 127.0.0.1:{port} for 0.1 s"):
+        await_store("127.0.0.1", port, 0.1)

@@ -87,6 +87,12 @@ def test_a_new_generation_waits_until_every_rank_of_the_old_one_has_ended() -> N
     assert [a.name for a in actions if isinstance(a, Forget)] == ["toy.0.1.0", "toy.0.1.1"]
 
 
+def test_only_on_several_nodes_the_old_generation_is_killed_at_once() -> None:
+    for nodes in (1, 2):
+        (stop,) = reconcile(node(trainer(generation=2, nodes=nodes, store="h:1")), [process("toy.0.1.0")])
+        assert stop == Stop("toy.0.1.0", "generation 2 replaces it", at_once=nodes > 1)
+
+
 def test_a_stale_wish_is_ignored() -> None:
     assert reconcile(node(trainer(generation=1)), [process("toy.0.2.0")]) == []
     assert reconcile(node(trainer(generation=1)), [process("toy.0.2.0", exit_code=1)]) == []
