@@ -1,6 +1,6 @@
 """Known ways around etcd's roles, each tried with a request that the user must be denied and that changes nothing.
 
-A version says little, since distributions port mends back.
+A version says little, since distributions port mends back. It decides only on FULL, which no try leaves as it was.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Hole:
 NO_CHECKS = Hole("no checks", "etcd checks no permissions: anyone with a certificate may write everything")
 NESTED = Hole("GHSA-rfx7-8w68-q57q", "by a nested transaction every user may read and write every key")
 LEASE = Hole("CVE-2026-44283", "in a transaction every user may put its keys under another's lease")
+ALARM = Hole("CVE-2026-33413", "every user may raise an alarm, by which etcd takes no more writes")
+FULL = Hole("etcd pull request 22386", "a node that fills etcd's database up to its quota ends all roles")
 WATCH = Hole("GHSA-xg4h-6gfc-h4m8", "a watch without an end shows every user all keys behind its own")
 
 
@@ -72,8 +74,13 @@ def open_holes(store: EtcdStore, own: str = keys.PREFIX, foreign_lease: int = 0)
         found.append(NESTED)
     if foreign_lease and _allows(store, [put(own, b"", foreign_lease)], never=own):
         found.append(LEASE)
+    if _may_end_an_alarm(store):
+        found.append(ALARM)
     if _may_watch(store, bytes_of(own)):
         found.append(WATCH)
+    # empty where etcd tells it to root alone: those versions have WATCH
+    if store.status().version.startswith(("3.4.", "3.5.")):
+        found.append(FULL)
     return tuple(found)
 
 
@@ -84,9 +91,19 @@ def _allows(store: EtcdStore, requests: list[Any], never: str = "") -> bool:
         rpc.Compare(key=bytes_of(never), result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, create_revision=2**62),
     )
     request = rpc.TxnRequest(compare=condition if never else (), success=requests)
+    return _takes(store, lambda client: client.kvstub.Txn(request, store.timeout_s))
+
+
+def _may_end_an_alarm(store: EtcdStore) -> bool:
+    """Tries it with an alarm of a member that does not exist."""
+    request = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, memberID=1, alarm=rpc.NOSPACE)
+    return _takes(store, lambda client: client.maintenancestub.Alarm(request, store.timeout_s))
+
+
+def _takes(store: EtcdStore, request: Callable[[Any], object]) -> bool:
     try:
         with store.connection.call("probe of etcd's roles") as client:
-            client.kvstub.Txn(request, store.timeout_s)
+            request(client)
     except Fatal as error:
         if is_denied(error):
             return False

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.dev.etcd_server import SOCKETS, start_etcd
 from supervisor.shell.etcd import EtcdStore, auth, connect, holes
 from supervisor.shell.etcd.convert import bytes_of, put
-from supervisor.shell.etcd.errors import is_denied
+from supervisor.shell.etcd.errors import OutOfSpace, is_denied
 from supervisor.shell.etcd.stubs import rpc
 from supervisor.shell.inspect.doctor import trust
 from supervisor.wire import keys
 from supervisor.wire.address import free_ports
 from supervisor.wire.security import load
 from tests.helpers.tls import TlsEtcd
+from tests.system.security.world import authed_etcd
 
 pytestmark = pytest.mark.etcd
 
@@ -35,9 +37,17 @@ def as_user(etcd: TlsEtcd, name: str) -> Iterator[EtcdStore]:
 
 def transact(store: EtcdStore, *requests: object) -> bool:
     """Returns true if etcd takes the transaction."""
-    try:
+
+    def ask() -> None:
         with store.connection.call("transact", writes=True) as client:
             client.kvstub.Txn(rpc.TxnRequest(success=requests), store.timeout_s)
+
+    return allowed(ask)
+
+
+def allowed(ask: Callable[[], None]) -> bool:
+    try:
+        ask()
     except Fatal as error:
         if not is_denied(error):
             raise
@@ -81,7 +91,63 @@ def sees_anothers_key(etcd: TlsEtcd) -> bool:
     return bytes(seen[0].kv.value) == b"secret"
 
 
-USED = {holes.NESTED: writes_anothers_key, holes.LEASE: holds_anothers_lease, holes.WATCH: sees_anothers_key}
+def stops_all_writes(etcd: TlsEtcd) -> bool:
+    """True if n1 could raise an alarm by which the supervisor writes no more."""
+    with as_user(etcd, "node-n1") as node, as_user(etcd, "supervisor") as supervisor, as_user(etcd, "root") as root:
+        if not allowed(lambda: alarm(node, rpc.AlarmRequest.ACTIVATE)):
+            return False
+        try:
+            with pytest.raises(OutOfSpace):
+                supervisor.put(keys.health("n2"), b"{}")
+        finally:
+            alarm(root, rpc.AlarmRequest.DEACTIVATE)
+        return True
+
+
+def alarm(store: EtcdStore, action: int) -> None:
+    with store.connection.call("alarm") as client:
+        client.maintenancestub.Alarm(rpc.AlarmRequest(action=action, memberID=7, alarm=rpc.NOSPACE), store.timeout_s)
+
+
+@cache
+def fills_it_and_ends_all_roles() -> bool:
+    """True if n1 could switch etcd's users off, by its own keys alone. It has an etcd of its own for it."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ETCD_QUOTA_BACKEND_BYTES", str(4 * 2**20))
+        with authed_etcd(Path(folder)) as etcd, as_user(etcd, "node-n1") as node:
+            assert not switches_users_off(node)
+            with pytest.raises(OutOfSpace):
+                fill(node)
+            return switches_users_off(node)
+
+
+def fill(node: EtcdStore) -> None:
+    for _ in range(16):
+        node.put(keys.health("n1"), bytes(2**20))
+
+
+def switches_users_off(store: EtcdStore) -> bool:
+    def ask() -> None:
+        with store.connection.call("auth disable") as client:
+            rpc.AuthStub(client.channel).AuthDisable(rpc.AuthDisableRequest(), timeout=store.timeout_s)
+
+    return allowed(ask)
+
+
+USED = {
+    holes.NESTED: writes_anothers_key,
+    holes.LEASE: holds_anothers_lease,
+    holes.ALARM: stops_all_writes,
+    holes.WATCH: sees_anothers_key,
+    holes.FULL: lambda _: fills_it_and_ends_all_roles(),
+}
+
+
+def used(etcd: TlsEtcd) -> tuple[holes.Hole, ...]:
+    """Returns those that are really open, but FULL where etcd tells its version to root alone."""
+    with as_user(etcd, "node-n1") as node:
+        known = bool(node.status().version)
+    return tuple(hole for hole, use in USED.items() if use(etcd) and (known or hole is not holes.FULL))
 
 
 @pytest.mark.parametrize("hole", USED, ids=lambda hole: hole.name)
@@ -93,7 +159,7 @@ def test_the_probe_is_right(authed: TlsEtcd, hole: holes.Hole) -> None:
         probed = holes.open_holes(node, keys.health("n1"), lease.id)
         assert {item.key: item.mod_revision for item in supervisor.list(keys.PREFIX).items} == before
         lease.revoke()
-    assert (hole in probed) is USED[hole](authed)
+    assert (hole in probed) is (hole in used(authed))
 
 
 @pytest.mark.parametrize("who", ["reader", "supervisor"])
@@ -196,8 +262,8 @@ def signing(authed: TlsEtcd, strict: Callable[[str], Path]) -> Path:
 
 
 def test_a_supervisor_that_signs_tries_as_a_node(authed: TlsEtcd, signing: Path, tmp_path: Path) -> None:
-    """At its start: all three, as the node that never runs, whose certificate does not stay."""
-    open_ = tuple(hole for hole, use in USED.items() if use(authed))
+    """At its start: all, as the node that never runs, whose certificate does not stay."""
+    open_ = used(authed)
     before = set(Path(tempfile.gettempdir()).glob("everstep-*"))
     with as_user(authed, "supervisor") as store:
         lease = store.lease(30)
@@ -261,7 +327,7 @@ def test_the_doctor_names_them(authed: TlsEtcd, strict: Callable[[str], Path]) -
         store.put(keys.registration("n2"), b"{}", lease.id)
         findings = list(trust.rights(store, [authed.endpoint], security))
         lease.revoke()
-    found = [hole for hole, use in USED.items() if use(authed)]
+    found = used(authed)
     assert [f.level for f in findings if "roles: " not in f.what] == ["good"]
     told = [f.what for f in findings if f.level == "bad"]
     assert [hole.sentence in line for hole, line in zip(found, told, strict=True)] == [True] * len(found)

@@ -134,7 +134,7 @@ def test_an_etcd_of_three_with_a_leader_is_good() -> None:
 
 
 def test_what_ails_an_etcd_is_said_with_the_mend() -> None:
-    assert "3.5.33" in only(store.server(replace(STATUS, version="3.5.1"), None), "note").do
+    assert "3.6.14" in only(store.server(replace(STATUS, version="3.5.1"), None), "note").do
     assert only(store.server(replace(STATUS, alarms=("run etcdctl",)), None), "bad").do == "run etcdctl"
     assert "no leader" in only(store.server(replace(STATUS, has_leader=False), None), "bad").what
     assert "majority" in only(store.server(replace(STATUS, members_unknown="away"), None), "bad").do
