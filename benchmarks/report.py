@@ -130,8 +130,8 @@ def _groups_over_nodes(found: Result) -> Iterable[str]:
 def _heal(found: Result) -> Iterable[str]:
     yield "## A group takes the others' state\n"
     yield (
-        "Seconds for the transfer, against a plain copy of as many bytes over loopback by Python's own HTTP server, and how\n"
-        "long the others wait (`python -m benchmarks.heal`).\n"
+        "Seconds for the transfer, against TorchFT's own manager and a plain copy of as many bytes over loopback by Python's\n"
+        "own HTTP server, and how long the others wait (`python -m benchmarks.heal`).\n"
     )
     rows = []
     for size, of in found["trials"].items():
@@ -139,14 +139,18 @@ def _heal(found: Result) -> Iterable[str]:
             continue
         median = {mode: statistics.median(one["heal_s"] for one in trials) for mode, trials in of.items()}
         ratio = found["ratio_to_copy"][size]
+        stall = {mode: statistics.median(one["stall_s"] for one in of[mode]) for mode in ("ours", "torchft")}
         rows.append(
             (
-                size.replace("_", " ").upper(), f"{median['ours']:.3f}", f"{median['copy']:.3f}",
+                size.replace("_", " ").upper(), *(f"{median[mode]:.3f}" for mode in ("ours", "torchft", "copy")),
                 _against(f"{ratio:.2f}", ratio, found["goal_ratio"], least=False),
-                f"{statistics.median(one['stall_s'] for one in of['ours']):.2f}",
+                *(f"{stall[mode]:.2f}" for mode in ("ours", "torchft")),
             )
         )  # fmt: skip
-    yield from _table(("state", "heal, s", "copy, s", "ratio", "the others stand still, s"), rows)
+    yield from _table(
+        ("state", "ours, s", "TorchFT, s", "copy, s", "ours to copy", "the others stand still, s", "with TorchFT, s"),
+        rows,
+    )
     slow = found["trials"]["slow"]
     back = [one["back_s"] for one in slow["ours"]]
     never = sum(one["back_s"] is None for one in slow["torchft"])
@@ -220,8 +224,8 @@ def _scale(found: Result) -> Iterable[str]:
     yield "## The control plane by size\n"
     yield (
         "A real etcd, two real supervisors, and one process that writes the records of all agents and of the gate; it trains\n"
-        "nothing, and takes its part of the same two processors (`python -m benchmarks.scale`). One node a group; reports every\n"
-        f"{found['report_s']:g} s.\n"
+        "nothing, and takes its part of the same two processors (`python -m benchmarks.scale`). So what a gate and its\n"
+        f"lighthouse take is not in it. One node a group; reports every {found['report_s']:g} s.\n"
     )
     rows = [
         (
