@@ -19,13 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from agents.agent import launch, surroundings
+from agents.agent import launch
 from agents.agent.codes import Codes, Here
 from agents.agent.desired import DesiredWatch, Wanted
 from agents.agent.exporter import Exporter
-from agents.agent.file_poller import ANSWERS_WITHIN_S, FrozenGates, Looks
+from agents.agent.file_poller import ANSWERS_WITHIN_S, Looks
 from agents.agent.hooks import Hooks
-from agents.agent.isolation import CutOff
 from agents.agent.log_budget import Logs
 from agents.agent.names import TrainerName, about, parse
 from agents.agent.node_view import View
@@ -35,7 +34,9 @@ from agents.agent.reporter import Callbacks, Reporter
 from agents.agent.shim_client import ShimClient, ShimLost, ShimRefused, Watched
 from agents.agent.shim_client import record as to_record
 from agents.agent.start_queue import Starts
+from agents.agent.stops import Stops
 from agents.agent.surroundings import StartFailed
+from agents.agent.warm_process import WarmProcess
 from agents.enrollment import Renewal
 from agents.health import exit_decoder, machine
 from agents.health.checks.node import NodeChecks, life
@@ -49,9 +50,8 @@ from agents.shim.active_clock import AwakeClock
 from agents.shim.settings import Settings
 from agents.shim.settings import parse as parse_settings
 from agents.threads.from_thread import from_thread
-from supervisor.core.model.code import CodeVersion
 from supervisor.core.model.observed import UNUSABLE
-from supervisor.core.model.spec import EnvSpec, HangSpec, PolicySpec
+from supervisor.core.model.spec import HangSpec
 from supervisor.shell import failpoints
 from supervisor.shell.etcd.inbox import ENDS_WITHIN_S, Inbox
 from supervisor.shell.failpoints import reach
@@ -60,12 +60,10 @@ from supervisor.wire.aside import Aside
 from supervisor.wire.records import (
     Fact,
     Health,
-    NodeDesired,
     NodeObserved,
     ProcessRecord,
     Registration,
     TrainerDesired,
-    encode,
 )
 from supervisor.wire.security import SecurityError
 from supervisor.wire.version import version
@@ -78,10 +76,6 @@ threads has a turn at once."""
 HEALTH_S = 5.0
 READ_AGAIN_S = 1.0
 """Seconds that a start which etcd no longer wants waits for the watch to report the same, before it asks etcd again."""
-WARM_PATIENCE_S = 25.0
-"""Seconds that a start waits for a warm process that is importing. The import takes 4 to 8 s, and 25 s on a busy
-machine. A cold start would import the same beside it and take as long."""
-
 TERM_PATIENCE_S = 0.5
 """Seconds after TERM in which the shim reports that it ends too. A scheduler sends TERM to every process of a job at
 once. Without the shim's report this is an upgrade of the agent; with it, the agent stays to report how the trainers
@@ -102,18 +96,12 @@ class Agent:
         self._shim = shim
         self._view = View(settings)
         self._wanted = Wanted()
-        self._graces: dict[str, float] = {}
-        self._warm = "off" if settings.cold else "starting"
         self._loop = asyncio.get_running_loop()
-        self._warm_since = self._loop.time()
         self._wake = asyncio.Event()
         self._ending = asyncio.Event()
         self._told_to_end: float | None = None
         self._shim_stops: float | None = None
         """When the shim reported that it ends."""
-        self._terms: dict[str, float] = {}
-        """When TERM was sent to each process; KILL follows after the grace."""
-        self._killed: set[str] = set()
         self._starts = Starts(self._wake.set)
         self._not_ours: tuple[str, ...] = ()
         """Sentences on trainers of another allocation that are desired here and not started."""
@@ -121,22 +109,16 @@ class Agent:
         self._files, self._last_words = Aside("files"), Aside("last words")
         self._looks = Looks(self._view, self._files, settings.node_folder)
         self._logs = Logs(settings.node_folder)
-        self._frozen = FrozenGates(settings.node_folder)
+        self._stops = Stops(settings, shim, self._view, self._files.ask)
         self._codes = Codes(
             settings.node_folder / "code", settings.credentials, from_thread(self._loop, self._on_codes)
         )
         self._hooks = Hooks(settings, shim, self._codes.tree)
-        self._warm_of: tuple[EnvSpec, CodeVersion | None] = (EnvSpec(), None)
-        """[env] and code of the newest start, or of the next one: the shim's warm process has that environment, or will."""
-        self._ahead: TrainerDesired | None = None
-        """The start for which the warm process of a spare builds standbys."""
-        self._ahead_holds = False
-        """False where the warm process may still know of another one."""
+        self._warm = WarmProcess(settings, shim, self._files, self._codes.tree)
         self._ends: dict[asyncio.Task[None], str] = {}
         """Ends that are being read, in the order in which the shim saw them, each with its generation."""
         self._tasks: set[asyncio.Task[None]] = set()
         """Requests to the shim that nothing waits for."""
-        self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
         self._commands: dict[str, RankCommands] = {}
         self._read: tuple[int, Wanted] = (0, Wanted())
         """The desired records as they were read after the report with this ticket."""
@@ -279,10 +261,7 @@ class Agent:
 
     def _on_wanted(self, wanted: Wanted) -> None:
         self._wanted = wanted
-        for run, node in wanted.by_run.items():
-            for trainer in node.trainers:
-                self._graces[run] = trainer.term_grace_s
-        self._cut_off.wanted(trainer for node in wanted.by_run.values() for trainer in node.trainers)
+        self._stops.want(wanted)
         self._codes.want(wanted.by_run)
         self._run_folders.use({t.run_dir for node in wanted.by_run.values() for t in node.trainers})
         self._tell_news()
@@ -334,8 +313,7 @@ class Agent:
         self._wake.set()
 
     def _on_warm(self, state: str) -> None:
-        if state != self._warm:
-            self._warm, self._warm_since = state, self._loop.time()
+        self._warm.take(state, self._loop.time())
         self._wake.set()
 
     def _on_reaches(self, reaches: Mapping[str, bool]) -> None:
@@ -437,7 +415,7 @@ class Agent:
         self._gpus.running(self._view.ways())
         self._view.mesh = self._seat.holder
         wanted = self._wanted.by_run if self._reporter.standing.registered else {}
-        stops = self._stops_of_our_own(awake)
+        stops = self._stops.of_our_own(self._reporter.standing.lease_held, self._looks.stalled, awake)
         actions = reconcile(wanted, list(self._view.processes.values()), self._settings.allocation)
         self._leave_alone(tuple(action.why for action in actions if isinstance(action, NotOurs)))
         for action in [*stops, *actions]:
@@ -448,7 +426,9 @@ class Agent:
         starting = {name.run for name in self._view.announced}
         busy = starting | {way.partition(".")[0] for way in self._view.running_ways()}
         self._hooks.look(wanted, busy, self._shim_stops is not None)
-        self._renew_warm(wanted)
+        versions, running = self._view.here.versions, bool(self._view.running())
+        if due := self._warm.due(wanted, versions, running=running, starting=bool(self._view.announced)):
+            self._in_background(self._warm.renew(*due))
         if not self._looks.stalled:
             self._command(now)
         wants = any(node.trainers for node in self._wanted.by_run.values()) or bool(self._view.mesh)
@@ -463,7 +443,7 @@ class Agent:
     async def _do(self, action: Action, now: float) -> None:
         match action:
             case Stop():
-                await self._stop(action, now)
+                await self._stops.carry_out(action, now)
             case Forget(name):
                 if name in self._reported_exits:
                     await self._shim.ask("forget", name=name)
@@ -473,13 +453,7 @@ class Agent:
                     desired = dataclasses.replace(desired, gate="", gate_node="")
                 if self._view.gates.get(_way(desired)) != (desired.gate, desired.gate_node):
                     await self._forward(desired)
-            case Start(desired) if (
-                not desired.trainer.command
-                and self._warm == "starting"
-                and now - self._warm_since < WARM_PATIENCE_S
-                and (desired.env, desired.code)
-                == self._warm_of  # otherwise it starts cold, and the warm process starts again
-            ):
+            case Start(desired) if self._warm.is_awaited(desired, now):
                 pass  # the next turn tries again
             case Start() if self._seat.holder:
                 pass  # the next turn tries again, once the mesh has ended
@@ -490,49 +464,6 @@ class Agent:
             case StartLighthouse(light):
                 request = launch.lighthouse_request(self._settings, light)
                 self._starts.begin(request["name"], self._spawn(request), now)
-
-    def _renew_warm(self, wanted: Mapping[str, NodeDesired]) -> None:
-        """Has the warm process begin again with the code of the next start here, once that lies here, and build that start
-        ahead while this node is a spare."""
-        versions = self._view.here.versions
-        runs = {run for run, each in wanted.items() if each.trainers}
-        spare = not runs and any(each.standby is not None for each in wanted.values())
-        of, ahead = self._warm_of, self._ahead if spare else None  # until the code of its start lies here
-        lies = [each for each in wanted.values() if each.code is not None and each.code.version in versions]
-        here = [*lies, *(each for each in wanted.values() if each.code is None and each.standby is not None)]
-        node = max(here, key=lambda each: len(each.trainers), default=None)
-        if node is not None and not any(trainer.trainer.command for trainer in node.trainers):
-            # a record without a start says nothing of its environment
-            start = node.trainers[0] if node.trainers else node.standby
-            of, ahead = (start.env if start is not None else of[0], node.code), node.standby if spare else None
-        if self._ahead is not None and self._ahead.run in runs:
-            self._ahead, self._ahead_holds = None, False  # a start comes, which uses what was built
-        idle = not (runs or self._view.running())
-        old = idle and not self._ahead_holds  # no start came after all, or an agent before this one has asked for it
-        if ((of, ahead) != (self._warm_of, self._ahead) or old) and not self._view.announced:
-            in_what = of if of != self._warm_of or ahead is not None else None
-            self._warm_of, self._ahead, self._ahead_holds = of, ahead, True
-            self._in_background(self._warm_up(in_what, ahead))
-
-    async def _warm_up(self, of: tuple[EnvSpec, CodeVersion | None] | None, ahead: TrainerDesired | None) -> None:
-        """`of`: the environment and code in which the warm process must be; None: those that it has."""
-        try:
-            if of is not None:
-                env, code = of
-                around = await self._files.done(
-                    lambda: surroundings.fields(env, self._settings.node, self._codes.tree(code))
-                )
-                await self._shim.ask("warm", **around)
-            start = "" if ahead is None else encode(launch.ahead(self._settings, ahead)).decode()
-            if ahead == self._ahead:  # else a start has come meanwhile, or another one is to be built
-                await self._shim.ask("ahead", launch=start)
-        except (
-            ShimRefused,
-            ShimLost,
-            StartFailed,
-            OSError,
-        ) as error:  # an older shim refuses it: the next start is cold
-            log.info("the warm process is not renewed: %s", error)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -553,55 +484,11 @@ class Agent:
     def _hang_limits(self) -> dict[str, HangSpec]:
         return {_way(trainer): _limits(trainer) for node in self._wanted.by_run.values() for trainer in node.trainers}
 
-    def _stops_of_our_own(self, awake: float) -> list[Stop]:
-        """Returns the agent's own stops: frozen gates, and trainers that neither etcd nor a gate reaches."""
-        frozen = [
-            Stop(name, f"the gate is frozen: it has not touched its file for {still_s:.1f} s", at_once=True)
-            for name, still_s in self._frozen.look(
-                self._view.still_gates(awake, not self._looks.stalled), awake
-            ).items()
-        ]
-        ways = self._view.running_ways()
-        lost = self._cut_off.look(ways, self._reporter.standing.lease_held, self._view.reaches, awake)
-        return [
-            *frozen,
-            *(Stop(name, cut.why, cut_off_s=cut.limit_s) for way, cut in lost.items() for name in ways[way]),
-        ]
-
-    async def _stop(self, stop: Stop, now: float) -> None:
-        parsed = parse(stop.name)
-        assert parsed is not None
-        sent = self._terms.get(stop.name)
-        grace_s = self._graces.get(parsed.run, PolicySpec().term_grace_s)
-        if stop.name in self._killed:
-            return
-        beyond_term = self._view.beyond_term(stop.name)
-        if stop.at_once or beyond_term:
-            why = f"{stop.why}; {beyond_term}" if beyond_term else stop.why
-            log.warning("killing %s: %s", stop.name, why, extra=about(stop.name))
-            await self._kill(stop, why)
-        elif sent is None:
-            self._terms[stop.name] = now
-            log.info("ending %s: %s", stop.name, stop.why, extra=about(stop.name))
-            await self._signal(stop, signal.SIGTERM, stop.why)
-        elif now - sent >= grace_s:
-            log.warning("%s did not end within its grace after TERM: killing it", stop.name, extra=about(stop.name))
-            await self._kill(stop, f"it did not end within {grace_s:g} s of TERM: {stop.why}")
-
-    async def _kill(self, stop: Stop, why: str) -> None:
-        self._killed.add(stop.name)
-        await self._signal(stop, signal.SIGKILL, why)
-
-    async def _signal(self, stop: Stop, number: int, why: str) -> None:
-        reach("agent.before_signal")
-        await self._shim.ask("signal", name=stop.name, signal=int(number), why=why, cut_off_s=stop.cut_off_s)
-
     def _drop(self, name: str) -> None:
         self._view.drop(name)
         self._exporter.dropped(name)
-        for table in (self._terms, self._commands):
-            table.pop(name, None)
-        self._killed.discard(name)
+        self._stops.drop(name)
+        self._commands.pop(name, None)
         self._reported_exits.discard(name)
         self._early_exits.pop(name, None)
 
@@ -633,7 +520,8 @@ class Agent:
                 begun = await self._hooks.begin(desired, lambda: self._wanted.has(desired))
                 if begun is None or (begun[1] and not await self._may_begin(desired)):
                     return
-                around, self._warm_of = begun[0], (desired.env, desired.code)
+                around = begun[0]
+                self._warm.begins(desired)
                 port = await self._forward(desired)
                 await self._files.done(partial(launch.write_launches, self._settings, desired, f"127.0.0.1:{port}"))
             except StartFailed as failed:
@@ -708,12 +596,12 @@ class Agent:
             *self._not_ours,
         )
         facts = (*self._known_facts, *self._looks.facts(now))
-        telling = (self._warm, problems, facts, standing.lease_held, standing.store_up)
+        telling = (self._warm.state, problems, facts, standing.lease_held, standing.store_up)
         if telling == self._last_health[0] and now - self._last_health[1] < HEALTH_S:
             return
         self._last_health = (telling, now)
         own, free = self._settings, self._view.disk_free_bytes
-        current: Health = machine.read(own.node, own.node_folder, free, self._warm, problems, facts)
+        current: Health = machine.read(own.node, own.node_folder, free, self._warm.state, problems, facts)
         self._reporter.health(current)
         self._exporter.node(self._view, current, standing)
 
