@@ -157,9 +157,9 @@ def knock(places: Iterable[tuple[str, int]], within_s: float) -> dict[tuple[str,
         asking = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET, socket.SOCK_STREAM)
         asking.setblocking(False)
         asked[asking.fileno()] = asking, place
-        if asking.connect_ex(place) == errno.ECONNREFUSED:
+        if (said := asking.connect_ex(place)) == errno.ECONNREFUSED:
             found[place] = False
-        else:
+        elif said in (0, errno.EINPROGRESS):
             poll.register(asking, select.POLLOUT)
     try:
         while len(found) < len(asked) and (left_s := until - time.monotonic()) > 0:

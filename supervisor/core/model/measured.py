@@ -18,7 +18,7 @@ class Measured:
     longest_step_s: float = 0.0
     """Longest of the same steps."""
     collective_s: float = 0.0
-    """Longest time of a rank inside a collective of a step that it committed; seen ten times a second."""
+    """Longest time of a rank inside a collective of a step that it committed; seen five times a second."""
     apart_s: float = 0.0
     """Longest checkpoint or heal."""
     pause_s: float = 0.0

@@ -135,7 +135,7 @@ def test_a_node_that_is_proved_dead_is_replaced_long_before_its_lease_lapses(emp
     eventually(lambda: w.status(record).spares, 30, "the spare is there")
     at, node = time.time(), w.status(record).groups[1].node
     w.kill_node(node)
-    eventually(lambda: _recovered(w, record, 1), lease_s / 2, "the group trains on the spare")
+    eventually(lambda: _recovered(w, record, 1), lease_s / 6, "the group trains on the spare")
     (incident,) = w.incidents(record)
     assert (incident.kind, incident.rung, incident.node) == (Kind.NODE_LOST, Rung.REPLACE, node)
     assert Code.PROVED_DEAD in [reason.code for reason in incident.evidence]
