@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from math import copysign, isnan
@@ -25,6 +25,8 @@ LARGEST, LARGEST_FLOAT = 2**63 - 1, 5e10
 """As seconds, a date that calendars have (years 385 to 3554). A loss spike beyond it is shown as this."""
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+_FREE = re.compile(r"float \| None|bool|Literal\[[^]]*\]")
+"""Types of fields that are not bounded: what is decoded into the latter two has a bound already."""
 
 
 def bounded(record: T, size: int) -> T:
@@ -57,9 +59,22 @@ def _bounded(value: Any, most: int, items: int) -> Any:
 
 
 def _fields_bounded(value: Any, most: int, items: int) -> Any:
+    names, read = _fields(cast(Hashable, type(value)))
     changed = {}
-    for name in _names(cast(Hashable, type(value))):
-        old = getattr(value, name)
+    for name, old in zip(names, read(value), strict=True):
+        # almost all of a leader's values: a call for each would cost more than to decode the record
+        kind = type(old)
+        if kind is str:
+            if len(old) <= most and old.isascii():
+                continue
+        elif kind is int:
+            if -LARGEST <= old <= LARGEST:
+                continue
+        elif kind is float:
+            if -LARGEST_FLOAT <= old <= LARGEST_FLOAT:
+                continue
+        elif kind is bool or not old:
+            continue
         new = _bounded(old, most, items)
         if new is not old and new != old:
             changed[name] = new
@@ -67,5 +82,9 @@ def _fields_bounded(value: Any, most: int, items: int) -> Any:
 
 
 @cache
-def _names(kind: Hashable) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(cast(Any, kind)) if field.type != "float | None")
+def _fields(kind: Hashable) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Returns the names of the fields that are bounded, and what reads them all of a record."""
+    names = tuple(field.name for field in fields(cast(Any, kind)) if not _FREE.fullmatch(str(field.type)))
+    if len(names) > 1:
+        return names, operator.attrgetter(*names)
+    return names, lambda value: tuple(getattr(value, name) for name in names)
