@@ -243,6 +243,7 @@ def test_a_knock_tells_closed_open_and_no_answer_apart() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         open_, closed = ("127.0.0.1", server.getsockname()[1]), ("127.0.0.1", free_port())
         assert knock([open_, closed], 10.0) == {open_: True, closed: False}
+    assert knock([("255.255.255.255", 9)], 0.1) == {}, "no route leads there"
     with ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):  # no one accepts, so the next ones get no answer
