@@ -6,6 +6,7 @@ Shared by TorchTitan's trainer and a script of the user's own (everstep_trainer)
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
@@ -90,6 +91,10 @@ class Quorum:
         manager.wait_quorum = self._waiting(manager.wait_quorum)
         manager.should_commit = self._committing(manager.should_commit)
         torchft_names.wrap_waits(self._waiting_for_peers)
+        import torch.distributed as dist
+
+        work: Any = dist.Work
+        work.wait = self._waiting_for_ranks(work.wait)
         self._heals = Heals(rank.report)
         self._heals.count()
         torchft_names.wrap_transfers(
@@ -201,14 +206,22 @@ class Quorum:
 
     def _waiting_for_peers(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         def wait_for_peers(work: Any, *args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                with self._activity.during("collective"):
-                    return wait(work, *args, **kwargs)
-            finally:
-                self._seconds.waited_s += time.perf_counter() - began
+            with self._activity.during("collective"), self._seconds.for_peers():
+                return wait(work, *args, **kwargs)
 
         return wait_for_peers
+
+    def _waiting_for_ranks(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """Counts the waits for the ranks of this group, so that the one for which the others wait stands out. Those on
+        processors alone: a GPU waits beside this thread."""
+
+        def wait_for_ranks(work: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return wait(work, *args, **kwargs)
+            with self._seconds.for_peers():
+                return wait(work, *args, **kwargs)
+
+        return wait_for_ranks
 
     def _on_quorum(self) -> None:
         self.id = torchft_names.quorum_id(self._manager)

@@ -21,7 +21,7 @@ class Seconds:
         self._parts: dict[str, float] = {}
         self._waits: list[Interval] = []
         self._transfers: list[Interval] = []
-        self._depth = 0
+        self._depth, self._open = 0, 0
         self.waited_s = 0.0
         """Seconds of the attempt in collectives, waiting for peers: neither computing nor a part of its own."""
         self.begin()
@@ -36,9 +36,11 @@ class Seconds:
     def part(self, name: str) -> Iterator[None]:
         """Counts this block, less the parts inside it. For the main thread, or one that it waits for."""
         before, start = sum(self._parts.values()), time.perf_counter()
+        self._open += 1
         try:
             yield
         finally:
+            self._open -= 1
             inside = sum(self._parts.values()) - before
             self._parts[name] += time.perf_counter() - start - inside
 
@@ -54,6 +56,18 @@ class Seconds:
             self._depth -= 1
             if self._depth == 0:
                 self._waits.append((start, time.perf_counter()))
+
+    @contextmanager
+    def for_peers(self) -> Iterator[None]:
+        """Counts the main thread's wait for peers in a collective, unless it is inside another one or a part."""
+        start, counts = time.perf_counter(), self._open == 0
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if counts:
+                self.waited_s += time.perf_counter() - start
 
     def transfer(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps a call that moves heal state, for any thread."""

@@ -75,6 +75,9 @@ LOST = (Code.LEASE_LAPSED, Code.LAPSED_UNHEARD, Code.PROVED_DEAD)
 STALLS_AT_MOST_S = 2 * (TORCHFT.heartbeat_timeout_ms + TORCHFT.join_timeout_ms) / 1000
 """Longest time without a step of a group that is not hurt: the lost one falls silent, and those left join without it."""
 
+NAMED_WITHIN_S = 240.0
+"""Seconds until a slow rank is named: its node's agent has medians of 64 steps."""
+
 
 def spec(name: str, w: World) -> RunSpec:
     """Returns a run of the small debug model."""
@@ -324,6 +327,21 @@ def test_a_stopped_rank(run: Run, rank: int) -> None:
     hangs_s = 2 * run.record.spec.policy.hang.at_least_s
     (incident,) = run.goes_through(lambda: os.kill(run.rank(1, rank), signal.SIGSTOP), (1,), unseen_s=hangs_s)
     assert (incident.kind, incident.rank, incident.node) == (Kind.HANG, rank, node)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_slow_rank_is_named(run: Run, rank: int) -> None:
+    """It stands still for most of the time, too briefly to count as stopped: the other ranks of its group wait for it
+    inside their steps, and the other group too."""
+    run.together()
+    node, pid = run.nodes(1)[rank // RANKS], run.rank(1, rank)
+    named, until = f"group 1 is slow: rank {rank} on node {node} ", time.monotonic() + NAMED_WITHIN_S
+    while not any(sentence.startswith(named) for sentence in run.w.status(run.record).waiting):
+        assert time.monotonic() < until, run.w.status(run.record).waiting
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.7)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.3)
 
 
 @pytest.mark.parametrize("seat", [0, 1])

@@ -73,9 +73,9 @@ def stragglers(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunS
 
 
 def _waited_for(group: GroupMemory, slowest: RankView, observed: Observed, spec: RunSpec) -> RankView | None:
-    """Returns the rank for which the others of its group wait. None: those on several nodes take alike. Their waits for
-    each other's shards count as computing, so only a rank that takes longer than all on the other nodes is known, or
-    one whose data does."""
+    """Returns the rank for which the others of its group wait. None: those on several nodes take alike. On GPUs their
+    waits for each other's shards count as computing, so only a rank that takes longer than all on the other nodes is
+    known, or one whose data does."""
     if group.size == 1:
         return slowest
     ranks, slots = _timed(group, observed), spec.groups.slots

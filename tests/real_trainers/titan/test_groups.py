@@ -16,6 +16,7 @@ from fault_injection.testbed.waiting import eventually
 from supervisor.core.goodput.causes import Cause, of_lines
 from supervisor.core.model.spec import DataSpec, TorchFTSpec
 from supervisor.wire.records import PEERS_GONE
+from tests.real_trainers.titan import hanging
 from tests.real_trainers.titan.groups import Groups, Rank, assert_equal_digests
 from tests.real_trainers.titan.recipes import REFUSES, SENDS_S, TOLD
 from titan_actor import heals
@@ -339,6 +340,16 @@ def listening_addresses(pid: int) -> set[str]:
                 if columns[3] == "0A" and columns[9] in inodes:
                     found.add(f"{family} {columns[1].partition(':')[0]}")
     return found
+
+
+def test_of_the_ranks_of_a_group_the_one_for_which_the_others_wait_stands_out(groups: Groups) -> None:
+    """Each waits for the other's shards inside its step, which is no computing of its own."""
+    waits, slow = groups.start_group(0, 2, groups=1, recipe="tests.real_trainers.titan.hanging:small")
+    hanging.want(groups.run_dir, 0, 1, "paced", rank=1)
+    slow.reached(6, commits=4)
+    newest = [rank.progress for rank in (waits, slow) if rank.progress]
+    assert newest[0].step_s > hanging.PACE_S / 2
+    assert newest[1].compute_s > 2 * newest[0].compute_s > 0
 
 
 def test_listens_at_the_nodes_address_alone(groups: Groups) -> None:

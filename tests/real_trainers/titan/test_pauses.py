@@ -254,3 +254,18 @@ def test_once_a_checkpoint_is_written_no_rank_says_any_more_that_one_failed(trai
     mark = CheckpointMark(step=6, path="step-6", group=0, generation=1)
     trainer._on_checkpoint(mark, "", time.time())
     assert told == ({"error": "", "checkpoint": mark} if rank == 0 else {"error": ""})
+
+
+# --- waits for the group's other ranks ---
+
+
+def test_a_wait_in_a_collective_counts_once_and_not_in_a_part() -> None:
+    seconds, began = Seconds(), time.perf_counter()
+    with seconds.for_peers(), seconds.for_peers():
+        time.sleep(0.02)
+    once = seconds.waited_s
+    assert 0.02 <= once <= time.perf_counter() - began
+    with seconds.part("commit"), seconds.for_peers():
+        time.sleep(0.01)
+    assert seconds.waited_s == once
+    assert seconds.total()["commit"] >= 0.01
