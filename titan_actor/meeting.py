@@ -22,8 +22,8 @@ from titan_actor import torchft_names
 FIRST_PAUSE_S, LOOK_S = 0.002, 0.1
 """Seconds between two looks at which peers are missing (all of a quorum usually come within milliseconds), and for a
 host's answer."""
-STORE_PAUSE_S = 0.01
-"""Seconds between two tries to reach the store of this rank's own group."""
+STORE_PAUSE_S = 0.02
+"""Most seconds between two looks whether the store of this rank's own group listens."""
 CONNECTS_S = 1.0
 """Seconds for one try to connect to a store that listens."""
 STRANGERS_S = 3.0
@@ -128,11 +128,12 @@ class Meeting:
 
 def await_store(host: str, port: int, timeout_s: float) -> None:
     """Waits until a group's store listens: once refused, torch's client pauses for half a second. Raises TimeoutError."""
-    began, place = time.monotonic(), (host, port)
+    began, place, pause_s = time.monotonic(), (host, port), FIRST_PAUSE_S
     while not knock([place], LOOK_S).get(place):
         if time.monotonic() - began > timeout_s:
             raise TimeoutError(f"rank 0 of this group did not serve its store at {host}:{port} for {timeout_s:g} s")
-        time.sleep(STORE_PAUSE_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, STORE_PAUSE_S)
 
 
 def _judge(store: Any, verdict: bytes) -> bytes:

@@ -72,7 +72,7 @@ class Report:
             failed_commits=now.failed_commits + (not committed),
             loss=now.loss if loss is None else loss,
             step_s=took_s,
-            compute_s=max(0.0, took_s - sum(parts.values()) - spent.waited_s),
+            compute_s=max(0.0, took_s - sum(parts.values()) - spent.take_waited()),
             data_s=parts["data"],
             healed=now.healed or healed,
             **more,

@@ -22,15 +22,13 @@ class Seconds:
         self._waits: list[Interval] = []
         self._transfers: list[Interval] = []
         self._depth, self._open = 0, 0
-        self.waited_s = 0.0
-        """Seconds of the attempt in collectives, waiting for peers: neither computing nor a part of its own."""
+        self._waited_s = 0.0
         self.begin()
 
     def begin(self) -> None:
         """Forgets the last attempt."""
         self._parts = {"data": 0.0, "quorum": 0.0, "commit": 0.0, "heal": 0.0, "compile": 0.0}
         self._waits, self._transfers = [], []
-        self.waited_s = 0.0
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -67,7 +65,13 @@ class Seconds:
         finally:
             self._open -= 1
             if counts:
-                self.waited_s += time.perf_counter() - start
+                self._waited_s += time.perf_counter() - start
+
+    def take_waited(self) -> float:
+        """Returns the seconds since the last call that were waits for peers: neither computing nor a part of its own.
+        Those between two attempts belong to the second one, as its duration has them."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited
 
     def transfer(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps a call that moves heal state, for any thread."""

@@ -74,7 +74,7 @@ def reconcile(
     """
     known = [(name, record) for record in processes if (name := parse(record.name)) is not None]
     stops = {
-        stop.name: stop for stop in [*_drained(desired, known), *_unwanted(desired, known), *_orphaned_ranks(known)]
+        stop.name: stop for stop in [*_drained(desired, known), *_orphaned_ranks(known), *_unwanted(desired, known)]
     }
     return [
         *stops.values(),
@@ -103,8 +103,8 @@ def _unwanted(desired: Mapping[str, NodeDesired], known: _Known) -> Iterator[Sto
         if wanted is None:
             yield Stop(record.name, "it must not run on this node")
         elif wanted > name.generation:
-            # it may be inside a collective with a lost rank, where no signal is handled; its step cannot be committed any
-            # more, and the ranks on all other nodes of its group wait until it is gone
+            # it may be inside a collective with a lost rank, where no signal is handled; its step is lost with its
+            # generation, and the ranks on all other nodes of its group wait until it is gone
             at_once = _is_on_several(desired[name.run], name)
             yield Stop(record.name, f"generation {wanted} replaces it", at_once)
         elif isinstance(name, LighthouseName) and _is_to_close(desired[name.run], name):

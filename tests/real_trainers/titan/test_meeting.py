@@ -18,7 +18,7 @@ from supervisor.core.model.spec import TorchFTSpec
 from supervisor.wire.address import free_port
 from tests.real_trainers.titan.groups import Groups
 from titan_actor import address, meeting, torchft_names
-from titan_actor.meeting import HERE, LOOK_S, STORE_PAUSE_S, STRANGERS_S, VERDICT, Meeting, await_store, knock
+from titan_actor.meeting import HERE, LOOK_S, STRANGERS_S, VERDICT, Meeting, await_store, knock
 
 TIMEOUT_S = 60.0
 AT_ONCE_S = TIMEOUT_S / 4
@@ -257,7 +257,7 @@ def test_a_rank_that_comes_before_its_groups_store_is_there_as_soon_as_that_list
     port = free_port()
     with ThreadPoolExecutor(1) as pool:
         listens = pool.submit(await_store, "127.0.0.1", port, AT_ONCE_S)
-        assert not wait([listens], timeout=10 * STORE_PAUSE_S).done
+        assert not wait([listens], timeout=LOOK_S).done
         store = address.serve_store("127.0.0.1", port, AT_ONCE_S)
         listens.result(AT_ONCE_S)
         store.set("key", "value")  # which a look that said nothing has not broken

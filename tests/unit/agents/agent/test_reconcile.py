@@ -91,6 +91,9 @@ def test_only_on_several_nodes_the_old_generation_is_killed_at_once() -> None:
     for nodes in (1, 2):
         (stop,) = reconcile(node(trainer(generation=2, nodes=nodes, store="h:1")), [process("toy.0.1.0")])
         assert stop == Stop("toy.0.1.0", "generation 2 replaces it", at_once=nodes > 1)
+    failed = [process("toy.0.1.0", exit_code=1), process("toy.0.1.1")]
+    (stop,) = reconcile(node(trainer(generation=2, nodes=2, world_size=4, store="h:1")), failed)
+    assert stop == Stop("toy.0.1.1", "generation 2 replaces it", at_once=True), "though its neighbour has failed"
 
 
 def test_a_stale_wish_is_ignored() -> None:
