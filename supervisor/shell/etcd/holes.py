@@ -206,4 +206,4 @@ def mend(found: Collection[Hole]) -> str:
     """Returns what a person can do about these holes."""
     if NO_CHECKS in found:
         return "Run `supervisor init-auth` with the certificate of `root`"
-    return f"Use etcd {MENDED} or newer" + ("" if FULL in found else ", or an older one into which the mend was ported")
+    return f"Use etcd {MENDED} or newer"

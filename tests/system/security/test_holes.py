@@ -162,6 +162,15 @@ def test_the_probe_is_right(authed: TlsEtcd, hole: holes.Hole) -> None:
     assert (hole in probed) is (hole in used(authed))
 
 
+def test_where_anyone_may_raise_an_alarm_a_reader_ends_all_roles_by_it(tmp_path: Path) -> None:
+    """Without filling anything."""
+    with authed_etcd(tmp_path) as etcd, as_user(etcd, "reader") as reader:
+        opened = used(etcd)
+        assert not switches_users_off(reader)
+        assert allowed(lambda: alarm(reader, rpc.AlarmRequest.ACTIVATE)) is (holes.ALARM in opened)
+        assert switches_users_off(reader) is ({holes.ALARM, holes.FULL} <= {*opened})
+
+
 @pytest.mark.parametrize("who", ["reader", "supervisor"])
 def test_others_are_told_of_the_same_holes(authed: TlsEtcd, who: str) -> None:
     """All but that of leases, for which one must be able to write something and not everything."""
