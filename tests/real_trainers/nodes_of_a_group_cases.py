@@ -86,7 +86,8 @@ def spec(name: str, w: World) -> RunSpec:
         slurm_spec = SlurmSpec(node_folder=str(w.system), drain_suspects=False)
         allocation = replace(allocation, engine="slurm", slurm=slurm_spec)
     budget = BudgetSpec(restart=30, replace=60, reallocate=60)
-    made = toy_spec(name, GROUPS, start_timeout_s=300.0, budget=budget)
+    # the cases follow each other as no failures do: by the eighth a start would wait a minute
+    made = toy_spec(name, GROUPS, start_timeout_s=300.0, budget=budget, backoff_max_s=1.0)
     titan = TitanSpec(
         recipe="tests.real_trainers.titan.recipes:that_rests_between_steps",
         steps=100_000,
