@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import signal
 import statistics
 import sys
@@ -122,7 +123,10 @@ def main() -> int:
     enough = len(tally.fired) + len(tally.wrong) >= options.rounds
     if not enough:
         print(f"only {len(tally.fired)} of {options.rounds} failpoints were reached")
-    return 0 if enough and not tally.wrong else 1
+    if not enough or tally.wrong:
+        return 1
+    shutil.rmtree(folder)
+    return 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from supervisor.shell.etcd.connection import Connection
 from supervisor.shell.etcd.errors import NOSPACE_MEND, is_denied
 from supervisor.shell.etcd.stubs import rpc
 
-MENDED = "3.6.14 or 3.7.1"
+MENDED = "3.6.14, 3.7.1"
 """The first etcd of each line without the known ways around its roles (`holes.py`), by etcd's advisories."""
 
 USE = f"use {MENDED} or newer; without certificates Debian's etcd-server does too, 3.4.23 or newer"
